@@ -1,0 +1,1 @@
+"""Measurements of `learner` against hand-written loops: `python -m benchmarks.overhead`."""

@@ -1,0 +1,156 @@
+"""One measurement in a process of its own: `python -m benchmarks.child '{"workload": "digits", "variant": "hand"}'`.
+
+It prints one line of JSON: `seconds` (per epoch, over the epochs after the warm ones), `first` (seconds from after the
+imports to the end of the first step), `peak` (MiB, the most memory the process had), `losses` (train and validation
+loss of each epoch) and `device`.
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from benchmarks import loops
+from benchmarks.workloads import RATE, WORKLOADS, Rows, Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What to measure.
+
+    Attributes:
+      variant: "hand", "limit" or "learner".
+      feed: how rows reach the loop by hand (`loops.FEEDS`). For `learner` only "iterable" matters: then it gets a plain
+        iterable of NumPy batches and makes one step per dispatch; else it gets its own loader.
+      epochs, warm: epochs that are measured, and before them those that are not; `None`: the workload's own.
+      first: measure only the time to the first step.
+      further: how many metrics `learner` has besides loss and accuracy.
+      checkpoints: whether `learner` saves as it does by default.
+      rows: use only so many rows of a split; `None`: all.
+    """
+
+    workload: str
+    variant: str
+    feed: str = "gather"
+    epochs: int | None = None
+    warm: int | None = None
+    first: bool = False
+    further: int = 0
+    checkpoints: bool = True
+    rows: int | None = None
+
+
+class Clock:
+    """Notes when the first step and when each epoch ended."""
+
+    def __init__(self) -> None:
+        self.begin = time.time()  # the clock of the journal, too
+        self.first: float | None = None
+        self.epochs: list[float] = []
+
+    def mark(self, what: str) -> None:
+        """The first "step", or an "epoch", ended now."""
+        if what == "epoch":
+            self.epochs.append(time.time())
+        elif self.first is None:
+            self.first = time.time()
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Runs one case in this process."""
+    work = workload_of(case)
+    if case.variant == "learner":
+        import learner  # noqa: F401  # so that `first` counts nobody's imports
+    clock, epochs = Clock(), work.warm + work.epochs
+    if case.variant == "hand":
+        losses = loops.hand(work, case.feed, epochs, clock.mark)
+    elif case.variant == "limit":
+        losses = loops.limit(work, epochs, (work.warm - 1, epochs - 1).__contains__, clock.mark)
+    else:
+        losses = train_with_learner(work, case, epochs, clock)
+    window = clock.epochs[-1 if case.variant == "limit" else -work.epochs :]
+    return {
+        "seconds": None if case.first else (clock.epochs[-1] - clock.epochs[-1 - len(window)]) / work.epochs,
+        "first": None if clock.first is None else clock.first - clock.begin,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "losses": losses,
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def workload_of(case: Case) -> Workload:
+    """The workload with what the case says instead of its own epochs and rows."""
+    work = WORKLOADS[case.workload]
+    changes = {k: v for k in ("epochs", "warm") if (v := getattr(case, k)) is not None}
+
+    def data() -> tuple[Rows, Rows]:
+        train, valid = ({k: v[: case.rows] for k, v in rows.items()} for rows in work.data())
+        return train, valid
+
+    return dataclasses.replace(work, data=data, **changes)
+
+
+def train_with_learner(work: Workload, case: Case, epochs: int, clock: Clock) -> loops.Losses:
+    """The same training as a user writes it: loss and accuracy on both splits, files, plain lines (into nothing)."""
+    from learner import ClassificationOutput, LearnerBuilder, SequenceOutput
+    from learner.data import DataLoaderBuilder
+    from learner.metrics import Accuracy, Loss
+    from learner.renderers import PlainRenderer
+
+    train_rows, valid_rows = work.data()
+    output = SequenceOutput if train_rows["y"].ndim == 2 else ClassificationOutput
+
+    def step(model: Any, batch: Rows) -> Any:
+        return output.from_logits(model(batch["x"]), batch["y"])
+
+    train: Any = DataLoaderBuilder().batch_size(work.batch).shuffle(seed=0).build(train_rows)
+    valid: Any = DataLoaderBuilder().batch_size(work.valid_batch).build(valid_rows)
+    if case.feed == "iterable":
+        train, valid = loops.Shuffled(train_rows, work.batch), loops.Batches(valid_rows, work.valid_batch)
+    with tempfile.TemporaryDirectory() as directory, open(os.devnull, "w") as nothing:
+        builder = LearnerBuilder(directory + "/run").renderer(PlainRenderer(stream=nothing))
+        builder.metrics(Accuracy(), Loss(), *(_further(Accuracy, i) for i in range(case.further)))
+        if not case.checkpoints:
+            builder.with_file_checkpointer(None)
+        if case.feed == "iterable":
+            builder.steps_per_dispatch(1)
+        if case.first:
+            builder.num_steps(1).metric_loggers(_first_step(clock))
+        else:
+            builder.num_epochs(epochs)
+        builder.build(work.model(nnx.Rngs(0)), optax.adamw, RATE, train_step=step, valid_step=step).fit(train, valid)
+        journal = [json.loads(line) for line in Path(directory, "run", "journal.jsonl").read_text().splitlines()]
+    ends = [line for line in journal if line["event"] == "epoch"]
+    clock.epochs = [line["time"] for line in ends]
+    return [(line["values"]["train/Loss"], line["values"]["valid/Loss"]) for line in ends]
+
+
+def _further(base: type, number: int) -> Any:
+    """One more metric that costs what accuracy costs."""
+    metric = base()
+    metric.name = f"Accuracy {number}"
+    return metric
+
+
+def _first_step(clock: Clock) -> Any:
+    from learner.events import Event, Listener, StepsEnded
+
+    class FirstStep(Listener):
+        def on_event(self, event: Event) -> None:
+            if isinstance(event, StepsEnded):
+                clock.mark("step")
+
+    return FirstStep()
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))

@@ -1,0 +1,199 @@
+"""The opponents: the best loop written by hand, and the limit of what any loop can reach.
+
+Both use one pure step on flat leaves, so that they make the same numbers; they differ in what one call does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import lax
+
+from benchmarks.workloads import RATE, Rows, Workload
+
+Leaves = list[jax.Array]
+Losses = list[tuple[float, float]]  # train and validation loss of each epoch
+Feed = Callable[[int], Iterable[tuple[Any, ...]]]  # epoch -> the arguments of each step
+Mark = Callable[[str], None]  # "step" after the first step, "epoch" after each epoch that was waited for
+
+
+def order_of(rows: int, epoch: int) -> np.ndarray:
+    """A permutation of the rows, int32 `[rows]`, a function of the epoch."""
+    return np.random.default_rng((0, epoch)).permutation(rows).astype(np.int32)
+
+
+class Task:
+    """The pure functions of a workload on the flat leaves of (params, optimizer state)."""
+
+    def __init__(self, workload: Workload):
+        self.graph, params = nnx.split(workload.model(nnx.Rngs(0)))
+        self.optimizer = optax.adamw(RATE)
+        params = nnx.as_pure(params)
+        leaves, self.tree = jax.tree.flatten((params, self.optimizer.init(params)))
+        # AdamW's two moments start as one buffer of zeros each; a donated buffer may be there only once.
+        self.leaves: Leaves = [jnp.array(leaf, copy=True) for leaf in leaves]
+        self.params = len(jax.tree.leaves(params))
+
+    def forward(self, params: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The mean loss, and the sums `[loss, correct, labels]`."""
+        logits = nnx.merge(self.graph, params)(x)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        correct = (logits.argmax(-1) == y).sum().astype(jnp.float32)
+        return loss, jnp.stack([loss * y.size, correct, jnp.float32(y.size)])
+
+    def train(self, leaves: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array) -> tuple[Leaves, jax.Array]:
+        """One optimizer step."""
+        params, opt_state = self.tree.unflatten(leaves)
+        (_, more), grads = jax.value_and_grad(self.forward, has_aux=True)(params, x, y)
+        updates, opt_state = self.optimizer.update(grads, opt_state, params)
+        return jax.tree.leaves((optax.apply_updates(params, updates), opt_state)), sums + more
+
+    def valid(self, params: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        """One batch of validation; `params` are the first leaves."""
+        nothing = [None] * (self.tree.num_leaves - self.params)
+        return sums + self.forward(self.tree.unflatten([*params, *nothing])[0], x, y)[1]
+
+
+def batches(rows: Rows, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """All batches in order, the last one maybe smaller; slices, so nothing is copied."""
+    return [(rows["x"][i : i + size], rows["y"][i : i + size]) for i in range(0, len(rows["y"]), size)]
+
+
+class Shuffled:
+    """A plain Python iterable of NumPy batches, in another order in each epoch."""
+
+    def __init__(self, rows: Rows, size: int):
+        self.rows, self.size, self.epoch = rows, size, 0
+
+    def __iter__(self) -> Iterator[Rows]:
+        order = order_of(len(self.rows["y"]), self.epoch)
+        self.epoch += 1
+        for i in range(0, len(order), self.size):
+            yield {k: v[order[i : i + self.size]] for k, v in self.rows.items()}
+
+
+class Batches:
+    """A plain Python iterable of NumPy batches, in the order of the rows."""
+
+    def __init__(self, rows: Rows, size: int):
+        self.rows, self.size = rows, size
+
+    def __iter__(self) -> Iterator[Rows]:
+        return ({"x": x, "y": y} for x, y in batches(self.rows, self.size))
+
+
+def feed_gather(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
+    """The rows are on the device; a step gets its row numbers from NumPy and gathers inside."""
+    data = jax.device_put((rows["x"], rows["y"]))
+
+    def step(leaves: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array, index: jax.Array) -> tuple[Leaves, jax.Array]:
+        return task.train(leaves, sums, x[index], y[index])
+
+    def feed(epoch: int) -> Iterable[tuple[Any, ...]]:
+        order = order_of(len(rows["y"]), epoch)
+        return ((*data, order[i : i + size]) for i in range(0, len(order), size))
+
+    return step, feed
+
+
+def feed_slice(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
+    """The rows are on the device; one call shuffles them for the epoch, and a step slices its batch."""
+    data, count = jax.device_put((rows["x"], rows["y"])), len(rows["y"])
+    shuffle = jax.jit(lambda x, y, order: (x[order], y[order]))
+    starts = jax.device_put([np.int32(i) for i in range(0, count - count % size, size)])  # placed once, for all epochs
+
+    def step(leaves: Leaves, sums: jax.Array, x: jax.Array, y: jax.Array, start: Any) -> tuple[Leaves, jax.Array]:
+        if start is None:  # the last batch of the epoch, a second compilation
+            return task.train(leaves, sums, x[-(count % size) :], y[-(count % size) :])
+        return task.train(leaves, sums, *(lax.dynamic_slice_in_dim(v, start, size) for v in (x, y)))
+
+    def feed(epoch: int) -> Iterable[tuple[Any, ...]]:
+        shuffled = shuffle(*data, order_of(count, epoch))
+        return ((*shuffled, start) for start in ([*starts, None] if count % size else starts))
+
+    return step, feed
+
+
+def feed_numpy(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
+    """The rows stay with NumPy, which shuffles them once for an epoch; a step gets slices."""
+
+    def feed(epoch: int) -> Iterable[tuple[Any, ...]]:
+        order = order_of(len(rows["y"]), epoch)
+        return batches({k: v[order] for k, v in rows.items()}, size)
+
+    return task.train, feed
+
+
+def feed_iterable(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any], Feed]:
+    """A plain Python iterable of NumPy batches, passed to the step as they come."""
+    loader = Shuffled(rows, size)
+    return task.train, lambda _: ((batch["x"], batch["y"]) for batch in loader)
+
+
+FEEDS = {"gather": feed_gather, "slice": feed_slice, "numpy": feed_numpy, "iterable": feed_iterable}
+
+
+def hand(workload: Workload, feed: str, epochs: int, mark: Mark) -> Losses:
+    """One call per step and per validation batch, sums on the device, one wait per epoch."""
+    train_rows, valid_rows = workload.data()
+    task = Task(workload)
+    step, feeder = FEEDS[feed](task, train_rows, workload.batch)
+    train, valid = jax.jit(step, donate_argnums=0), jax.jit(task.valid)
+    valid_batches = jax.device_put(batches(valid_rows, workload.valid_batch))
+    leaves, zeros, losses = task.leaves, jax.device_put(np.zeros(3, np.float32)), []
+    for epoch in range(epochs):
+        train_sums, valid_sums, steps = zeros, zeros, iter(feeder(epoch))
+        if epoch == 0:
+            leaves, train_sums = train(leaves, train_sums, *next(steps))
+            train_sums.block_until_ready()
+            mark("step")
+        for arguments in steps:
+            leaves, train_sums = train(leaves, train_sums, *arguments)
+        params = leaves[: task.params]
+        for x, y in valid_batches:
+            valid_sums = valid(params, valid_sums, x, y)
+        losses.append(_means(jax.device_get((train_sums, valid_sums))))
+        mark("epoch")
+    return losses
+
+
+def limit(workload: Workload, epochs: int, wait: Callable[[int], bool], mark: Mark) -> Losses:
+    """One `scan` per epoch for training and one for validation; waits only after the epochs that `wait` names."""
+    (train_rows, valid_rows), task = workload.data(), Task(workload)
+    zeros = jnp.zeros(3)
+
+    def train(leaves: Leaves, data: tuple[jax.Array, ...], order: jax.Array) -> tuple[Leaves, jax.Array]:
+        shuffled = tuple(v[order] for v in data)  # at once: gathering row by row in the loop is slower from some MB on
+        return _over(lambda carry, *batch: task.train(*carry, *batch), (leaves, zeros), shuffled, workload.batch)
+
+    def valid(params: Leaves, data: tuple[jax.Array, ...]) -> jax.Array:
+        return _over(lambda sums, *batch: task.valid(params, sums, *batch), zeros, data, workload.valid_batch)
+
+    train_jit, valid_jit = jax.jit(train, donate_argnums=0), jax.jit(valid)
+    train_data, valid_data = (jax.device_put((rows["x"], rows["y"])) for rows in (train_rows, valid_rows))
+    leaves, sums = task.leaves, []
+    for epoch in range(epochs):
+        leaves, train_sums = train_jit(leaves, train_data, order_of(len(train_rows["y"]), epoch))
+        sums.append((train_sums, valid_jit(leaves[: task.params], valid_data)))
+        if wait(epoch):
+            jax.block_until_ready(sums[-1])
+            mark("epoch")
+    return [_means(s) for s in jax.device_get(sums)]
+
+
+def _over(f: Callable[..., Any], carry: Any, data: tuple[jax.Array, ...], size: int) -> Any:
+    """`carry = f(carry, *batch)` over all batches of `data`: a scan over the full ones, then the smaller one."""
+    full = len(data[0]) // size
+    stacked = tuple(v[: full * size].reshape(full, size, *v.shape[1:]) for v in data)
+    carry, _ = lax.scan(lambda c, batch: (f(c, *batch), None), carry, stacked)
+    return carry if full * size == len(data[0]) else f(carry, *(v[full * size :] for v in data))
+
+
+def _means(sums: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+    """Train and validation loss from the sums of both."""
+    train, valid = (float(s[0] / s[2]) for s in sums)
+    return train, valid

@@ -1,0 +1,148 @@
+"""What is trained in the benchmarks: models, rows in memory, and how long to measure.
+
+Every workload is a `flax.nnx` model trained with AdamW in float32. A row is an entry of `x` and the same entry of `y`;
+a model maps a batch of `x` to logits `[..., classes]` for the integer labels `y` `[...]`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+Rows = dict[str, np.ndarray]  # "x" and "y", with a common leading axis
+
+RATE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model, its data and the length of a measurement.
+
+    Attributes:
+      model: makes the model from its random streams.
+      data: makes the rows of the two splits, `(train, valid)`.
+      batch, valid_batch: rows per batch; the last batch may be smaller.
+      epochs: epochs to measure, so that they take a second or more on two cores.
+      warm: epochs before them, which are not counted.
+      small: the host's work shows, so that the further measurements are made.
+      limit: whether a loop inside the program is measured. On CPU, XLA runs the gradient of a convolution many times
+        slower there.
+    """
+
+    name: str
+    model: Callable[[nnx.Rngs], nnx.Module]
+    data: Callable[[], tuple[Rows, Rows]]
+    batch: int
+    valid_batch: int
+    epochs: int
+    warm: int
+    small: bool = False
+    limit: bool = True
+
+
+class MLP(nnx.Module):
+    """64-128-128-10: a step takes about 100 µs, so the host's work shows."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in [(64, 128), (128, 128), (128, 10)]])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers[:-1]:
+            x = nnx.relu(layer(x))
+        return self.layers[-1](x)
+
+
+class CNN(nnx.Module):
+    """Two convolutions and two dense layers on 28 by 28 images."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.conv1 = nnx.Conv(1, 16, (3, 3), rngs=rngs)
+        self.conv2 = nnx.Conv(16, 32, (3, 3), rngs=rngs)
+        self.dense = nnx.Linear(7 * 7 * 32, 128, rngs=rngs)
+        self.head = nnx.Linear(128, 10, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.avg_pool(nnx.relu(self.conv1(x)), (2, 2), (2, 2))
+        x = nnx.avg_pool(nnx.relu(self.conv2(x)), (2, 2), (2, 2))
+        return self.head(nnx.relu(self.dense(x.reshape(x.shape[0], -1))))
+
+
+class Block(nnx.Module):
+    """Causal self-attention and a dense layer of four times the width, each added to its normalised input."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(4, width, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        x = x + self.attention(self.norm1(x), mask=mask)
+        return x + self.down(nnx.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nnx.Module):
+    """A character model: 4 blocks of width 128 over 128 tokens of 96 kinds."""
+
+    def __init__(self, rngs: nnx.Rngs, width: int = 128, blocks: int = 4, length: int = 128, kinds: int = 96):
+        self.tokens, self.places = nnx.Embed(kinds, width, rngs=rngs), nnx.Embed(length, width, rngs=rngs)
+        self.blocks = nnx.List([Block(width, rngs) for _ in range(blocks)])
+        self.norm, self.head = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, kinds, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        mask = nnx.make_causal_mask(x)
+        x = self.tokens(x) + self.places(jnp.arange(x.shape[1]))[None]
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.norm(x))
+
+
+def digits(repeat: int = 1) -> tuple[Rows, Rows]:
+    """scikit-learn's digits: 1437 rows to train on and 360 to validate on, each `repeat` times."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    rows = {"x": (x[order] / 16).astype(np.float32), "y": y[order].astype(np.int32)}
+    train, valid = _rows(rows, slice(1437)), _rows(rows, slice(1437, None))
+    return _repeated(train, repeat), _repeated(valid, repeat)
+
+
+def images(train: int = 6400, valid: int = 1024) -> tuple[Rows, Rows]:
+    """Random images 28 by 28, each brighter in a place that depends on its label."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, train + valid, np.int32)
+    x = rng.random((train + valid, 28, 28, 1), np.float32)
+    x[np.arange(len(y)), 2 * y + 4, 14] += 3
+    rows = {"x": x, "y": y}
+    return _rows(rows, slice(train)), _rows(rows, slice(train, None))
+
+
+def characters(train: int = 128, valid: int = 32, length: int = 128) -> tuple[Rows, Rows]:
+    """Windows of source text from the standard library: `x` the characters, `y` the ones that follow them."""
+    text = np.frombuffer(Path(dataclasses.__file__).read_bytes(), np.uint8)
+    text = np.where((text >= 32) & (text < 127), text - 31, 0).astype(np.int32)[: (train + valid) * length + 1]
+    rows = {"x": text[:-1].reshape(-1, length), "y": text[1:].reshape(-1, length)}
+    return _rows(rows, slice(train)), _rows(rows, slice(train, None))
+
+
+def _repeated(rows: Rows, times: int) -> Rows:
+    return {k: np.concatenate([v] * times) for k, v in rows.items()}
+
+
+def _rows(rows: Rows, part: slice) -> Rows:
+    return {k: v[part] for k, v in rows.items()}
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("digits", MLP, digits, 32, 256, epochs=400, warm=20, small=True),
+        Workload("digits-20k", MLP, lambda: digits(repeat=14), 32, 256, epochs=20, warm=2, small=True),
+        Workload("cnn", CNN, images, 128, 128, epochs=4, warm=1, limit=False),
+        Workload("transformer", Transformer, characters, 16, 16, epochs=4, warm=1),
+    )
+}

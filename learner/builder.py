@@ -1,0 +1,420 @@
+"""The builder: options in, a learner out."""
+
+import copy
+import functools
+import logging
+import math
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from flax import nnx
+
+from learner.check import nonfinite_leaves
+from learner.checkpoint.options import CheckpointOptions
+from learner.directory import problem_with
+from learner.errors import LearnerError, one_error
+from learner.events import Listener
+from learner.fit import Learner
+from learner.loggers.files import file_name
+from learner.metrics import Loss
+from learner.metrics.base import MetricBase
+from learner.options import Options
+from learner.schedules import ReduceOnPlateau
+from learner.steps.measure import Measure
+from learner.steps.model import Linen, family_of
+from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule
+from learner.steps.step import Step, step_fn
+from learner.stopping import Interrupter, MetricEarlyStopping
+from learner.strategies import choose_devices
+
+
+class LearnerBuilder:
+    """Configures a run. Every method checks its arguments at once and returns the builder.
+
+    Args:
+      directory: where the run leaves its logs and checkpoints.
+      overwrite: replace a run that is there.
+
+    >>> import tempfile, jax.numpy as jnp, optax
+    >>> from learner import RegressionOutput
+    >>> def train_step(model, batch):
+    ...     return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+    >>> learner = (
+    ...     LearnerBuilder(tempfile.mkdtemp() + "/line")
+    ...     .num_epochs(200)
+    ...     .renderer(None)
+    ...     .build({"w": jnp.zeros((1, 1))}, optax.sgd, 0.1, train_step=train_step)
+    ... )
+    >>> x = jnp.array([[1.0], [2.0]])
+    >>> result = learner.fit([{"x": x, "y": 3 * x}])
+    >>> print(result.model["w"].round(3))
+    [[3.]]
+    """
+
+    def __init__(self, directory: str | Path, overwrite: bool = False):
+        if not isinstance(directory, str | Path) or not str(directory):
+            raise LearnerError(f"the directory is {directory!r}; it needs a path, such as 'runs/digits'")
+        self._options = Options(Path(directory), overwrite=bool(overwrite))
+        self._num_epochs_set = False
+
+    # -- metrics, logs, what people see --------------------------------------------------------------------------------
+
+    def metrics(self, *metrics: MetricBase) -> Self:
+        """Metrics of both splits, in training as in validation. `Loss` is always there."""
+        for metric in metrics:
+            if "train" in _metric(metric).splits:
+                self.metric_train(metric)
+            if "valid" in metric.splits:
+                self.metric_valid(metric)
+        return self
+
+    def metric_train(self, metric: MetricBase) -> Self:
+        """A metric of the train split."""
+        return self._add(metric, "train", plotted=_metric(metric).numeric)
+
+    def metric_valid(self, metric: MetricBase) -> Self:
+        """A metric of the validation splits."""
+        return self._add(metric, "valid", plotted=_metric(metric).numeric)
+
+    def metric_train_numeric(self, metric: MetricBase) -> Self:
+        """A metric of the train split that is plotted; one that gives no number is refused."""
+        return self._add(_numeric(metric), "train", plotted=True)
+
+    def metric_valid_numeric(self, metric: MetricBase) -> Self:
+        """A metric of the validation splits that is plotted; one that gives no number is refused."""
+        return self._add(_numeric(metric), "valid", plotted=True)
+
+    def _add(self, metric: MetricBase, kind: str, plotted: bool) -> Self:
+        metrics = self._options.train_metrics if kind == "train" else self._options.valid_metrics
+        if kind not in metric.splits:
+            raise LearnerError(
+                f"the metric {metric.name} has no meaning in the {kind} split, only in {', '.join(metric.splits)}"
+            )
+        if any(m.name == metric.name for m in metrics):
+            raise LearnerError(
+                f"there are two metrics named {metric.name!r} in the {kind} split; give each a name of its own"
+            )
+        file_name(metric.name)
+        metrics.append(metric)
+        if plotted:
+            self._options.plotted.add((kind, metric.name))
+        return self
+
+    def metric_loggers(self, *loggers: Listener) -> Self:
+        """Further loggers; the run's own files are always written."""
+        for logger in loggers:
+            if not isinstance(logger, Listener):
+                raise LearnerError(
+                    f"a metric logger is {logger!r}; it needs a learner.events.Listener, such as MemoryLogger()"
+                )
+        self._options.loggers += loggers
+        return self
+
+    def renderer(self, renderer: Listener | None) -> Self:
+        """How a person sees the run; `None`: silent. Default: rich on a terminal, plain lines elsewhere."""
+        if renderer is not None and not isinstance(renderer, Listener):
+            raise LearnerError(f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None")
+        self._options.renderer = renderer
+        return self
+
+    def application_logger(self, logger: logging.Logger | bool | None) -> Self:
+        """The run's own log: `True` (default): `experiment.log`; a `logging.Logger`; or `None`: nowhere."""
+        if not (logger is None or logger is True or isinstance(logger, logging.Logger)):
+            raise LearnerError(f"the application logger is {logger!r}; it needs True, None or a logging.Logger")
+        self._options.application_logger = logger
+        return self
+
+    def summary(self, show: bool = True) -> Self:
+        """Prints the summary at the end: the best value and epoch of each metric, and where the artifacts are."""
+        self._options.show_summary = bool(show)
+        return self
+
+    # -- length and steps ----------------------------------------------------------------------------------------------
+
+    def num_epochs(self, n: int) -> Self:
+        """How many times to go through the training data (default: 1)."""
+        self._options.num_epochs = _whole("num_epochs", n, 1)
+        return self
+
+    def num_steps(self, n: int) -> Self:
+        """How many optimizer steps to make, over as many epochs as that takes."""
+        self._options.num_steps = _whole("num_steps", n, 1)
+        return self
+
+    def valid_every(self, steps: int) -> Self:
+        """Also validates inside epochs, after every so many optimizer steps."""
+        self._options.valid_every = _whole("valid_every", steps, 1)
+        return self
+
+    def grads_accumulation(self, n: int) -> Self:
+        """How many micro-batches make one optimizer step (default: 1), weighted by `output.weight`."""
+        self._options.accumulate = _whole("grads_accumulation", n, 1)
+        return self
+
+    def steps_per_dispatch(self, k: int) -> Self:
+        """At most how many optimizer steps the device is handed at once, in one compiled loop. It changes no bit of the
+        result.
+
+        Default: as many as fit into 64 MiB, at most 32; on a CPU, programs with a convolution run step by step without
+          a loop.
+        """
+        self._options.steps_per_dispatch = _whole("steps_per_dispatch", k, 1)
+        return self
+
+    def with_batch_size(self, n: int) -> Self:
+        """The batch size for datasets that are passed where a loader is expected; the training data is then
+        shuffled.
+        """
+        self._options.batch_size = _whole("with_batch_size", n, 1)
+        return self
+
+    def seed(self, n: int) -> Self:
+        """The run's root random key (default: 0): dropout, orders of datasets, initialisation from config files."""
+        self._options.seed = _whole("seed", n, 0)
+        return self
+
+    def devices(self, devices: int | str | Sequence[Any]) -> Self:
+        """Where it runs: `1`, or a list with one `jax.Device`. Default: JAX's first device."""
+        self._options.devices = choose_devices(devices)
+        return self
+
+    def compilation_cache(self, directory: str | Path) -> Self:
+        """Keeps compiled programs in a directory. On GPU and TPU they are kept in one of the user's by default."""
+        self._options.compilation_cache = str(directory)
+        return self
+
+    # -- checkpoints, stopping, hooks ----------------------------------------------------------------------------------
+
+    def with_file_checkpointer(
+        self,
+        keep_last: int | None = 2,
+        keep_best: int = 1,
+        keep_every: int | None = None,
+        monitor: str | None = None,
+        mode: str | None = None,
+        every_epochs: int = 1,
+        directory: str | None = None,
+    ) -> Self:
+        """Saves at epoch ends, and keeps the newest, the best, and some for good. `with_file_checkpointer(None)` turns
+        saving off.
+
+        Without it a run saves at its end, and at the first epoch end after each minute, keeping the last and the best.
+
+        Args:
+          keep_last: how many of the newest are kept.
+          keep_best: how many of the best by `monitor` are kept besides.
+          keep_every: every how many epochs one is kept for good.
+          monitor: a metric by key; default: `valid/Loss`, or `train/Loss` where there is no validation.
+          mode: `"min"` or `"max"`; default: the metric's own direction.
+          every_epochs: a save at the end of every so many epochs.
+          directory: any path that Orbax takes; default: `checkpoint/` in the run's directory.
+        """
+        if keep_last is None:
+            self._options.checkpoints = None
+        else:
+            place = None if directory is None else str(directory)
+            self._options.checkpoints = CheckpointOptions(
+                keep_last, keep_best, keep_every, monitor, mode, every_epochs, None, place
+            )
+        return self
+
+    def checkpoint(self, epoch: int | str | None = None, step: int | None = None) -> Self:
+        """Starts from the end of an epoch or step of the run in the directory (`"best"` and `"latest"` are epochs too).
+
+        What is newer than it moves to `superseded/`.
+        """
+        if (epoch is None) == (step is None):
+            raise LearnerError("checkpoint needs either epoch= or step=")
+        if epoch is not None and epoch not in ("best", "latest"):
+            _whole("checkpoint(epoch=)", epoch, 1)
+        if step is not None:
+            _whole("checkpoint(step=)", step, 0)
+        self._options.start = {"step": step} if epoch is None else {"epoch": epoch}
+        return self
+
+    def resume(self) -> Self:
+        """Starts from the newest checkpoint of the run in the directory, or afresh where there is none."""
+        self._options.start = {"resume": True}
+        return self
+
+    def early_stopping(self, stopping: MetricEarlyStopping) -> Self:
+        """Stops when a metric no longer improves; may be called for several."""
+        if not isinstance(stopping, MetricEarlyStopping):
+            raise LearnerError(
+                f"early_stopping got {stopping!r}; it needs MetricEarlyStopping('valid/Loss', patience=5)"
+            )
+        self._options.early_stopping.append(copy.deepcopy(stopping))
+        return self
+
+    def interrupter(self, interrupter: Interrupter) -> Self:
+        """Lets other code stop the run: `Interrupter.stop(reason)` from any thread."""
+        if not isinstance(interrupter, Interrupter):
+            raise LearnerError(f"interrupter got {interrupter!r}; it needs an Interrupter()")
+        self._options.interrupter = interrupter
+        return self
+
+    def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
+        """Calls `fn(info, model)` after every epoch and its validation, with the model in eval mode.
+
+        `info` has `epoch`, `step` and `values`. Numbers that it returns, `{"name": number}`, are logged as the split
+        `custom`.
+        """
+        self._options.on_epoch_end.append(_hook("on_epoch_end", fn))
+        return self
+
+    def every(self, steps: int, fn: Callable[..., Any]) -> Self:
+        """Calls `fn(info, model)` after every so many optimizer steps; see `on_epoch_end`."""
+        self._options.every.append((_whole("every(steps=)", steps, 1), _hook("every", fn)))
+        return self
+
+    def _config_text(self, text: str) -> Self:
+        """The config file that the run was started from; it is written into its directory."""
+        self._options.config_text = text
+        return self
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        model: Any,
+        optimizer: Any,
+        lr: Any,
+        train: Any = None,
+        valid: Any = None,
+        *,
+        train_step: Callable[..., Any] | None = None,
+        valid_step: Callable[..., Any] | None = None,
+        update: Callable[..., Any] | None = None,
+        trainable: Any = None,
+    ) -> Learner:
+        """Checks everything, and reports all that is wrong in one error.
+
+        Args:
+          model: an `nnx.Module`, `Linen(module, variables)`, an Equinox module, any pytree of arrays, or a function
+            without arguments that makes one. It is copied.
+          optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
+            `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`.
+          lr: a float, an optax schedule (a function of the optimizer step), or `ReduceOnPlateau(...)`.
+          train: training data, if not given to `fit`.
+          valid: validation data, if not given to `fit`.
+          train_step: `(model, batch)` or `(model, batch, rng)` to an output; default: the model's method of that name.
+          valid_step: the same for validation.
+          update: replaces the whole update: `(state, batch, lr, rng) -> (state, output)`, where `model` is the first
+            state.
+          trainable: what is differentiated, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
+        """
+        options = self._options
+        problems = [p for p in [problem_with(options.directory)] if p]
+        schedule, scale, plateau, wrong = _rate(lr)
+        problems += wrong
+        family = train_fn = valid_fn = None
+        try:
+            if _makes_model(model):
+                model = model()
+            family = family_of(model, trainable)
+            train_fn = None if update is not None else step_fn(model, "train_step", train_step)
+            valid_fn = step_fn(model, "valid_step", valid_step)
+            problems += _wrong_values(family)
+            if train_fn is None and valid_fn is None and update is None:
+                problems.append(
+                    f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, batch), or pass "
+                    "build(..., train_step=fn) with fn(model, batch)"
+                )
+        except LearnerError as error:
+            problems.append(str(error))
+        if update is not None:
+            problems += _wrong_update(update, optimizer, train_step, options.accumulate)
+        elif family is not None:
+            problems += check_optimizer(optimizer, family.params, options.accumulate)
+        if problems or family is None:
+            raise one_error(problems, "this learner cannot be built")
+        for kind in ("train", "valid"):
+            if not any(m.name == "Loss" for m in options.metrics_of(kind)):
+                self._add(Loss(), kind, plotted=True)
+        options = copy.copy(options)
+        options.early_stopping = copy.deepcopy(options.early_stopping)
+        if options.num_epochs is None and options.num_steps is None:
+            options.num_epochs = 1
+        measures = Measure.of(options.train_metrics), Measure.of(options.valid_metrics)
+        step = Step(
+            family, None if update else optimizer, schedule, train_fn, update, valid_fn, *measures, options.accumulate
+        )
+        return Learner(options, step, scale, copy.deepcopy(plateau), train, valid)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise LearnerError(f"{name} is {value!r}; it needs a whole number, {least} or more")
+    return value
+
+
+def _hook(name: str, fn: Any) -> Callable[..., Any]:
+    if not callable(fn):
+        raise LearnerError(f"{name} got {fn!r}; it needs a function (info, model)")
+    return fn
+
+
+def _metric(metric: Any) -> MetricBase:
+    if isinstance(metric, type) and issubclass(metric, MetricBase):
+        raise LearnerError(f"the metric {metric.__name__} is a class; pass an instance, {metric.__name__}()")
+    if not isinstance(metric, MetricBase):
+        raise LearnerError(f"a metric is {metric!r}; it needs an instance of learner.metrics.Metric")
+    if not metric.name:
+        raise LearnerError(f"the metric {type(metric).__name__} has no name; set the attribute `name`")
+    return metric
+
+
+def _numeric(metric: Any) -> MetricBase:
+    if not _metric(metric).numeric:
+        raise LearnerError(
+            f"the metric {metric.name} gives a text, not a number; register it with metric_train or metric_valid"
+        )
+    return _metric(metric)
+
+
+def _rate(lr: Any) -> tuple[Callable[[Any], Any] | None, float, ReduceOnPlateau | None, list[str]]:
+    """The schedule, the first scale, the plateau scheduler, and what is wrong."""
+    if isinstance(lr, ReduceOnPlateau):
+        return None, lr.rate, lr, []
+    if is_schedule(lr):
+        return lr, 1.0, None, check_schedule(lr)
+    what = "it needs a float, an optax schedule, or ReduceOnPlateau(...)"
+    if isinstance(lr, bool | str) or lr is None or isinstance(lr, type):
+        return None, 0.0, None, [f"the learning rate is {lr!r}; {what}"]
+    try:
+        rate = float(lr)
+    except (TypeError, ValueError):
+        return None, 0.0, None, [f"the learning rate is {lr!r}; {what}"]
+    wrong = (
+        []
+        if 0 <= rate < math.inf
+        else [f"the learning rate is {rate}; it needs a number that is 0 or more, and finite"]
+    )
+    return None, rate, None, wrong
+
+
+def _makes_model(model: Any) -> bool:
+    if isinstance(model, nnx.Module | Linen):
+        return False
+    return isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
+
+
+def _wrong_values(family: Any) -> list[str]:
+    bad = nonfinite_leaves(family.params)
+    shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
+    return [f"the model's initial parameters have NaN or infinite values in {shown}"] if bad else []
+
+
+def _wrong_update(update: Any, optimizer: Any, train_step: Any, accumulate: int) -> list[str]:
+    problems = []
+    if not callable(update):
+        problems.append(f"update is {update!r}; it needs a function (state, batch, lr, rng) -> (state, output)")
+    if optimizer is not None or train_step is not None:
+        problems.append(
+            "update= replaces the train step and the optimizer; pass None as the optimizer and no train_step"
+        )
+    if accumulate > 1:
+        problems.append("update= makes a whole step of each batch; it cannot be used with grads_accumulation")
+    return problems

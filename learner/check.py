@@ -1,0 +1,186 @@
+"""Looking at a step before anything is compiled: it is traced on the first batch, and every mismatch is a clear
+error.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.base import CollectingMetric, Info, Metric
+from learner.steps.measure import Measure
+from learner.steps.outputs import TrainOutput
+from learner.steps.state import TrainState, named_leaves
+from learner.steps.step import Step, weight_of
+
+PyTree = Any
+
+
+def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
+    """What is wrong with a train step on this batch, and whether it computes its own gradients.
+
+    Args:
+      step: the definition of the run.
+      state: the first state, or its shapes.
+      batch: the first batch, NumPy arrays.
+    """
+    seen: list[Any] = []
+    name = "update=" if step.update is not None else "train_step"
+
+    def once(state: TrainState, batch: PyTree) -> None:
+        key = jax.random.fold_in(state.rng, 0)
+        model = step.family.merge(state.params, state.model_state, key, train=True)
+        if step.update is not None:
+            result = step.update(model, batch, state.lr_scale, key)
+            if not (isinstance(result, tuple) and len(result) == 2):
+                raise LearnerError(f"update= returned {type(result).__name__}; it needs to return (state, output)")
+            seen.append(result[1])
+        else:
+            assert step.train is not None
+            seen.append(step.train(model, batch, key)[0])
+        own = isinstance(seen[-1], TrainOutput)
+        problems.extend(_problems(seen[-1].output if own else seen[-1], step.train_measure, name, batch, values, state))
+
+    problems: list[str] = []
+    values = batch
+    _trace(once, (state, batch), name, batch)
+    return problems, isinstance(seen[-1], TrainOutput)
+
+
+def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> list[str]:
+    """What is wrong with the valid step on the first batch of a split."""
+    problems: list[str] = []
+
+    def once(state: TrainState, traced: PyTree) -> None:
+        output = step.evaluate(state, traced, jnp.int32(0))
+        problems.extend(_problems(output, step.valid_measure, "valid_step", traced, batch, state))
+
+    _trace(once, (state, batch), f"valid_step (on {split})", batch)
+    return problems
+
+
+def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree) -> None:
+    try:
+        jax.eval_shape(once, *arguments)
+    except KeyError as error:
+        key = error.args[0] if error.args else None
+        if isinstance(batch, dict) and key not in batch:
+            raise LearnerError(
+                f"{name} reads batch[{key!r}], which is not there; a batch has {', '.join(map(repr, batch))}"
+            ) from error
+        raise
+
+
+def _problems(output: Any, measure: Measure, name: str, traced: PyTree, batch: PyTree, state: TrainState) -> list[str]:
+    wrong = _wrong_output(output, name)
+    if wrong:
+        return [wrong]
+    return [*_wrong_labels(output, name, traced, batch), *_wrong_metrics(output, measure, name, traced, state)]
+
+
+def _wrong_output(output: Any, name: str) -> str | None:
+    needs = "return an output with a loss, such as ClassificationOutput.from_logits(logits, labels)"
+    if output is None:
+        return f"{name} returned nothing (None); {needs}"
+    if not hasattr(output, "loss"):
+        what = (
+            f"an array of shape {list(output.shape)}"
+            if hasattr(output, "shape")
+            else f"{type(output).__name__}{_fields_text(output)}"
+        )
+        return f"{name} returned {what}, which has no field 'loss'; {needs}"
+    if jax.tree_util.all_leaves([output]):
+        return (
+            f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the dataclass with "
+            "@jax.tree_util.register_dataclass"
+        )
+    shape, dtype = jnp.shape(output.loss), jnp.result_type(output.loss)
+    if shape != ():
+        return f"the loss of {name} has shape {list(shape)}; it needs one number, the mean over the batch"
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return f"the loss of {name} has dtype {dtype}; it needs a floating-point number"
+    weight = getattr(output, "weight", None)
+    if weight is not None and jnp.shape(weight) != ():
+        return f"the weight of {name}'s output has shape {list(jnp.shape(weight))}; it needs one number, what the loss is the mean over"
+    return None
+
+
+def _fields_text(output: Any) -> str:
+    fields = _fields(output)
+    return f" with {', '.join(fields)}" if fields else ""
+
+
+def _fields(output: Any) -> list[str]:
+    if dataclasses.is_dataclass(output):
+        return [f.name for f in dataclasses.fields(output) if getattr(output, f.name) is not None]
+    return [name for name in getattr(output, "__dict__", getattr(output, "_fields", ())) if not name.startswith("_")]
+
+
+def _wrong_labels(output: Any, name: str, traced: PyTree, batch: PyTree) -> list[str]:
+    """Labels outside of the classes, where the output's targets are a field of the batch as it came."""
+    targets, logits = getattr(output, "targets", None), getattr(output, "logits", None)
+    if (
+        targets is None
+        or logits is None
+        or getattr(output, "mask", None) is not None
+        or logits.ndim != targets.ndim + 1
+    ):
+        return []
+    classes = logits.shape[-1]
+    for path, leaf in named_leaves(traced).items():
+        if leaf is targets:
+            labels = np.asarray(named_leaves(batch)[path])
+            low, high = labels.min(), labels.max()
+            if low < 0 or high >= classes:
+                return [
+                    f"the labels '{path}' go from {low} to {high}, but the logits of {name} have {classes} classes (0 to {classes - 1})"
+                ]
+    return []
+
+
+def _wrong_metrics(output: Any, measure: Measure, name: str, batch: PyTree, state: TrainState) -> list[str]:
+    problems = []
+    info = Info(state.step, jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale, state.lr_scale)
+    for metric in (*measure.metrics, *measure.collecting):
+        missing = [f for f in metric.fields if getattr(output, f, None) is None]
+        if missing:
+            has = ", ".join(_fields(output))
+            problems.append(
+                f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} does not have; it has {has}"
+            )
+            continue
+        try:
+            problems.extend(_tried(metric, output, info))
+        except Exception as error:
+            problems.append(f"the metric {metric.name} cannot be computed from {name}'s output: {error}")
+    return problems
+
+
+def _tried(metric: Metric | CollectingMetric, output: Any, info: Info) -> list[str]:
+    if isinstance(metric, CollectingMetric):
+        metric.collect(output)
+        return []
+    first = jax.tree.map(jnp.asarray, metric.init())
+    state = metric.update(first, None if metric.per_step else output, info)
+    for made, new in (("update", state), ("merge", metric.merge(first, first))):
+        if _types(new) != _types(first):
+            return [
+                f"{made} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; they must be the same"
+            ]
+    value = metric.compute(state)
+    if metric.numeric and jnp.shape(value) != ():
+        return [f"the metric {metric.name} gives {list(jnp.shape(value))} numbers; one that is numeric gives a scalar"]
+    return []
+
+
+def _types(tree: PyTree) -> list[str]:
+    return [f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in jax.tree.leaves(tree)]
+
+
+def nonfinite_leaves(tree: PyTree) -> list[str]:
+    """The paths of leaves with a NaN or an infinity."""
+    inexact = {name: x for name, x in named_leaves(tree).items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    return [name for name, x in inexact.items() if not np.isfinite(np.asarray(x)).all()]

@@ -1,0 +1,95 @@
+"""When checkpoints are made, and which are kept."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from learner.errors import LearnerError
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOptions:
+    """The options of `with_file_checkpointer`.
+
+    Attributes:
+      keep_last: how many of the newest are kept, 1 or more.
+      keep_best: how many of the best by `monitor` are kept besides.
+      keep_every: every how many epochs one is kept for good, or `None`.
+      monitor: a metric by key; `None`: `valid/Loss`, or `train/Loss` where there is no validation.
+      mode: `"min"` or `"max"`; `None`: the metric's own direction.
+      every_epochs: a save at the end of every so many epochs; `None`: at the first epoch end after each
+        `every_seconds`.
+      every_seconds: see `every_epochs`.
+      directory: where they go, any path that Orbax takes; `None`: `checkpoint/` of the run.
+    """
+
+    keep_last: int = 2
+    keep_best: int = 1
+    keep_every: int | None = None
+    monitor: str | None = None
+    mode: str | None = None
+    every_epochs: int | None = 1
+    every_seconds: float | None = None
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("keep_last", 1), ("keep_best", 0), ("keep_every", 1), ("every_epochs", 1)):
+            value = getattr(self, name)
+            optional = value is None and name in ("keep_every", "every_epochs")
+            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise LearnerError(
+                    f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more"
+                )
+        if self.mode not in (None, "min", "max"):
+            raise LearnerError(f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'")
+
+    def due(self, epoch: int, seconds_since: float) -> bool:
+        """Whether to save at the end of an epoch, so long after the last save."""
+        if self.every_epochs is not None:
+            return epoch % self.every_epochs == 0
+        return self.every_seconds is not None and seconds_since >= self.every_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay: the newest, the best, and those of every so many epochs, each for itself.
+
+    A worsening metric never evicts the newest one; NaN is never among the best; of equal ones the earlier is better.
+
+    >>> keep = Retention(last=1, best=1, every=None, higher_is_better=False)
+    >>> keep.kept({10: (1, 0.5), 20: (2, 0.4), 30: (3, 0.9), 40: (4, float("nan"))})
+    {40, 20}
+    """
+
+    last: int
+    best: int
+    every: int | None
+    higher_is_better: bool
+
+    def kept(self, checkpoints: Mapping[int, tuple[int | None, float | None]]) -> set[int]:
+        """The steps that stay, of `{step: (epoch that it ends or None, value of the monitor or None)}`."""
+        steps = sorted(checkpoints)
+        sign = -1.0 if self.higher_is_better else 1.0
+        scored = [
+            (sign * score, step)
+            for step, (_, score) in checkpoints.items()
+            if score is not None and not math.isnan(score)
+        ]
+        best = [step for _, step in sorted(scored)[: self.best]]
+        every = [
+            s for s, (epoch, _) in checkpoints.items() if self.every and epoch is not None and epoch % self.every == 0
+        ]
+        return {*steps[-self.last :], *best, *every}
+
+
+class KeepPolicy:
+    """`Retention` as one of Orbax's preservation policies. It reads the table that the store fills."""
+
+    def __init__(self, retention: Retention, table: Mapping[int, tuple[int | None, float | None]]):
+        self._retention, self._table = retention, table
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Called by Orbax after a save is complete."""
+        kept = self._retention.kept({c.step: self._table.get(c.step, (None, None)) for c in checkpoints})
+        return [c.step in kept for c in checkpoints]

@@ -1,0 +1,50 @@
+"""The thread that saves, so that the loop does not wait for the disk."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learner.checkpoint.items import to_items
+from learner.checkpoint.store import CheckpointStore
+from learner.steps.state import TrainState
+
+
+class Saver:
+    """Writes one checkpoint after another. A second save waits until the first is done."""
+
+    def __init__(self, store: CheckpointStore, done: Callable[[Mapping[str, Any], float], None]):
+        """`done(progress, seconds)` is called from the thread when a checkpoint is complete."""
+        self._store, self._done = store, done
+        self._error: BaseException | None = None
+        self._queue: queue.Queue[tuple[TrainState, dict[str, Any], Mapping[str, Any]] | None] = queue.Queue(1)
+        self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
+        self._thread.start()
+
+    def submit(self, state: TrainState, progress: dict[str, Any], further: Mapping[str, Any]) -> None:
+        """Queues a save. `state` belongs to it: nobody may donate it. `further` has items besides the state's."""
+        self.check()
+        self._queue.put((state, progress, further))
+
+    def check(self) -> None:
+        """Raises what went wrong in the thread, with its own traceback."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Waits until everything is written; raises nothing."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if self._error is not None:
+                continue
+            state, progress, further = job
+            start = time.perf_counter()
+            try:
+                self._store.save(progress["step"], {**to_items(state), **further}, progress)
+                self._done(progress, time.perf_counter() - start)
+            except BaseException as error:
+                self._error = error

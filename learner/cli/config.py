@@ -1,0 +1,228 @@
+"""Runs from a config: what it says, checked; the same in full; and the learner that it describes.
+
+A config names code, which is imported and run: trust it as you trust code.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from learner.cli.importing import exports
+from learner.cli.options import Option, methods, option
+from learner.cli.recipes import Recipe, Seeds, recipe
+from learner.cli.sources import Source, source, sources
+from learner.errors import LearnerError, near, one_error
+
+PARTS = ("directory", "model", "optimizer", "lr", "train", "valid", "train_step", "valid_step", "update", "trainable")
+"""Keys that are arguments of the builder, of `build` and of `fit`; all others are methods of the builder."""
+
+NEEDED = ("directory", "model", "optimizer", "lr", "train")
+
+PROCESS = ("overwrite", "resume", "checkpoint")
+"""Keys about one start of a run, which are never saved with it."""
+
+DEFAULTS = {"seed": 0, "num_epochs": 1, "grads_accumulation": 1}
+
+NAMED = {
+    "optimizer": ["learner.cli.optimizers"],
+    "lr": ["learner.cli.schedules", "learner.schedules"],
+    "dataset": ["learner.data"],
+    "metrics": ["learner.metrics"],
+    "metric_train": ["learner.metrics"],
+    "metric_valid": ["learner.metrics"],
+    "metric_train_numeric": ["learner.metrics"],
+    "metric_valid_numeric": ["learner.metrics"],
+    "metric_loggers": ["learner.loggers"],
+    "renderer": ["learner.renderers"],
+    "early_stopping": ["learner.stopping"],
+    "interrupter": ["learner.stopping"],
+}
+"""Keys that take objects, and the modules whose classes need no import path there."""
+
+CONTEXT = {
+    "directory": "where the run leaves its logs and checkpoints",
+    "overwrite": "true: replace the run that is there",
+    "resume": "true: go on with the newest checkpoint of the run that is there, start afresh where there is none",
+    "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
+    "optimizer": "one of those below, or a function of the learning rate by import path",
+    "lr": "a number, one of the schedules below, ReduceOnPlateau, or a function of the step by import path",
+    "train": "dataset, batch_size, shuffle, num_workers, drop_last, prefetch, batcher; or a loader by import path",
+    "valid": "the same; or a mapping of several by name",
+    "train_step": "a function (model, batch) or (model, batch, rng) by import path; default: the model's method",
+    "valid_step": "the same for validation",
+    "update": "a function (state, batch, lr, rng) by import path that replaces the whole update",
+    "trainable": "what is differentiated, by import path: a function (path, array), or an nnx filter",
+}
+"""The keys that are not only a method of the builder, for people."""
+
+
+def names_for(key: str) -> dict[str, str]:
+    """Short names that an object at `key` may have, with their import paths.
+
+    >>> names_for("optimizer")["AdamW"]
+    'learner.cli.optimizers.AdamW'
+    """
+    return exports(*NAMED[key]) if key in NAMED else {}
+
+
+class Problems:
+    """Mistakes that are told together."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keeps the `LearnerError` that is raised inside for later."""
+        try:
+            yield
+        except LearnerError as error:
+            self._found.append(str(error))
+
+    def raise_all(self) -> None:
+        """Raises one `LearnerError` of all that was noted."""
+        if self._found:
+            raise one_error(self._found, "this config cannot be used")
+
+
+class Config:
+    """What a config says.
+
+    Args:
+      content: of the file, with what the command line changes in it.
+      builder: the class that has the options; default: `learner.LearnerBuilder`.
+
+    Raises:
+      LearnerError: unknown keys, missing ones, things that cannot be imported, arguments that do not fit.
+    """
+
+    def __init__(self, content: Mapping[str, Any], builder: type | None = None) -> None:
+        self._builder = builder or _learner_builder()
+        self._content = {**content, **_defaults(content)}
+        self._problems = Problems()
+        self._recipes: dict[str, Recipe] = {}
+        self._sources: dict[str, Source | dict[str, Source]] = {}
+        self._options: list[Option] = []
+        self._check_keys()
+        seed = self._content["seed"]
+        self._seed: int = seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
+        self._read_parts()
+        self._read_options()
+        self._problems.raise_all()
+
+    def _check_keys(self) -> None:
+        known = [*PARTS, "overwrite", *methods(self._builder)]
+        for key in self._content:
+            with self._problems.noted():
+                if key not in known:
+                    raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
+        for key in NEEDED:
+            with self._problems.noted():
+                if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
+                    raise LearnerError(f"{key} is missing: give it in the config, or as --{key}=...")
+
+    def _read_parts(self) -> None:
+        said = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
+        with self._problems.noted():
+            if "model" in said:
+                self._recipes["model"] = recipe(said["model"], "model", model=True)
+        with self._problems.noted():
+            if "optimizer" in said:
+                names = names_for("optimizer")
+                self._recipes["optimizer"] = recipe(said["optimizer"], "optimizer", names, alone=True, partial=True)
+        with self._problems.noted():
+            if isinstance(said.get("lr"), str | Mapping):
+                self._recipes["lr"] = recipe(said["lr"], "lr", names_for("lr"), alone=True)
+            elif "lr" in said and not _is_number(said["lr"]):
+                raise LearnerError(f"lr is {said['lr']!r}: it needs a number or a schedule")
+        for key in ("train_step", "valid_step", "update", "trainable"):
+            with self._problems.noted():
+                if key in said:
+                    self._recipes[key] = recipe(said[key], key, alone=True, partial=True)
+        for key, read in (("train", source), ("valid", sources)):
+            with self._problems.noted():
+                if key in said:
+                    self._sources[key] = read(said[key], key, self._seed)
+
+    def _read_options(self) -> None:
+        for name in methods(self._builder):
+            with self._problems.noted():
+                if name in self._content:
+                    names = names_for(name) or None
+                    self._options.append(option(self._builder, name, self._content[name], name, names))
+
+    @property
+    def directory(self) -> str:
+        """The run directory."""
+        return os.path.expanduser(str(self._content["directory"]))
+
+    def text(self) -> str:
+        """The config in full as YAML, without what is about one start of the run."""
+        parts: dict[str, Any] = {key: self._content[key] for key in ("directory", "lr")}
+        parts |= {key: each.config() for key, each in self._recipes.items()}
+        parts |= {key: _of_each(each, Source.config) for key, each in self._sources.items()}
+        parts |= {each.name: each.value for each in self._options if each.name not in PROCESS}
+        said = {key: parts[key] for key in self._content if key in parts}
+        return yaml.safe_dump(said, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+
+    def unset(self) -> list[str]:
+        """The keys that the config leaves out."""
+        said = {"directory", "lr", *self._recipes, *self._sources, *(each.name for each in self._options)}
+        return [key for key in (*PARTS, *methods(self._builder)) if key not in said and key not in PROCESS]
+
+    def data(self, split: str) -> Any:
+        """The loader of `train` or `valid`, a dict of loaders, or `None`."""
+        return _of_each(self._sources[split], Source.make) if split in self._sources else None
+
+    def learner(self) -> Any:
+        """The `Learner` that the config describes, with its data.
+
+        Raises:
+          LearnerError: whatever the builder refuses.
+        """
+        problems = Problems()
+        made: dict[str, Any] = {}
+        with problems.noted():
+            builder = self._builder(self.directory, overwrite=bool(self._content.get("overwrite", False)))
+            for each in self._options:
+                with problems.noted():
+                    each.apply(builder)
+        for key, part in self._recipes.items():
+            with problems.noted():
+                made[key] = self._model() if key == "model" else part.make()
+        for key in self._sources:
+            with problems.noted():
+                made[key] = self.data(key)
+        problems.raise_all()
+        builder._config_text(self.text())
+        return builder.build(**{"lr": self._content["lr"], **made})
+
+    def _model(self) -> Any:
+        """The model; of a class a function that makes it, so that it is initialised where it is needed."""
+        model = self._recipes["model"]
+        if isinstance(model.target, type):
+            return lambda: model.make(Seeds(self._seed))
+        return model.make(Seeds(self._seed))
+
+
+def _learner_builder() -> type:
+    from learner.builder import LearnerBuilder
+
+    return LearnerBuilder
+
+
+def _of_each(found: Source | dict[str, Source], function: Callable[[Source], Any]) -> Any:
+    return {name: function(each) for name, each in found.items()} if isinstance(found, dict) else function(found)
+
+
+def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = {key: value for key, value in DEFAULTS.items() if key not in content}
+    return {key: value for key, value in left_out.items() if key != "num_epochs" or "num_steps" not in content}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

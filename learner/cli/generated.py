@@ -1,0 +1,171 @@
+"""Classes made from functions that a config file cannot fill in as they are.
+
+optax makes optimizers and schedules with functions, and wants the learning rate in the same call as everything else. A
+config fixes everything else and leaves the rate to the program. So each function becomes a small frozen dataclass: its
+fields are the function's parameters as far as YAML can give them, and calling an instance fills in the rest.
+"""
+
+import dataclasses
+import functools
+import inspect
+import operator
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, Union
+
+_WORDS = {
+    "adabelief": "AdaBelief",
+    "adadelta": "AdaDelta",
+    "adafactor": "AdaFactor",
+    "adagrad": "AdaGrad",
+    "adamaxw": "AdamaxW",
+    "adamw": "AdamW",
+    "ademamix": "AdEMAMix",
+    "amsgrad": "AMSGrad",
+    "cocob": "COCOB",
+    "dadapt": "DAdapt",
+    "dog": "DoG",
+    "dowg": "DoWG",
+    "dpsgd": "DPSGD",
+    "galore": "GaLore",
+    "lamb": "LAMB",
+    "lars": "LARS",
+    "lbfgs": "LBFGS",
+    "madgrad": "MADGRAD",
+    "momo": "MoMo",
+    "nadam": "NAdam",
+    "nadamw": "NAdamW",
+    "novograd": "NovoGrad",
+    "onecycle": "OneCycle",
+    "radam": "RAdam",
+    "rmsprop": "RMSProp",
+    "rprop": "RProp",
+    "sgd": "SGD",
+    "sgdr": "SGDR",
+    "sm3": "SM3",
+}
+
+
+def camel_case(name: str) -> str:
+    """A function's name as a class's.
+
+    >>> camel_case("rmsprop"), camel_case("schedule_free_adamw"), camel_case("cosine_decay_schedule")
+    ('RMSProp', 'ScheduleFreeAdamW', 'CosineDecaySchedule')
+    """
+    return "".join(_WORDS.get(word, word.capitalize()) for word in name.split("_"))
+
+
+def yaml_type(annotation: Any, classes: Mapping[Any, type]) -> Any:
+    """The part of a type that a config can give, or `None` where there is none.
+
+    Args:
+      annotation: a parameter's type. Functions, arrays and trees are what a config cannot give.
+      classes: types that are given by one of our own classes instead.
+
+    >>> yaml_type(Union[float, Callable[[int], float], None], {})
+    float | None
+    >>> yaml_type(Sequence[int], {}), yaml_type(Callable[[int], float], {})
+    (list[int], None)
+    """
+    if annotation in (bool, int, float, str, types.NoneType):
+        return annotation
+    if annotation in classes:
+        return classes[annotation]
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return annotation
+    if origin in (Union, types.UnionType):
+        return _union(args)
+    if origin is Callable:
+        return None
+    kept = [a if a is Ellipsis else yaml_type(a, classes) for a in args]
+    if not kept or None in kept or not isinstance(origin, type):
+        return None
+    kind = next(
+        (k for abstract, k in ((tuple, tuple), (Mapping, dict), (Iterable, list)) if issubclass(origin, abstract)), None
+    )
+    return None if kind is None else types.GenericAlias(kind, tuple(kept))
+
+
+def _union(args: Sequence[Any]) -> Any:
+    """A number is a float, even where arrays and functions of the step are allowed. Trees and `Any` are left out."""
+    trees = any(isinstance(inner, typing.ForwardRef) for a in args for inner in typing.get_args(a))
+    kept = [] if trees or Any in args else [kind for kind in (yaml_type(a, {}) for a in args) if kind is not None]
+    if float in kept:
+        kept = [kind for kind in kept if kind not in (bool, int)]
+    return functools.reduce(operator.or_, kept) if set(kept) - {types.NoneType} else None
+
+
+def make_class(
+    function: Callable[..., Any],
+    name: str,
+    base: type,
+    free: Collection[str],
+    classes: Mapping[Any, type],
+    extra: Sequence[tuple[str, Any, Any, str]] = (),
+) -> type:
+    """A frozen dataclass whose fields are the parameters of `function`.
+
+    Args:
+      function: what instances stand for; it becomes the class's `function`.
+      name: the function as people import it (`optax.adamw`), for the docstring.
+      base: the class to derive from.
+      free: parameters that are no fields, because whoever calls the instance gives them.
+      classes: as in `yaml_type`.
+      extra: further fields: name, type, default and description.
+    """
+    fields: list[tuple[str, Any, Any]] = []
+    left_out: list[str] = []
+    parameters = inspect.signature(function).parameters
+    for parameter in parameters.values():
+        if parameter.name in free or (parameter.name == "seed" and "key" in parameters):  # an old name of it
+            continue
+        kind, default = _field(parameter, classes)
+        if kind is None:
+            left_out.append(parameter.name)
+        else:
+            fields.append((parameter.name, kind, dataclasses.field(default=default)))
+    fields += [(field, kind, dataclasses.field(default=default)) for field, kind, default, _ in extra]
+    namespace = {
+        "function": staticmethod(function),
+        "function_name": name,
+        "__doc__": _docstring(function, name, [field for field, *_ in fields], left_out, extra),
+    }
+    made = dataclasses.make_dataclass(
+        camel_case(name.rpartition(".")[2]), fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True
+    )
+    made.__module__ = base.__module__
+    return made
+
+
+def _field(parameter: inspect.Parameter, classes: Mapping[Any, type]) -> tuple[Any, Any]:
+    """A parameter's type (`None`: left out) and default."""
+    default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+    if "dtype" in parameter.name.split("_"):
+        return str | None, getattr(default, "__name__", default)
+    if parameter.name == "key":  # a random key, or the seed of one
+        return int, 0
+    kind = yaml_type(parameter.annotation, classes)
+    if kind is float and type(default) is int:
+        return int | float, default
+    return kind, default
+
+
+def _docstring(
+    function: Callable[..., Any],
+    name: str,
+    fields: Collection[str],
+    left_out: Collection[str],
+    extra: Sequence[tuple[str, Any, Any, str]],
+) -> str:
+    """The function's first line and what it says of each field, in the form that jsonargparse reads."""
+    import docstring_parser
+
+    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+    about = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
+    about |= {field: text for field, _, _, text in extra}
+    lines = [(doc.short_description or name).replace("\n", " "), "", f"This is `{name}`."]
+    if left_out:
+        lines.append(f"A config cannot give {', '.join(left_out)}: write a function for that and name it.")
+    return "\n".join([*lines, "", "Args:", *(f"    {field}: {about.get(field) or 'see optax'}" for field in fields)])

@@ -1,0 +1,108 @@
+"""What the command line says about itself."""
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learner.cli.config import CONTEXT, NAMED, names_for
+from learner.cli.importing import import_path
+from learner.cli.options import methods
+from learner.cli.signatures import signature_parser
+from learner.errors import LearnerError, near
+
+FIT = """\
+usage: learner fit CONFIG [--KEY=VALUE ...]
+
+Trains what a config file describes. Every key can be changed on the command line, also inside of mappings, lists and
+arguments: --num_epochs=3 --model.hidden=64 --metrics.0=Accuracy --optimizer=SGD
+
+  --print_config          print the config in full, as it would be saved with the run, and stop
+  --KEY.help [CLASS]      what KEY can be, or the arguments of CLASS: --optimizer.help AdamW
+  -h, --help              this text
+"""
+
+
+def fit_help() -> str:
+    """The help of `learner fit`: all keys, and optax's optimizers and schedules with their parameters."""
+    from learner.builder import LearnerBuilder
+
+    options = {name: _first_line(method) for name, method in methods(LearnerBuilder).items()}
+    return "\n".join(
+        [
+            FIT,
+            "keys:",
+            *_entries(CONTEXT),
+            "",
+            "keys that are methods of LearnerBuilder:",
+            *_entries({name: text for name, text in options.items() if name not in CONTEXT}),
+            "",
+            "optimizers:",
+            *_signatures("optimizer"),
+            "",
+            "schedules, for lr:",
+            *_signatures("lr"),
+        ]
+    )
+
+
+def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
+    """The help of `--KEY.help CLASS`: what there is, or what a class takes.
+
+    Args:
+      key: of the config.
+      path: the class or function, by import path or short name; empty: all that have a short name.
+      content: of the config, which may name a class.
+
+    Raises:
+      LearnerError: there is no such key or class.
+    """
+    names = names_for(key)
+    if not path and names:
+        return "\n".join([f"{key} can be, or anything of your own by import path:", *_signatures(key)])
+    said = content.get(key)
+    path = path or (said.get("class_path", "") if isinstance(said, Mapping) else said or "")
+    if not isinstance(path, str) or not path:
+        known = [*CONTEXT, *NAMED]
+        raise LearnerError(
+            f"--{key}.help: name a class, --{key}.help CLASS"
+            if key in known
+            else f"there is no {key!r}: {near(key, known)}"
+        )
+    if "." not in path and path not in names:
+        raise LearnerError(f"--{key}.help: there is no {path!r}: {near(path, list(names))}")
+    target = import_path(names.get(path, path), f"--{key}.help")
+    if not callable(target):
+        raise LearnerError(f"--{key}.help: {path} is a {type(target).__name__}, which takes no arguments")
+    parser, _ = signature_parser(target)
+    return f"{path}\n{parser.format_help().strip()}"
+
+
+def _first_line(thing: Callable[..., Any]) -> str:
+    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
+
+
+def _entries(about: Mapping[str, str]) -> list[str]:
+    return [line for name, text in about.items() for line in _wrapped(f"  {name:<24}", text, 26)]
+
+
+def _signatures(key: str) -> list[str]:
+    """`AdamW(b1=0.9, ...)` for each class that needs no import path."""
+    lines = []
+    for name, path in names_for(key).items():
+        parameters = inspect.signature(import_path(path, key)).parameters.values()
+        said = [p.name if p.default is p.empty else f"{p.name}={_default(p.default)}" for p in parameters]
+        lines += _wrapped(f"  {name}(", ", ".join(said) + ")", 6)
+    return lines
+
+
+def _default(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _wrapped(start: str, text: str, indent: int) -> list[str]:
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False) or [
+        start
+    ]

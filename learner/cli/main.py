@@ -1,0 +1,65 @@
+"""The command `learner`."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from learner.cli.importing import current_directory_importable
+from learner.errors import LearnerError, near
+
+COMMANDS = {
+    "fit": ("learner.cli.training", "train what a config file describes"),
+    "resume": ("learner.cli.training", "go on with a run"),
+    "evaluate": ("learner.cli.using", "the metrics of a run's model on its validation data"),
+    "predict": ("learner.cli.using", "what a run's model says about other data"),
+    "summary": ("learner.cli.summary", "what became of a run"),
+}
+
+USAGE = """\
+usage: learner COMMAND ...
+
+  learner fit CONFIG [--KEY=VALUE ...]      {fit}
+  learner resume DIR [--KEY=VALUE ...]      {resume}
+  learner evaluate DIR [--KEY=VALUE ...]    {evaluate}
+  learner predict DIR DATA -o FILE          {predict}
+  learner summary DIR                       {summary}
+
+  learner COMMAND --help                    more about a command
+  learner --version
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+      words: of the command line, without the program's name; default: those of this process.
+
+    Returns:
+      The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C.
+    """
+    try:
+        with current_directory_importable():
+            return _run(list(sys.argv[1:] if words is None else words))
+    except LearnerError as error:
+        print(f"learner: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("learner: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(words: list[str]) -> int:
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command in ("-h", "--help"):
+        print(USAGE.format(**{name: about for name, (_, about) in COMMANDS.items()}), end="")
+        return 0
+    if command == "--version":
+        print("learner", version("learner"))
+        return 0
+    if command not in COMMANDS:
+        raise LearnerError(f"there is no command {command!r}: {near(command, list(COMMANDS))}")
+    module = importlib.import_module(COMMANDS[command][0])
+    code: int = getattr(module, command)(rest)
+    return code

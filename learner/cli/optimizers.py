@@ -1,0 +1,81 @@
+"""optax's optimizers for config files: `AdamW(weight_decay=1e-4)` is a function of the learning rate.
+
+There is a class for every function of `optax` and `optax.contrib` that takes a `learning_rate`, with its other
+parameters. Each also has `clip_norm`, which clips the gradients to a global norm before the optimizer sees them.
+
+    optimizer:
+      class_path: AdamW
+      init_args: {weight_decay: 1.0e-4, clip_norm: 1.0}
+
+In Python, optax itself is as short: `partial(optax.adamw, weight_decay=1e-4)`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ClassVar
+
+import optax
+import optax.contrib
+
+from learner.cli.generated import make_class
+
+
+class Optimizer:
+    """An optax optimizer without its learning rate: calling it with a rate makes the `optax.GradientTransformation`.
+
+    >>> SGD(momentum=0.9)
+    SGD(momentum=0.9, nesterov=False, accumulator_dtype=None, clip_norm=None)
+    >>> transformation = AdamW(weight_decay=1e-4, clip_norm=1.0)(1e-3)
+    >>> sorted(transformation._fields)
+    ['init', 'update']
+    """
+
+    function: ClassVar[Callable[..., Any]]
+    function_name: ClassVar[str]
+
+    def __call__(self, learning_rate: Any) -> Any:
+        """The optimizer at this rate, a float or a traced scalar."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        clip_norm = settings.pop("clip_norm")
+        for name, value in settings.items():
+            if isinstance(value, Optimizer):
+                settings[name] = value(learning_rate)
+        made = self.function(learning_rate=learning_rate, **settings)
+        return made if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), made)
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The module's optimizers: what takes a learning rate, except for the pieces (`scale_by_...`) they are made of."""
+    found = {}
+    for name, value in vars(module).items():
+        if name.startswith(("_", "scale_by_")) or inspect.isclass(value) or not callable(value):
+            continue
+        try:
+            parameters = inspect.signature(value).parameters
+        except ValueError:  # type aliases are callable, but have no signature
+            continue
+        if "learning_rate" in parameters:
+            found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+_CLIP_NORM = ("clip_norm", float | None, None, "Clip the gradients to this global norm first. null: as they are.")
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    made.__name__: made
+    for name, function in sorted((_functions(optax) | _functions(optax.contrib)).items())
+    for made in [
+        make_class(
+            function, name, Optimizer, {"learning_rate"}, {optax.GradientTransformation: Optimizer}, [_CLIP_NORM]
+        )
+    ]
+}
+"""Every class by its name."""
+
+globals().update(OPTIMIZERS)
+
+
+def __getattr__(name: str) -> Any:  # for type checkers; the classes are in `globals()`
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

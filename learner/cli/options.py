@@ -1,0 +1,117 @@
+"""Builders from a config: every public method is a key, and the value is what to call it with.
+
+num_epochs: 10                          # .num_epochs(10)
+summary: true                           # .summary()
+with_file_checkpointer: {keep_last: 3}  # .with_file_checkpointer(keep_last=3)
+metrics: [Accuracy]                     # .metrics(Accuracy())
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learner.cli.recipes import Recipe, mapped, nested, objects, recipe
+from learner.cli.signatures import check
+from learner.errors import LearnerError
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A method and what to call it with.
+
+    Attributes:
+      name: of the method.
+      calls: for each call the positional and the named arguments, as recipes.
+      value: what a config says, in full.
+    """
+
+    name: str
+    calls: tuple[tuple[tuple[Any, ...], Recipe], ...]
+    value: Any
+
+    def apply(self, builder: Any) -> None:
+        """Calls the builder's method."""
+        for positional, named in self.calls:
+            made = mapped(list(positional), Recipe.make)
+            getattr(builder, self.name)(*made, **named.arguments())
+
+
+def methods(builder: type) -> dict[str, Callable[..., Any]]:
+    """The methods of a builder that are options, by name, in the order of the source."""
+    found = {name: method for each in reversed(builder.__mro__) for name, method in vars(each).items()}
+    return {n: m for n, m in found.items() if inspect.isfunction(m) and not n.startswith("_") and n != "build"}
+
+
+def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, str] | None = None) -> Option:
+    """The option `name` of a builder, set to `value`.
+
+    Args:
+      builder: the class.
+      name: of one of its `methods`.
+      value: the arguments by name; or the only one (or the first); a list for as many calls, where the method takes an
+        object; true or false where it takes nothing.
+      key: where it stands in the config, for error messages.
+      names: short names of the objects it takes, if it takes any.
+
+    Raises:
+      LearnerError: the value does not fit.
+
+    >>> from learner.data import DataLoaderBuilder
+    >>> option(DataLoaderBuilder, "batch_size", 32, "train.batch_size").value
+    32
+    >>> option(DataLoaderBuilder, "batch_size", "many", "train.batch_size")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: train.batch_size is 'many': it needs int
+    """
+    method = methods(builder)[name]
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    if not parameters:
+        return _switch(name, value, key)
+    several = isinstance(value, list)
+    if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        given = tuple(_object(v, f"{key}.{i}", names) for i, v in enumerate(value if several else [value]))
+        return Option(name, ((given, Recipe(name, method)),), mapped(list(given), Recipe.config))
+    if several and (names is not None or "fn" in [p.name for p in parameters]):
+        calls = [_named(method, parameters, item, f"{key}.{index}", names) for index, item in enumerate(value)]
+        return Option(name, tuple(((), call) for call, _ in calls), [said for _, said in calls])
+    call, said = _named(method, parameters, value, key, names)
+    return Option(name, (((), call),), said)
+
+
+def _switch(name: str, value: Any, key: str) -> Option:
+    if not isinstance(value, bool):
+        raise LearnerError(f"{key} is {value!r}: it needs true or false")
+    return Option(name, (((), Recipe(name, None)),) if value else (), value)
+
+
+def _named(
+    method: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    value: Any,
+    key: str,
+    names: Mapping[str, str] | None,
+) -> tuple[Recipe, Any]:
+    """A call with arguments by name, and what a config says for it in full."""
+    first = parameters[0].name
+    by_name = isinstance(value, dict) and "class_path" not in value
+    given = dict(value) if by_name else {first: value}
+    for parameter in given:
+        place = f"{key}.{parameter}" if by_name else key
+        if parameter == "fn":
+            given[parameter] = recipe(given[parameter], place, alone=True, partial=True)
+        else:
+            given[parameter] = _object(given[parameter], place, names if parameter == first else None)
+    try:
+        checked = check(method, given, key, key, skip=["self"], objects=objects(given))
+    except LearnerError as error:
+        raise LearnerError(str(error) if by_name else str(error).replace(f"{key}.{first}", key, 1)) from error
+    call = Recipe(key, method, given, checked)
+    said = {**mapped(given, Recipe.config), **checked.defaults}
+    return call, said[first] if len(parameters) == 1 and not by_name else said
+
+
+def _object(value: Any, key: str, names: Mapping[str, str] | None) -> Any:
+    if isinstance(value, str) and names is not None:
+        return recipe(value, key, names)
+    return nested(value, key, names)

@@ -1,0 +1,141 @@
+"""The config file, and what the command line changes in it: `--num_epochs=3 --model.hidden=64`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader
+
+from learner.errors import LearnerError, near
+
+SHORT = {"-h": "--help", "-o": "--output"}
+
+
+@dataclasses.dataclass
+class CommandLine:
+    """The words of a command.
+
+    Attributes:
+      positional: words that are not options.
+      overrides: options `--key=value` or `--key value`, in order, as text.
+      switches: options without a value, and `--KEY.help CLASS` as `("KEY.help", "CLASS")`.
+    """
+
+    positional: list[str]
+    overrides: list[tuple[str, str]]
+    switches: dict[str, str]
+
+
+def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config")) -> CommandLine:
+    """Sorts the words of a command.
+
+    >>> line = split(["a.yaml", "--num_epochs=3", "--model.hidden", "64", "--print_config"])
+    >>> line.positional, line.overrides, line.switches
+    (['a.yaml'], [('num_epochs', '3'), ('model.hidden', '64')], {'print_config': ''})
+    """
+    found = CommandLine([], [], {})
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        key, equals, value = SHORT.get(word, word).removeprefix("--").partition("=")
+        takes_value = bool(rest) and not rest[0].startswith("--")
+        if word.startswith("-") and not word.startswith("--") and word not in SHORT:
+            raise LearnerError(f"there is no option {word}: options are --KEY=VALUE")
+        if not word.startswith("-"):
+            found.positional.append(word)
+        elif key.endswith(".help"):
+            found.switches[key] = value if equals else (rest.pop(0) if takes_value else "")
+        elif key in switches:
+            found.switches[key] = value
+        elif equals or takes_value:
+            found.overrides.append((key, value if equals else rest.pop(0)))
+        else:
+            raise LearnerError(f"--{key} has no value: --{key}=VALUE")
+    return found
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A config file's content.
+
+    Raises:
+      LearnerError: there is no such file, it is not YAML, or not a mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        beside = sorted(str(other) for other in Path(path).parent.glob("*.y*ml"))
+        hint = f": {near(str(path), beside)}" if beside else ""
+        raise LearnerError(f"there is no config file {path}{hint}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise LearnerError(f"the config file {path} cannot be read: {error}") from error
+    try:
+        content = get_loader("yaml")(text)
+    except yaml.YAMLError as error:
+        raise LearnerError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise LearnerError(
+            f"the config file {path} is a {type(content).__name__}; it needs a mapping of options by name"
+        )
+    return content
+
+
+def value_of(text: str) -> Any:
+    """An option's value, read as YAML; what is no YAML is a text.
+
+    >>> value_of("1e-3"), value_of("[64, 10]"), value_of("true"), value_of("a: b: c")
+    (0.001, [64, 10], True, 'a: b: c')
+    """
+    try:
+        return get_loader("yaml")(text) if text else ""
+    except yaml.YAMLError:
+        return text
+
+
+def override(config: dict[str, Any], key: str, value: Any) -> None:
+    """Sets `key` in `config`, in place.
+
+    Dots lead into mappings, into lists by number, and into the arguments of an object: `model.hidden` is short for
+    `model.init_args.hidden`. Another class drops the arguments of the one before.
+
+    >>> config = {"model": {"class_path": "m.MLP", "init_args": {"hidden": 8}}, "metrics": ["Accuracy"]}
+    >>> override(config, "model.hidden", 64)
+    >>> override(config, "metrics.0.ignore", -1)
+    >>> override(config, "with_file_checkpointer.keep_last", 3)
+    >>> config["model"], config["metrics"]
+    ({'class_path': 'm.MLP', 'init_args': {'hidden': 64}}, [{'class_path': 'Accuracy', 'init_args': {'ignore': -1}}])
+    >>> config["with_file_checkpointer"]
+    {'keep_last': 3}
+    """
+    place: Any = config
+    steps = key.split(".")
+    for done, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
+        if isinstance(place, dict) and "class_path" in place and step not in ("class_path", "init_args"):
+            place = place.setdefault("init_args", {})
+        index = _index(place, step, ".".join(steps[:done]))
+        if following is None:
+            if step == "class_path" and place.get(step) != value:
+                place.pop("init_args", None)
+            place[index] = value
+        else:
+            place = _opened(place, index)
+
+
+def _index(place: Any, step: str, key: str) -> str | int:
+    if not isinstance(place, list):
+        return step
+    if not step.isdecimal() or int(step) >= len(place):
+        raise LearnerError(f"--{key}: this is a list of {len(place)}; it needs a number from 0 to {len(place) - 1}")
+    return int(step)
+
+
+def _opened(place: Any, index: Any) -> Any:
+    """What stands at `index`, as something that can be gone into: an import path becomes a mapping with it."""
+    inner = place.get(index) if isinstance(place, dict) else place[index]
+    if isinstance(inner, str):
+        inner = {"class_path": inner}
+    elif not isinstance(inner, dict | list):
+        inner = {}
+    place[index] = inner
+    return inner

@@ -1,0 +1,56 @@
+"""optax's learning-rate schedules for config files, as objects that are functions of the optimizer step.
+
+There is a class for every function of `optax.schedules` that returns a schedule, with the same parameters.
+
+    lr:
+      class_path: WarmupCosineDecaySchedule
+      init_args: {init_value: 0.0, peak_value: 1.0e-3, warmup_steps: 100, decay_steps: 2000}
+
+In Python, optax's own functions are as short.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import optax
+
+from learner.cli.generated import make_class
+
+
+class Schedule:
+    """An optax schedule: calling it with the number of the optimizer step (from 0) gives the rate.
+
+    >>> halved = ExponentialDecay(init_value=0.1, transition_steps=1, decay_rate=0.5)
+    >>> print(f"{halved(0):.3f} {halved(2):.3f}")
+    0.100 0.025
+    """
+
+    function: ClassVar[Callable[..., Any]]
+    function_name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """Makes optax's function at once, so that what it refuses is refused here."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        object.__setattr__(self, "_schedule", self.function(**settings))
+
+    def __call__(self, step: Any) -> Any:
+        """The rate at `step`, an int or a traced int scalar."""
+        schedule: Callable[[Any], Any] = vars(self)["_schedule"]
+        return schedule(step)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    made.__name__: made
+    for name, function in sorted(vars(optax.schedules).items())
+    if inspect.isfunction(function) and inspect.signature(function).return_annotation == optax.Schedule
+    for made in [make_class(function, f"optax.{name}", Schedule, set(), {optax.Schedule: Schedule})]
+}
+"""Every class by its name."""
+
+globals().update(SCHEDULES)
+
+
+def __getattr__(name: str) -> Any:  # for type checkers; the classes are in `globals()`
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

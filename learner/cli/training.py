@@ -1,0 +1,105 @@
+"""`learner fit` and `learner resume`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.cli.config import Config
+from learner.cli.help import fit_help, key_help
+from learner.cli.overrides import CommandLine, override, read_yaml, split, value_of
+from learner.errors import LearnerError
+
+RESUME = """\
+usage: learner resume DIR [--KEY=VALUE ...]
+
+Goes on with the newest checkpoint of the run in DIR, as its config.yaml says; --num_epochs=20 makes it longer.
+The code that config.yaml names is imported and run.
+"""
+
+FROM_PYTHON = """\
+{directory} has no config.yaml: the run was started from Python. There it {does} with
+
+    LearnerBuilder({directory!r}){options}.resume().build(model, optimizer, lr){call}
+
+with the same options, model, optimizer and data as before."""
+
+
+def fit(words: Sequence[str]) -> int:
+    """`learner fit CONFIG [--KEY=VALUE ...]`."""
+    line = split(words)
+    if "help" in line.switches:
+        print(fit_help())
+        return 0
+    if len(line.positional) > 1:
+        raise LearnerError(f"learner fit takes one config file, and got {', '.join(line.positional)}")
+    content = changed(read_yaml(line.positional[0]) if line.positional else {}, line)
+    for switch, path in line.switches.items():
+        if switch.endswith(".help"):
+            print(key_help(switch.removesuffix(".help"), path, content))
+            return 0
+    if not content:
+        raise LearnerError("learner fit needs a config file: learner fit CONFIG (learner fit --help says more)")
+    config = Config(content)
+    if "print_config" in line.switches:
+        print(config.text() + f"# Not set: {', '.join(config.unset())}")
+        return 0
+    return _train(config)
+
+
+def resume(words: Sequence[str]) -> int:
+    """`learner resume DIR [--KEY=VALUE ...]`."""
+    line = split(words)
+    if "help" in line.switches:
+        print(RESUME, end="")
+        return 0
+    directory = run_directory(line, "resume")
+    content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
+    return _train(Config({**changed(content, line), "directory": directory, "resume": True}))
+
+
+def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
+    """A config's content with what the command line changes in it."""
+    for key, text in line.overrides:
+        override(content, key, value_of(text))
+    return content
+
+
+def run_directory(line: CommandLine, command: str) -> str:
+    """The `DIR` of a command."""
+    if len(line.positional) != 1:
+        raise LearnerError(f"learner {command} needs the directory of one run: learner {command} DIR")
+    return line.positional[0]
+
+
+def saved_config(directory: str, does: str, *, options: str = "", call: str) -> dict[str, Any]:
+    """What the `config.yaml` of a run says.
+
+    Raises:
+      LearnerError: there is no such run, or it was started from Python; then the message shows the call.
+    """
+    if not Path(directory).is_dir():
+        raise LearnerError(f"there is no directory {directory}")
+    path = Path(directory, "config.yaml")
+    if not path.exists():
+        if not Path(directory, "journal.jsonl").exists():
+            raise LearnerError(
+                f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl"
+            )
+        raise LearnerError(FROM_PYTHON.format(directory=directory, does=does, options=options, call=call))
+    print(f"learner: {path} names code, which is imported and run now", file=sys.stderr)
+    return read_yaml(path)
+
+
+def _train(config: Config) -> int:
+    """Runs it. After Ctrl-C the exit code is 130."""
+    try:
+        stopped_by = config.learner().fit().stopped_by
+    except KeyboardInterrupt:
+        stopped_by = "ctrl-c"
+    if stopped_by != "ctrl-c":
+        return 0
+    going_on = f"go on with: learner resume {config.directory}"
+    saved = Path(config.directory, "checkpoint").is_dir() or Path(config.directory, "config.yaml").is_file()
+    print(f"learner: interrupted{'; ' + going_on if saved else ''}", file=sys.stderr)
+    return 130

@@ -1,0 +1,130 @@
+"""`learner evaluate` and `learner predict`: what a run's checkpoint is good for."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.cli.config import Config
+from learner.cli.overrides import read_yaml, split
+from learner.cli.sources import source
+from learner.cli.training import changed, run_directory, saved_config
+from learner.errors import LearnerError
+from learner.text import aligned, short
+
+EVALUATE = """\
+usage: learner evaluate DIR [--KEY=VALUE ...]
+
+Prints the metrics of the newest checkpoint of the run in DIR on its validation data.
+
+  --checkpoint=best       of the best one instead; also an epoch
+  --valid.KEY=VALUE       on other data
+
+The code that config.yaml names is imported and run.
+"""
+
+PREDICT = """\
+usage: learner predict DIR DATA -o FILE [--KEY=VALUE ...]
+
+Writes the outputs of the valid step of the newest checkpoint in DIR, row by row, to an .npz file.
+
+  DATA                    an .npz file with the arrays of a batch, for all rows; or a YAML file that says what `valid`
+                          in a config can say
+  -o, --output FILE       where to write; one array for each field of the output that has a row for each row of DATA
+  --checkpoint=best       of the best checkpoint instead; also an epoch
+
+The code that config.yaml names is imported and run.
+"""
+
+BATCH_SIZE = 256
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """`learner evaluate DIR [--KEY=VALUE ...]`."""
+    line = split(words)
+    if "help" in line.switches:
+        print(EVALUATE, end="")
+        return 0
+    directory = run_directory(line, "evaluate")
+    content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
+    config = _standing(changed(content, line), directory)
+    data = config.data("valid")
+    if data is None:
+        raise LearnerError(f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...")
+    learner = config.learner()
+    splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
+    rows = [[f"{split}/{key}", _text(v)] for split, each in splits.items() for key, v in learner.evaluate(each).items()]
+    print("\n".join(aligned(rows)))
+    return 0
+
+
+def predict(words: Sequence[str]) -> int:
+    """`learner predict DIR DATA -o FILE`."""
+    line = split(words)
+    if "help" in line.switches:
+        print(PREDICT, end="")
+        return 0
+    wanted = dict(line.overrides)
+    if len(line.positional) != 2 or "output" not in wanted:
+        raise LearnerError("learner predict needs a run, data and a file: learner predict DIR DATA -o FILE")
+    directory, data = line.positional
+    output = Path(wanted["output"])
+    if output.suffix != ".npz" or not output.parent.is_dir():
+        raise LearnerError(f"the output is {output}; it needs the name of an .npz file in a directory that exists")
+    line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
+    content = saved_config(directory, "predicts", call=".predict(data)")
+    config = _standing(changed(content, line), directory)
+    loader = _loader(data)
+    arrays = joined(config.learner().predict(loader), rows=loader.num_items())
+    np.savez(output, allow_pickle=False, **arrays)
+    print("\n".join(aligned([[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())])))
+    return 0
+
+
+def joined(outputs: Iterable[Any], rows: int) -> dict[str, np.ndarray]:
+    """The leaves of all outputs that have a row for each row of the data, by their paths.
+
+    Args:
+      outputs: of the batches, in order: pytrees of one structure.
+      rows: how many rows all batches have together.
+
+    >>> parts = [{"loss": np.float32(rows), "logits": np.zeros((rows, 3))} for rows in (2, 1)]
+    >>> {name: array.shape for name, array in joined(parts, rows=3).items()}
+    {'logits': (3, 3)}
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for output in outputs:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(output)[0]:
+            found.setdefault(jax.tree_util.keystr(path, simple=True, separator="."), []).append(np.asarray(leaf))
+    by_row = {name: parts for name, parts in found.items() if sum(len(p) if p.ndim else 0 for p in parts) == rows}
+    return {name: np.concatenate(parts) for name, parts in by_row.items()}
+
+
+def _standing(content: dict[str, Any], directory: str) -> Config:
+    """The config of a run whose checkpoint is only looked at: the newest, if no other is wanted."""
+    checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
+    return Config({**content, **checkpoint, "directory": directory, "renderer": None})
+
+
+def _text(value: float | str) -> str:
+    return short(value) if isinstance(value, str) else f"{value:.6g}"
+
+
+def _loader(path: str) -> Any:
+    """The rows to predict, in their order."""
+    from learner.data import DataLoaderBuilder
+
+    if path.endswith(".npz"):
+        return DataLoaderBuilder().batch_size(BATCH_SIZE).build(_arrays(path))
+    data = source(read_yaml(path), "DATA", seed=0).make()
+    return data if hasattr(data, "num_items") else DataLoaderBuilder().batch_size(BATCH_SIZE).build(data)
+
+
+def _arrays(path: str) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return dict(content)
+    except (OSError, ValueError) as error:
+        raise LearnerError(f"{path} cannot be read as .npz: {error}") from error

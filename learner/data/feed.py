@@ -1,0 +1,372 @@
+"""Feeding the programs: which micro-batches go into which dispatch, prepared and placed ahead of time.
+
+The grouping depends on the data alone. Where a dispatch is cut depends on the limit it is given, which may look at a
+clock: cuts do not change a bit of the result.
+"""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from learner.data.source import Source
+from learner.errors import LearnerError
+from learner.steps.program import Feed, Rows, Stack
+from learner.steps.state import named_leaves
+from learner.strategies.base import Strategy
+
+PyTree = Any
+Kind = Literal["loop", "single", "tail", "parts"]
+BUFFER_BYTES = 64 * 2**20
+MAX_STEPS = 32
+MANY_SHAPES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """What the device is handed at once.
+
+    Attributes:
+      kind: `loop`: steps over full micro-batches. `single`: one step of one full micro-batch, without a loop. `tail`:
+        one step that ends with the feed's ragged micro-batch. `parts`: one step whose micro-batches are added one by
+        one.
+      epoch: the epoch they belong to.
+      feed: where the micro-batches are, on the device; for `parts` one feed for each.
+      start: the first micro-batch in the feed; `None`: where the last dispatch ended.
+      count: full micro-batches.
+      steps: optimizer steps (batches, in validation).
+      batches: micro-batches, the ragged one included.
+      ends_epoch: whether the epoch is over after it.
+    """
+
+    kind: Kind
+    epoch: int
+    feed: Feed | list[tuple[Feed, bool]]
+    start: int | None
+    count: int
+    steps: int
+    batches: int
+    ends_epoch: bool
+
+
+@dataclasses.dataclass
+class Plan:
+    """How micro-batches are grouped and dispatched.
+
+    Attributes:
+      accumulate: micro-batches per step.
+      buffer: at most how many steps a dispatch has.
+      loop: whether steps run in a loop; otherwise each is a program of its own.
+      limit: given the number of steps made so far, how many the next dispatch may have.
+    """
+
+    accumulate: int
+    buffer: int
+    loop: bool
+    limit: Callable[[int], int]
+
+
+def steps_for(bytes_per_step: int) -> int:
+    """The default buffer: as many steps as fit into 64 MiB, at most 32. Below 2 there is no loop.
+
+    >>> steps_for(8_000), steps_for(16 * 2**20), steps_for(100 * 2**20)
+    (32, 4, 1)
+    """
+    return int(np.clip(BUFFER_BYTES // max(bytes_per_step, 1), 1, MAX_STEPS))
+
+
+def batch_arrays(batch: PyTree, split: str) -> PyTree:
+    """A batch as NumPy arrays with one common leading axis, or an error that says what is wrong with it."""
+    leaves = named_leaves(batch)
+    if not leaves:
+        raise LearnerError(f"a batch of the {split} data holds no arrays: it is {batch!r}")
+    try:
+        arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    except ValueError as error:
+        raise LearnerError(f"a batch of the {split} data cannot be read as arrays: {error}") from error
+    for name, array in arrays.items():
+        if array.dtype.kind in "OUSMm":
+            raise LearnerError(f"{_field(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers")
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
+        listed = ", ".join(f"{_field(name)} {list(shape)}" for name, shape in shapes.items())
+        raise LearnerError(f"the arrays of a {split} batch need one common leading axis; they have {listed}")
+    if not next(iter(shapes.values()))[0]:
+        raise LearnerError(f"a batch of the {split} data has 0 rows")
+    return jax.tree.structure(batch).unflatten(list(arrays.values()))
+
+
+def _field(name: str) -> str:
+    return f"'{name}'" if name else "the array"
+
+
+Signature = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]
+
+
+def signature_of(batch: PyTree) -> Signature:
+    """The structure, shapes and dtypes of a batch."""
+    leaves, tree = jax.tree.flatten(batch)
+    return tree, tuple((x.shape, x.dtype) for x in leaves)
+
+
+class Feeder:
+    """Makes the dispatches of a split, epoch after epoch."""
+
+    def __init__(self, source: Source, strategy: Strategy, plan: Plan, first: PyTree, warn: Callable[[str], None]):
+        self._source, self._strategy, self._plan, self._warn = source, strategy, plan, warn
+        self._first = first
+        self._regular = signature_of(first)
+        self._shapes = {self._regular}
+        self._rows = source.rows
+        self._placed: tuple[int, Rows] | None = None
+        self._data = None if self._rows is None else strategy.place(jax.tree.map(_device_dtype, self._rows[0]))
+
+    @property
+    def resident(self) -> bool:
+        """Whether the data lives on the device."""
+        return self._rows is not None
+
+    def example(self) -> Feed:
+        """A feed as the looped program gets it, to trace the program with."""
+        if self._rows is not None:
+            return self._rows_feed(1)
+        buffer = self._buffer(self._first)
+        zeros = lambda x: np.zeros((buffer, *x.shape), _device_dtype(x).dtype)  # noqa: E731
+        return Stack(self._strategy.place(jax.tree.map(zeros, self._first)))
+
+    def open(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
+        """Dispatches from a position on, through the epoch numbered `last` (`None`: without end). Call `close()` on
+        what it returns.
+        """
+        if self.resident:
+            return self._epochs(epoch, batch, step, last)
+        return Ahead(self._epochs(epoch, batch, step, last))
+
+    def _epochs(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
+        dispatches = self._from_rows if self.resident else self._from_stream
+        while last is None or epoch <= last:
+            ended = False
+            for dispatch in dispatches(epoch, batch, step):
+                step += dispatch.steps
+                ended = dispatch.ends_epoch
+                yield dispatch
+            if not ended:
+                raise LearnerError(
+                    f"the {self._source.split} data had no batches in epoch {epoch}"
+                    + (f" after batch {batch}" if batch else "")
+                    + ": a loader must give its batches anew in each epoch (a generator cannot; pass the generator function itself)"
+                )
+            epoch, batch = epoch + 1, 0
+
+    # -- data on the device --------------------------------------------------------------------------------------------
+
+    def _rows_feed(self, epoch: int) -> Rows:
+        assert self._rows is not None
+        if self._placed is None or self._placed[0] != epoch:
+            _, order_of, size = self._rows
+            order = np.asarray(order_of(epoch), np.int32)
+            self._placed = epoch, Rows(self._data, self._strategy.place(order), min(size, len(order)))
+        return self._placed[1]
+
+    def _from_rows(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:
+        feed = self._rows_feed(epoch)
+        full, ragged = divmod(feed.order.shape[0], feed.size)
+        total = full + bool(ragged)
+        start: int | None = batch
+        while batch < total:
+            made = self._rows_dispatch(feed, epoch, batch, full, bool(ragged), step)
+            dispatch = dataclasses.replace(made, start=start, ends_epoch=batch + made.batches == total)
+            batch, step, start = batch + dispatch.batches, step + dispatch.steps, None
+            yield dispatch
+
+    def _rows_dispatch(self, feed: Rows, epoch: int, batch: int, full: int, ragged: bool, step: int) -> Dispatch:
+        size, left = self._plan.accumulate, full - batch
+        make = lambda kind, count, steps, batches: Dispatch(kind, epoch, feed, None, count, steps, batches, False)  # noqa: E731
+        groups = (
+            left // size if ragged else -(-left // size)
+        )  # a ragged micro-batch ends the group that the rest begins
+        if not self._plan.loop and size > 1:
+            count = min(size, left)
+            with_tail = ragged and count < size
+            parts: list[tuple[Feed, bool]] = [(feed, False)] * count + [(feed, True)] * with_tail
+            return dataclasses.replace(make("parts", count, 1, count + with_tail), feed=parts)
+        if groups == 0:
+            return make("tail", left, 1, left + 1)
+        if not self._plan.loop:
+            return make("single", 1, 1, 1)
+        steps = min(groups, self._plan.buffer, self._plan.limit(step))
+        count = min(steps * size, left)
+        return make("loop", count, steps, count)
+
+    # -- data that streams ---------------------------------------------------------------------------------------------
+
+    def _from_stream(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:
+        pending: list[list[PyTree]] = []
+        for group, last in self._groups(epoch, batch):
+            shapes = {signature_of(b) for b in group}
+            uniform = len(shapes) == 1 and self._plan.loop and not self._is_ragged(group[0])
+            if pending and not (uniform and signature_of(pending[0][0]) in shapes):
+                yield self._loop(epoch, pending, False)
+                step, pending = step + len(pending), []
+            if not uniform:
+                yield self._alone(epoch, group, last)
+                step += 1
+                continue
+            pending.append(group)
+            if last or len(pending) >= min(self._plan.limit(step), self._steps(group[0])):
+                yield self._loop(epoch, pending, last)
+                step, pending = step + len(pending), []
+
+    def _groups(self, epoch: int, batch: int) -> Iterator[tuple[list[PyTree], bool]]:
+        """Groups of micro-batches, and whether each is the last of its epoch."""
+        batches = self._checked(self._source.open(epoch, batch))
+        group: list[PyTree] = []
+        current = next(batches, None)
+        while current is not None:
+            following = next(batches, None)
+            group.append(current)
+            if len(group) == self._plan.accumulate or following is None:
+                yield group, following is None
+                group = []
+            current = following
+
+    def _checked(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
+        for raw in batches:
+            batch = batch_arrays(raw, self._source.split)
+            signature = signature_of(batch)
+            if signature not in self._shapes:
+                self._new_shape(batch, signature)
+            yield batch
+
+    def _new_shape(self, batch: PyTree, signature: Signature) -> None:
+        tree, leaves = signature
+        if tree != self._regular[0]:
+            raise LearnerError(
+                f"the {self._source.split} batches changed their structure from {_listed(self._first)} to {_listed(batch)}"
+            )
+        if [dtype for _, dtype in leaves] != [dtype for _, dtype in self._regular[1]]:
+            raise LearnerError(
+                f"the {self._source.split} batches changed their dtypes from {_listed(self._first)} to {_listed(batch)}"
+            )
+        self._shapes.add(signature)
+        if len(self._shapes) == MANY_SHAPES + 1:
+            self._warn(
+                f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is compiled once (the last: "
+                f"{_listed(batch)}); pad batches to a few lengths"
+            )
+
+    def _is_ragged(self, batch: PyTree) -> bool:
+        rows = zip(signature_of(batch)[1], self._regular[1], strict=True)
+        return all(a[0][0] < b[0][0] and a[0][1:] == b[0][1:] for a, b in rows)
+
+    def _steps(self, batch: PyTree) -> int:
+        return min(self._plan.buffer, max(2, steps_for(bytes_of(batch) * self._plan.accumulate)))
+
+    def _loop(self, epoch: int, groups: list[list[PyTree]], last: bool) -> Dispatch:
+        batches = [batch for group in groups for batch in group]
+        feed = Stack(self._strategy.place(_stacked(batches, self._buffer(batches[0]))))
+        return Dispatch("loop", epoch, feed, 0, len(batches), len(groups), len(batches), last)
+
+    def _buffer(self, batch: PyTree) -> int:
+        return max(2, self._steps(batch)) * self._plan.accumulate
+
+    def _alone(self, epoch: int, group: list[PyTree], last: bool) -> Dispatch:
+        size, put = self._plan.accumulate, self._strategy.place
+        if len(group) == 1 and size == 1:
+            return Dispatch("tail", epoch, Stack(None, put(group[0])), 0, 0, 1, 1, last)
+        full = group[:-1]
+        if self._plan.loop and self._is_ragged(group[-1]) and all(signature_of(b) == self._regular for b in full):
+            batches = _stacked(full or [self._first_arrays()], size)
+            return Dispatch("tail", epoch, Stack(put(batches), put(group[-1])), 0, len(full), 1, len(group), last)
+        parts: list[tuple[Feed, bool]] = [(Stack(None, put(b)), True) for b in group]
+        return Dispatch("parts", epoch, parts, 0, len(group), 1, len(group), last)
+
+    def _first_arrays(self) -> PyTree:
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._first)
+
+
+def bytes_of(batch: PyTree) -> int:
+    """The size of a batch in memory."""
+    return sum(x.nbytes for x in jax.tree.leaves(batch))
+
+
+def _stacked(batches: list[PyTree], size: int) -> PyTree:
+    """A new buffer of `size` batches with the given ones at its start. It is never used again: a CPU device takes it as
+    it is.
+    """
+
+    def stack(*arrays: np.ndarray) -> np.ndarray:
+        buffer = np.empty((size, *arrays[0].shape), _device_dtype(arrays[0]).dtype)
+        for i, array in enumerate(arrays):
+            buffer[i] = array
+        return buffer
+
+    return jax.tree.map(stack, *batches)
+
+
+def _device_dtype(array: Any) -> np.ndarray:
+    """64-bit numbers become 32-bit ones, as JAX does it, unless it is told otherwise."""
+    array = np.asarray(array)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _listed(batch: PyTree) -> str:
+    return ", ".join(f"{name or 'array'}: {x.dtype}{list(x.shape)}" for name, x in named_leaves(batch).items())
+
+
+class Ahead(Iterator[Any]):
+    """Runs an iterator in a thread, a few items ahead. An exception in it is raised where the item was due."""
+
+    def __init__(self, items: Iterator[Any], depth: int = 2):
+        self._items = items
+        self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="learner-data", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            for item in self._items:
+                if not self._put((True, item)):
+                    return
+            self._put((False, None))
+        except BaseException as error:
+            self._put((False, error))
+
+    def _put(self, entry: tuple[bool, Any]) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(entry, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def __next__(self) -> Any:
+        # A wait without an end could not be broken by Ctrl-C.
+        while True:
+            try:
+                ok, item = self._queue.get(timeout=0.1)
+            except queue.Empty:
+                if self._closed.is_set():
+                    raise StopIteration from None
+                continue
+            break
+        if ok:
+            return item
+        self._queue.put((False, item))  # it stays at its end
+        if item is None:
+            raise StopIteration
+        raise item
+
+    def close(self) -> None:
+        """Ends the thread; what it prepared is dropped."""
+        self._closed.set()
+        close = getattr(self._items, "close", None)
+        self._thread.join(timeout=5)
+        if close is not None and not self._thread.is_alive():
+            close()

@@ -1,0 +1,44 @@
+"""The one kind of error that `learner` raises for wrong input.
+
+A message names the part that is wrong, what was given and what is needed, so that it can be shown without a traceback:
+the command line prints it and exits with 2.
+"""
+
+from collections.abc import Sequence
+
+
+class LearnerError(ValueError):
+    """Wrong input: an option, a model, an optimizer, data or a run directory that cannot be used as given."""
+
+
+def one_error(problems: Sequence[str], title: str = "this cannot be trained") -> LearnerError:
+    """Joins several problems into one error.
+
+    >>> print(one_error(["num_epochs is 0: give 1 or more", "the learning rate is -1.0: give a positive number"]))
+    this cannot be trained, 2 problems:
+      1. num_epochs is 0: give 1 or more
+      2. the learning rate is -1.0: give a positive number
+    >>> print(one_error(["num_epochs is 0: give 1 or more"]))
+    num_epochs is 0: give 1 or more
+    """
+    if len(problems) == 1:
+        return LearnerError(problems[0])
+    return LearnerError(
+        "\n  ".join([f"{title}, {len(problems)} problems:"] + [f"{i}. {p}" for i, p in enumerate(problems, 1)])
+    )
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """A hint for a misspelt name: the nearest known ones, or all of them.
+
+    >>> near("valid/Acuracy", ["train/Loss", "valid/Accuracy"])
+    "did you mean 'valid/Accuracy'?"
+    >>> near("zzz", ["train/Loss"])
+    "there are: 'train/Loss'"
+    """
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return "did you mean " + " or ".join(map(repr, close)) + "?"
+    return "there are: " + ", ".join(map(repr, known)) if known else "there are none"

@@ -1,0 +1,252 @@
+"""The learner and its loop.
+
+There is one loop, for every model, every device and every kind of data: `loop` below. What each of its lines does is
+said by `learner.run`; what it computes by `learner.steps`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner import directory
+from learner.check import check_train, check_valid
+from learner.checkpoint.items import from_items, to_items
+from learner.data.feed import batch_arrays
+from learner.errors import LearnerError, one_error
+from learner.history import History, read_history
+from learner.inputs import Inputs, checked_step, no_step, read_inputs
+from learner.options import Options
+from learner.result import LearningResult
+from learner.run import Run, validate
+from learner.runner import Runner
+from learner.schedules import ReduceOnPlateau
+from learner.session import Start, opened
+from learner.signals import on_ctrl_c
+from learner.start import Restored, decide_dispatch, feeder_for, make_runner, monitor_of, open_store, restore
+from learner.steps.state import TrainState
+from learner.steps.step import Step
+from learner.strategies import SingleDevice
+from learner.worker import Pace, Worker
+
+PyTree = Any
+
+
+def loop(run: Run) -> str:
+    """Trains until the run is over, and says why it ended. Inside an epoch nothing here waits for the device."""
+    reason = run.stop_reason()
+    dispatches = run.dispatches()
+    try:
+        while reason is None and (dispatch := next(dispatches, None)) is not None:
+            run.check()
+            run.train(dispatch)
+            if run.validation_due(dispatch):
+                run.validate(at_step=run.position.step)
+                run.decide()
+            run.call_periodic_hooks()
+            if dispatch.ends_epoch:
+                run.end_epoch()
+            reason = run.stop_reason()
+    finally:
+        dispatches.close()  # type: ignore[attr-defined]
+    reason = reason or "num_epochs"
+    run.finish(reason)
+    return reason
+
+
+class Learner:
+    """Trains a model. `LearnerBuilder.build` makes it.
+
+    `init`, `train_step` and `valid_step` are pure functions of arrays, for `jax.jit`, `jax.vmap` and loops of one's
+    own; `fit` dispatches the same steps.
+    """
+
+    def __init__(
+        self, options: Options, step: Step, lr: float, plateau: ReduceOnPlateau | None, train: Any, valid: Any
+    ):
+        self._options, self._step, self._lr, self._plateau = options, step, lr, plateau
+        self._train_data, self._valid_data = train, valid
+        self._own_grads: bool | None = None
+        self._runner: Runner | None = None
+        self._fitted = False
+
+    # -- pure functions ------------------------------------------------------------------------------------------------
+
+    def init(self) -> TrainState:
+        """The state before the first step. Its arrays are copies of the model's."""
+        return self._step.init(self._lr, self._options.seed)
+
+    def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
+        """One optimizer step: the new state, and the step's value of each numeric metric by name, with its `weight`.
+
+        Args:
+          state: of `init` or of a step before; it is not changed.
+          batches: the micro-batches of the step, at most `grads_accumulation` of them.
+        """
+        if not 1 <= len(batches) <= self._step.accumulate:
+            raise LearnerError(
+                f"train_step got {len(batches)} batches; a step has 1 to {self._step.accumulate} micro-batches"
+            )
+        if self._step.train is None and self._step.update is None:
+            raise LearnerError(no_step("train_step"))
+        if self._own_grads is None:
+            self._know_gradients(state, batches[0])
+        state, metrics, weight = self._step.whole(state, list(batches))
+        return state, self._named("train", metrics) | {"weight": weight}
+
+    def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
+        """The metrics of one validation batch by name, with its `weight`. The model is in eval mode."""
+        if self._step.valid is None:
+            raise LearnerError(no_step("valid_step"))
+        metrics, weight, _ = self._step.valid_metrics(state, batch, jnp.int32(0))
+        return self._named("valid", metrics) | {"weight": weight}
+
+    def _named(self, kind: str, metrics: PyTree) -> dict[str, Any]:
+        measure = self._step.train_measure if kind == "train" else self._step.valid_measure
+        return dict(zip(measure.step_names, measure.step_values(metrics), strict=True))
+
+    def _know_gradients(self, state: TrainState, batch: PyTree) -> list[str]:
+        problems, self._own_grads = check_train(self._step, state, batch)
+        self._step = dataclasses.replace(self._step, own_grads=self._own_grads)
+        return problems
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def fit(self, train: Any = None, valid: Any = None) -> LearningResult:
+        """Trains, and leaves the run in its directory.
+
+        Args:
+          train: batches: one of our loaders, any iterable of batches, a function that returns an iterator, a Grain
+            dataset, or a dataset with `with_batch_size`. Default: what `build` was given.
+          valid: the same for validation, or a dict of several by name; `None`: no validation.
+
+        Returns:
+          The trained model and what became of it.
+
+        Raises:
+          LearnerError: something is wrong with the input; nothing was compiled or written then.
+        """
+        if self._fitted:
+            raise LearnerError(
+                "this learner was fitted already; build a new one, with resume() to go on where it ended or with another directory"
+            )
+        options = self._options
+        state = self.init()
+        going_on = options.start is not None and directory.holds_run(options.directory)
+        if not going_on:
+            directory.refuse_run(options.directory, overwrite=options.overwrite)
+        inputs = self._inputs(train, valid, state, epoch=1)
+        restored = self._restored(inputs, state) if going_on else None
+        if restored is not None and (finished := self._finished(restored)) is not None:
+            return finished
+        self._fitted = True
+        directory.prepare(options.directory, keep=going_on)
+        start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on)
+        with opened(start) as run, on_ctrl_c(lambda: run.interrupt("ctrl-c")):
+            run.stopped_by = loop(run)
+        self._runner = run.runner
+        return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
+
+    def _inputs(self, train: Any, valid: Any, state: TrainState, epoch: int) -> Inputs:
+        train = self._train_data if train is None else train
+        valid = self._valid_data if valid is None else valid
+        inputs = read_inputs(self._options, train, valid, epoch)
+        self._step = checked_step(self._options, self._step, state, inputs, self._plateau)
+        return inputs
+
+    def _restored(self, inputs: Inputs, state: TrainState) -> Restored | None:
+        """The checkpoint to go on from: `None` when there is none and that is all right."""
+        start = self._options.start or {}
+        store = open_store(self._options, monitor_of(self._options, list(inputs.valid))[1], read_only=True)
+        try:
+            if not store.entries and start.get("resume"):
+                return None
+            return restore(store, store.find(start.get("epoch", "latest"), start.get("step")), state)
+        finally:
+            store.close()
+
+    def _finished(self, restored: Restored) -> LearningResult | None:
+        """The result of a run that has nothing left to do; nothing is written then."""
+        options, position = self._options, restored.position
+        for stopping, saved in zip(options.early_stopping, restored.progress["early_stopping"], strict=False):
+            stopping.set_state(saved)
+        past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
+            options.num_steps is not None and position.step >= options.num_steps
+        )
+        if not past and not any(stopping.reason for stopping in options.early_stopping):
+            return None
+        summary = directory.read_summary(options.directory)
+        if summary is None or summary["steps"] != position.step:
+            return None
+        self._fitted = True
+        strategy = options.devices or SingleDevice()
+        self._runner = make_runner(self._step, restored.state, 2, strategy)
+        return self._result(self._runner.state, read_history(options.directory), summary["stopped_by"], summary)
+
+    def _result(
+        self, state: TrainState, history: History, stopped_by: str, summary: Mapping[str, Any]
+    ) -> LearningResult:
+        copied = jax.tree.map(jnp.copy, state)
+        return LearningResult(self._rebuild(copied), history, stopped_by, summary, self._best_model)
+
+    def _rebuild(self, state: TrainState) -> Any:
+        return self._step.family.rebuild(state.params, state.model_state)
+
+    def _best_model(self) -> Any:
+        if self._options.checkpoints is None:
+            return None
+        splits = sorted({key.split("/")[0] for key in read_history(self._options.directory) if key.startswith("valid")})
+        store = open_store(self._options, monitor_of(self._options, splits)[1], read_only=True)
+        try:
+            if not store.entries:
+                return None
+            state = self.init()
+            items = store.restore(store.find("best").step, {"model": to_items(state)["model"]})
+            return self._rebuild(from_items(items, state))
+        finally:
+            store.close()
+
+    # -- without training ----------------------------------------------------------------------------------------------
+
+    def evaluate(self, data: Any) -> dict[str, float | str]:
+        """The metrics of the valid step over all of `data`, by name.
+
+        After `fit` it is the trained model; before, the checkpoint that `resume()` or `checkpoint()` chose, else the
+        model as given.
+        """
+        runner, inputs = self._standing(data)
+        if wrong := check_valid(self._step, runner.state, inputs.firsts["valid"], "the data"):
+            raise one_error(wrong)
+        feeder, plan = feeder_for(inputs, "valid", runner.strategy, self._options, lambda text: None)
+        plan.loop = decide_dispatch(runner, feeder, plan, self._options, "valid", runner.strategy).loop
+        worker = Worker({"valid": self._options.valid_metrics}, None, History(), (), Pace())
+        try:
+            validate(runner, feeder, worker, "valid", inputs.valid["valid"].batches, 1, 0, None)
+            worker.wait()
+        finally:
+            worker.close()
+        return {key.removeprefix("valid/"): values[-1] for key, values in worker.history.items()}
+
+    def predict(self, data: Any) -> Iterator[Any]:
+        """The valid step's outputs on the host, batch by batch in the order of `data`, each row once. See
+        `evaluate`.
+        """
+        runner, inputs = self._standing(data)
+        for number, batch in enumerate(inputs.valid["valid"].open(1)):
+            yield jax.device_get(runner.outputs(batch_arrays(batch, "the"), number))
+
+    def _standing(self, data: Any) -> tuple[Runner, Inputs]:
+        """The model as it stands, and the data as a validation split."""
+        if self._step.valid is None:
+            raise LearnerError(no_step("valid_step"))
+        inputs = read_inputs(self._options, data, data, epoch=1)
+        if self._runner is None:
+            state = self.init()
+            if self._options.start is not None and directory.holds_run(self._options.directory):
+                restored = self._restored(inputs, state)
+                state = state if restored is None else restored.state
+            buffer = self._options.steps_per_dispatch or 32
+            self._runner = make_runner(self._step, state, buffer, self._options.devices or SingleDevice())
+        return self._runner, inputs

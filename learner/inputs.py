@@ -1,0 +1,133 @@
+"""What `fit` is given, read and checked before anything is compiled or written."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner import directory
+from learner.check import check_train, check_valid
+from learner.data.feed import batch_arrays
+from learner.data.source import Source, source_of
+from learner.errors import LearnerError, near, one_error
+from learner.options import Options
+from learner.schedules import ReduceOnPlateau
+from learner.steps.state import TrainState
+from learner.steps.step import Step
+from learner.stopping import Monitor
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The data of a run.
+
+    Attributes:
+      train: the train split.
+      valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
+      firsts: the first batch of each split, NumPy arrays.
+    """
+
+    train: Source
+    valid: dict[str, Source]
+    firsts: dict[str, PyTree]
+
+
+def read_inputs(options: Options, train: Any, valid: Any, epoch: int) -> Inputs:
+    """Reads the data, and the first batch of each split; of `train` that of an epoch."""
+    if train is None:
+        raise LearnerError("there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)")
+    train_source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed)
+    sources = valid_sources(options, valid)
+    firsts = {"train": batch_arrays(train_source.peek(epoch), "train")}
+    firsts |= {split: batch_arrays(source.peek(1), split) for split, source in sources.items()}
+    return Inputs(train_source, sources, firsts)
+
+
+def valid_sources(options: Options, valid: Any) -> dict[str, Source]:
+    """The validation splits by name."""
+    if valid is None:
+        return {}
+    named = {"valid": valid}
+    if isinstance(valid, dict):
+        arrays = [key for key, value in valid.items() if isinstance(value, np.ndarray | jax.Array)]
+        if arrays or not valid:
+            raise LearnerError(
+                f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a loader, or a dict of "
+                "several loaders by name. Arrays become a loader by DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
+            )
+        named = {f"valid-{name}": loader for name, loader in valid.items()}
+    return {split: source_of(data, split, batch_size=options.batch_size) for split, data in named.items()}
+
+
+def checked_step(
+    options: Options, step: Step, state: TrainState, inputs: Inputs, plateau: ReduceOnPlateau | None
+) -> Step:
+    """Traces the steps on the first batches, and reports all that does not fit in one error.
+
+    Returns:
+      The step, which now knows whether it computes its own gradients.
+    """
+    problems: list[str] = []
+    if step.train is None and step.update is None:
+        problems.append(no_step("train_step"))
+    else:
+        found, own = check_train(step, state, inputs.firsts["train"])
+        problems += found
+        step = dataclasses.replace(step, own_grads=own)
+    if inputs.valid and step.valid is None:
+        problems.append(f"there is validation data, but {no_step('valid_step')}")
+    elif inputs.valid:
+        for split in inputs.valid:
+            problems += check_valid(step, state, inputs.firsts[split], split)
+    problems += set_directions(options, list(inputs.valid), plateau)
+    wrong = directory.problem_with(options.directory)
+    if wrong:
+        problems.append(wrong)
+    if problems:
+        raise one_error(list(dict.fromkeys(problems)))
+    return step
+
+
+def no_step(name: str) -> str:
+    """The message for a missing step."""
+    return f"there is no {name}: give the model a method {name}(self, batch), or pass build(..., {name}=fn) with fn(model, batch)"
+
+
+def default_monitor(valid_splits: Sequence[str]) -> str:
+    """What decides about the best checkpoint, if nothing else is said."""
+    return f"{valid_splits[0]}/Loss" if valid_splits else "train/Loss"
+
+
+def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
+    """Gives every monitor the direction of its metric; returns what is wrong with those that have none."""
+    monitors: list[tuple[str, Monitor]] = [("early stopping", stopping.monitor) for stopping in options.early_stopping]
+    if plateau is not None:
+        monitors.append(("ReduceOnPlateau", plateau.monitor))
+    problems = []
+    for what, monitor in monitors:
+        direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)
+        monitor.mode = monitor.mode or direction
+        problems += [f"{what} monitors {problem}"] if problem else []
+    if options.checkpoints is not None:
+        key = options.checkpoints.monitor or default_monitor(valid_splits)
+        _, problem = direction_of(options, valid_splits, key, options.checkpoints.mode)
+        problems += [f"the checkpointer monitors {problem}"] if problem else []
+    return problems
+
+
+def direction_of(options: Options, valid_splits: list[str], key: str, mode: str | None) -> tuple[str, str | None]:
+    """`min` or `max` for a metric by key, and what is wrong with monitoring it."""
+    infos = {info.key: info for info in options.metric_infos(["train", *valid_splits])}
+    numeric = [k for k, info in infos.items() if info.numeric]
+    if key not in infos:
+        return "min", f"{key!r}, which no metric provides; {near(key, numeric)}"
+    if not infos[key].numeric:
+        return "min", f"{key!r}, which is not a number"
+    better = infos[key].higher_is_better
+    if mode is None and better is None:
+        return "min", f"{key!r}, which has no direction of its own: give mode='min' or mode='max'"
+    return mode or ("max" if better else "min"), None

@@ -1,0 +1,76 @@
+"""The lines of `journal.jsonl`: one JSON object per event of a run that is not a step.
+
+Each has `event` (start, validation, epoch, save, stop, end, error) and `time` (seconds since 1970, UTC). The lines
+`epoch` and `validation` (a validation inside an epoch) are the run's history: they also have `epoch`, `step` and
+`values` by key, and no value stands on two of them.
+
+    {"event": "epoch", "time": 1769860800.5, "epoch": 1, "step": 45, "values": {"train/Loss": 0.5, "valid/Loss": "NaN"}}
+
+JSON has no word for numbers that are not finite, so they are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+
+NUMBERS = ("epoch", "validation")
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of `journal.jsonl`, as they stand there and as what they say.
+
+    A last line without its end was torn when the run was killed: it is left out. A damaged line elsewhere says nothing
+    (`{}`), with a warning that names it.
+
+    Raises:
+      LearnerError: there is no journal.
+    """
+    path = Path(directory, "journal.jsonl")
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except (FileNotFoundError, NotADirectoryError):
+        raise LearnerError(f"{directory} has no journal.jsonl: it is not the directory of a run") from None
+    return [(line, _entry(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
+
+
+def encode(value: Any) -> Any:
+    """The value as JSON can say it: numbers that are not finite become strings, NumPy's numbers Python's, paths texts.
+
+    >>> encode({"loss": [0.5, float("inf")], "at": Path("a/b")})
+    {'loss': [0.5, 'Infinity'], 'at': 'a/b'}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, float) or math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def decode(value: Any) -> Any:
+    """The number that one of the three strings stands for; everything else as it is."""
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict):
+        warnings.warn(f"{where} is damaged and is left out", stacklevel=3)
+        return {}
+    return entry

@@ -1,0 +1,103 @@
+"""Files that only grow, files that are replaced whole, and numbers as text."""
+
+import json
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class AppendedFile:
+    """A file that lines are added to; it is opened by the first write.
+
+    >>> import tempfile
+    >>> file = AppendedFile(os.path.join(tempfile.mkdtemp(), "a.log"))
+    >>> file.pending += ["0.5,32\\n", "0.25,32\\n"]
+    >>> file.write()
+    >>> file.size
+    15
+    """
+
+    __slots__ = ("_descriptor", "path", "pending", "size")
+
+    def __init__(self, path: str, size: int = 0) -> None:
+        self.path = path
+        self.size = size  # in bytes, of what was written
+        self.pending: list[str] = []
+        self._descriptor: int | None = None
+
+    def write(self) -> None:
+        """Hands the pending lines to the operating system. What it does not take (a full disk) stays pending."""
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self.size = os.lseek(self._descriptor, 0, os.SEEK_END)
+        left = "".join(self.pending).encode()
+        try:
+            while left:
+                taken = os.write(self._descriptor, left)
+                self.size += taken
+                left = left[taken:]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
+        finally:
+            self.pending = [left.decode()] if left else []
+
+    def close(self) -> None:
+        """Gives the descriptor back; the next write opens the file again."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+
+def close_all(files: Iterable[AppendedFile]) -> None:
+    """Closes each of them."""
+    for file in files:
+        file.close()
+
+
+def replace(path: str, content: bytes) -> None:
+    """Writes a whole file, so that a reader and a crash find the old or the new content, never a part."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def value_texts(values: np.ndarray) -> list[str]:
+    """Each number of `[count]` as the shortest digits that read back to the same float32.
+
+    >>> value_texts(np.float32([0.1, 1, 1e20, float("nan"), float("-inf")]))
+    ['0.1', '1.0', '1e+20', 'nan', '-inf']
+    """
+    return list(map(str, np.asarray(values, np.float32)))
+
+
+def weight_texts(weights: np.ndarray) -> list[str]:
+    """As `value_texts`, but whole numbers as such, because weights are mostly counts.
+
+    >>> weight_texts(np.float32([32, 0.5]))
+    ['32', '0.5']
+    """
+    numbers = np.asarray(weights, np.float32).tolist()
+    texts = {
+        number: str(np.float32(number)).removesuffix(".0") for number in set(numbers)
+    }  # few: batches are of one size
+    return [texts[number] for number in numbers]
+
+
+def final_text(value: float | str) -> str:
+    """The value of a whole split: as in `value_texts` if it is a float32, else with all its digits; a text as JSON.
+
+    >>> [final_text(value) for value in (float(np.float32(0.1)), 0.123456789012, 1e300, "two\\nlines")]
+    ['0.1', '0.123456789012', '1e+300', '"two\\\\nlines"']
+    """
+    if isinstance(value, str):
+        return json.dumps(value)
+    number = float(value)
+    if abs(number) > LARGEST_FLOAT32 or float(np.float32(number)) != number:
+        return repr(number)
+    return str(np.float32(number))

@@ -1,0 +1,60 @@
+"""`experiment.log`: what a run has to say in words."""
+
+import itertools
+import logging
+from pathlib import Path
+
+from learner.errors import LearnerError
+
+_numbers = itertools.count(1)
+
+
+def open_application_log(directory: Path, setting: logging.Logger | bool | None) -> logging.Logger:
+    """The logger of one run.
+
+    Args:
+      directory: of the run; it is made if it has to be.
+      setting: `True` for `experiment.log` in the directory, which is appended to; `None` for none; or a logger, which
+        is used as it is.
+
+    Returns:
+      A logger of the standard library. One that was made here passes nothing on to other loggers.
+
+    Raises:
+      LearnerError: `setting` is something else.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> log = open_application_log(directory, True)
+    >>> log.info("10 epochs")
+    >>> close_application_log(log)
+    >>> (directory / "experiment.log").read_text()[19:]
+    ' INFO  10 epochs\\n'
+    """
+    if isinstance(setting, logging.Logger):
+        return setting
+    if setting is not None and setting is not True:
+        raise LearnerError(f"application_logger got {setting!r}; it needs True, None or a logging.Logger")
+    logger = logging.getLogger(f"learner.run{next(_numbers)}")
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_handler(directory) if setting else logging.NullHandler())
+    return logger
+
+
+def close_application_log(logger: logging.Logger) -> None:
+    """Closes the file that `open_application_log` opened; a user's own logger is left as it is."""
+    for handler in [each for each in logger.handlers if isinstance(each, _RunHandler)]:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+class _RunHandler(logging.FileHandler):
+    """Marks what was opened here."""
+
+
+def _handler(directory: Path) -> logging.Handler:
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    handler = _RunHandler(Path(directory) / "experiment.log", encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    return handler

@@ -1,0 +1,232 @@
+"""The files of a run: the values of each step, the journal, the summary.
+
+    <directory>/journal.jsonl                   a line for each event that is not a step (see `learner.journal`)
+    <directory>/summary.json                    written at the end
+    <directory>/<split>/epoch-<n>/<Metric>.log  a line `value,weight` for each step, then `value,final`
+
+The run's own ordered worker writes them, not a listener: they are part of the run, and what goes wrong with them is an
+error of the run. A line costs the same however long the files are.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.journal import NUMBERS, encode, read_journal
+from learner.loggers.appended import AppendedFile, close_all, final_text, replace, value_texts, weight_texts
+from learner.loggers.cut import cut_back
+
+SECONDS_BETWEEN_WRITES = 0.5
+LONGEST_NAME = 200
+
+
+class RunFiles:
+    """Writes the files of one run.
+
+    Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
+    with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
+    and only the last line of a file can be torn.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> files = RunFiles(directory, clock=lambda: 1769860800.0)
+    >>> files.steps("train", 1, {"Loss": np.float32([0.5, 0.1])}, np.float32([32, 5]))
+    >>> files.close_split("train", 1, {"Loss": 0.44594594}, at_step=None)
+    >>> files.journal("epoch", epoch=1, step=2, values={"train/Loss": 0.44594594})
+    >>> files.close()
+    >>> print((directory / "train/epoch-1/Loss.log").read_text(), end="")
+    0.5,32
+    0.1,5
+    0.44594594,final
+    >>> print((directory / "journal.jsonl").read_text(), end="")
+    {"event": "epoch", "time": 1769860800.0, "epoch": 1, "step": 2, "values": {"train/Loss": 0.44594594}}
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], clock: Callable[[], float]) -> None:
+        """`directory` need not exist, and nothing is opened yet. `clock` gives the seconds since 1970 (UTC)."""
+        self._directory = Path(directory)
+        self._clock = clock
+        self._written_at = clock()
+        self._epoch = 0
+        self._files: dict[str, AppendedFile] = {}  # of this epoch, by relative path
+        self._places: dict[tuple[str, str], tuple[str, str]] = {}
+        self._made_splits: set[str] = set()
+        self._made_epochs: set[str] = set()
+        self._journal: AppendedFile | None = None
+        self._epoch_lines = 0
+
+    def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
+        """Adds a line `value,weight` for each step of a dispatch.
+
+        Args:
+          split: such as `train`.
+          epoch: the number of the epoch; the first lines of another one close the files of the one before.
+          values: float32 `[count]` for each metric by name.
+          weights: `[count]`.
+
+        Raises:
+          LearnerError: no file can be called as the metric is.
+          OSError: the disk is full, or the like.
+        """
+        ends = [f",{weight}\n" for weight in weight_texts(weights)]
+        for name, column in values.items():
+            lines = [value + end for value, end in zip(value_texts(column), ends, strict=True)]
+            self._metric_file(split, epoch, name).pending += lines
+        if not 0 <= self._clock() - self._written_at < SECONDS_BETWEEN_WRITES:
+            self.flush()
+
+    def close_split(self, split: str, epoch: int, values: Mapping[str, float | str], at_step: int | None) -> None:
+        """Adds the last line of each metric, `value,final`, and closes the split's files.
+
+        After a validation inside an epoch, at the optimizer step `at_step`, the line is `value,final@<at_step>` and the
+        files stay open for the next one. A text is written as JSON has it, so that it stays on its line.
+        """
+        end = ",final\n" if at_step is None else f",final@{at_step}\n"
+        for name, value in values.items():
+            self._metric_file(split, epoch, name).pending.append(final_text(value) + end)
+        self.flush()
+        if at_step is None:
+            close_all(file for path, file in self._files.items() if path.startswith(f"{file_name(split)}/"))
+
+    def journal(self, event: str, **fields: Any) -> None:
+        """Writes a line of `journal.jsonl`: the event's name, the time, and the fields."""
+        self.flush()
+        if self._journal is None:
+            self._journal = self._open_journal()
+        line = json.dumps(encode({"event": event, "time": self._clock(), **fields}), allow_nan=False)
+        self._journal.pending.append(line + "\n")
+        self._journal.write()
+        self._epoch_lines += event in NUMBERS
+
+    def flush(self) -> None:
+        """Hands all lines to the operating system, where they outlive this process."""
+        self._written_at = self._clock()
+        for path, file in self._files.items():
+            if file.pending:
+                self._make(os.path.dirname(path))
+                file.write()
+
+    def position(self) -> dict[str, Any]:
+        """How far the files have come, for a checkpoint. JSON can hold it, and `cut` takes the files back to it."""
+        self.flush()
+        sizes = {path: file.size for path, file in self._files.items()}
+        return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes}
+
+    def cut(self, position: Mapping[str, Any], keep_in: Path | None = None) -> None:
+        """Takes back what was written after `position`. To be called before anything is written.
+
+        The metric files of the position's epoch become as long as they were, those of later epochs go, and the journal
+        loses its later lines of numbers; its other lines stay.
+
+        Args:
+          position: what `position()` returned, in this process or another.
+          keep_in: a directory that gets what is taken back, under the same relative paths.
+
+        Raises:
+          LearnerError: a file has less than the position says. Nothing was changed then.
+        """
+        cut_back(self._directory, position, keep_in)
+        self._epoch, self._epoch_lines = position["epoch"], position["epoch_lines"]
+        self._files = {
+            path: AppendedFile(str(self._directory / path), size) for path, size in position["files"].items()
+        }
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes `summary.json`, whole or not at all."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(encode(summary), indent=2, allow_nan=False)
+        replace(str(self._directory / "summary.json"), content.encode() + b"\n")
+
+    def close(self) -> None:
+        """Writes what is left and closes the files."""
+        try:
+            self.flush()
+        finally:
+            close_all(self._files.values())
+            if self._journal:
+                self._journal.close()
+
+    def _metric_file(self, split: str, epoch: int, name: str) -> AppendedFile:
+        if epoch != self._epoch:
+            self.flush()
+            close_all(self._files.values())
+            self._epoch, self._files, self._made_epochs = epoch, {}, set()
+        place, file = self._place(split, name)
+        path = f"{place}/epoch-{epoch}/{file}"
+        if path not in self._files:
+            self._files[path] = AppendedFile(f"{self._directory}/{path}")
+        return self._files[path]
+
+    def _place(self, split: str, name: str) -> tuple[str, str]:
+        """The directory of the split and the file of the metric."""
+        if (split, name) not in self._places:
+            place = file_name(split), file_name(name) + ".log"
+            for (_, other), taken in self._places.items():
+                if [part.casefold() for part in taken] == [part.casefold() for part in place]:
+                    raise LearnerError(
+                        f"the metrics {other!r} and {name!r} would share a file, {'/'.join(place)}: rename one"
+                    )
+            self._places[split, name] = place
+        return self._places[split, name]
+
+    def _make(self, relative: str) -> None:
+        """Makes `<split>/epoch-<n>`, but `<split>` only once: a run that is removed must not begin anew half-way."""
+        split = os.path.dirname(relative)
+        if split not in self._made_splits:
+            os.makedirs(f"{self._directory}/{split}", exist_ok=True)
+            self._made_splits.add(split)
+        if relative not in self._made_epochs:
+            try:
+                os.mkdir(f"{self._directory}/{relative}")
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                raise LearnerError(f"{self._directory}/{split} was removed while the run was writing to it") from None
+            self._made_epochs.add(relative)
+
+    def _open_journal(self) -> AppendedFile:
+        """The journal, without a last line that was torn when an earlier process was killed."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / "journal.jsonl"
+        if path.exists():
+            lines = read_journal(self._directory)
+            os.truncate(path, sum(len(line) + 1 for line, _ in lines))
+            self._epoch_lines = sum(entry.get("event") in NUMBERS for _, entry in lines)
+        return AppendedFile(str(path))
+
+
+def file_name(name: str) -> str:
+    """How the file of a metric, or the directory of a split, is called: spaces become underscores.
+
+    Raises:
+      LearnerError: no file can safely be called so.
+
+    >>> file_name("Top-5 Accuracy")
+    'Top-5_Accuracy'
+    """
+    problem = _problem(name)
+    if problem:
+        raise LearnerError(
+            f"{name!r} cannot be the name of a metric or split, because a file is called by it: {problem}"
+        )
+    return name.replace(" ", "_")
+
+
+def _problem(name: str) -> str | None:
+    if not name.strip():
+        return "it is empty"
+    if not name.isprintable():
+        return "it contains a character that cannot be printed"
+    if re.search(r"[/\\]", name):
+        return "it contains a path separator"
+    if name.startswith("."):
+        return "it begins with a dot"
+    if len(name.encode()) > LONGEST_NAME:
+        return f"it is longer than {LONGEST_NAME} bytes"
+    return None

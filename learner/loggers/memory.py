@@ -1,0 +1,47 @@
+"""A logger that forgets nothing, for notebooks and tests."""
+
+from typing import TypeVar
+
+from learner.events import Event, Listener, SplitEnded, StepsEnded
+from learner.history import History
+
+E = TypeVar("E", bound=Event)
+
+
+class MemoryLogger(Listener):
+    """Keeps events and values in memory.
+
+    Attributes:
+      events: everything that happened, in order.
+      history: the values of whole splits, by key (`valid/Loss`).
+      steps: the values of each step, by key; those of validations inside an epoch follow one another.
+      closed: whether the run is over.
+
+    >>> memory = MemoryLogger()
+    >>> memory.on_event(SplitEnded(0.0, "valid", epoch=1, step=45, values={"Loss": 0.25}, seconds=0.1))
+    >>> memory.history["valid/Loss"]
+    [0.25]
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.history = History()
+        self.steps: dict[str, list[float]] = {}
+        self.closed = False
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def on_event(self, event: Event) -> None:
+        """Keeps it."""
+        self.events.append(event)
+        if isinstance(event, SplitEnded):
+            self.history.record(event.split, event.epoch, event.step, event.values)
+        elif isinstance(event, StepsEnded):
+            for name, column in event.values.items():
+                self.steps.setdefault(f"{event.split}/{name}", []).extend(column.tolist())
+
+    def close(self) -> None:
+        """The run is over; everything stays."""
+        self.closed = True

@@ -1,0 +1,236 @@
+"""Metrics: numbers (or texts) about a split, exact over all of it.
+
+There are three kinds.
+
+- `Metric`: pure functions on a small state, traced into the training program, so that it costs no round trip to the
+host. - `CollectingMetric`: needs every prediction at once (a median, a ranking); its rows are collected and it is
+computed on the
+  host at the end of the split.
+- `HostMetric`: what the program cannot know (the clock, memory); fed by events, outside the program.
+
+A metric of one's own takes ten lines:
+
+    class MeanAbsoluteError(Metric):
+        name = "Mean Absolute Error"
+        higher_is_better = False
+        fields = ("predictions", "targets")
+
+        def init(self):
+            return Mean.zero()
+
+        def update(self, state, output, info):
+            return state.add(jnp.abs(output.predictions - output.targets), rows_mask(output))
+
+        def merge(self, a, b):
+            return a.merge(b)
+
+        def compute(self, state):
+            return state.value()
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+Array = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """What a metric may know besides the output.
+
+    Attributes:
+      step: int32 scalar, how many optimizer steps were made before this one.
+      weight: float32 scalar, what the loss of this (micro-)batch, or of this step for `per_step` metrics, counts: the
+        output's `weight`, or the number of rows where it has none.
+      learning_rate: float32 scalar, the rate that this step uses; `None` in validation.
+      grad_norm: float32 scalar, the global norm of the step's gradients. Known once a step's micro-batches are all
+        done, so only metrics with `per_step = True` see it; `None` for others and in validation.
+    """
+
+    step: Array
+    weight: Array
+    learning_rate: Array | None = None
+    grad_norm: Array | None = None
+
+
+class MetricBase:
+    """What all kinds of metrics have in common.
+
+    Attributes:
+      name: what logs, monitors (`valid/<name>`) and files call it. It is unique within a split; a metric with
+        parameters puts them into its name (`Top-5 Accuracy`).
+      higher_is_better: the direction, or `None` where there is none (a learning rate).
+      unit: of the number, such as `"%"`, or empty.
+      description: one line for people.
+      numeric: whether the value is one number. Others are text: they are shown and logged at the end of a split and
+        cannot be plotted or monitored.
+      splits: the kinds of split it makes sense in.
+    """
+
+    name: str = ""
+    higher_is_better: ClassVar[bool | None] = None
+    unit: ClassVar[str] = ""
+    description: ClassVar[str] = ""
+    numeric: ClassVar[bool] = True
+    splits: ClassVar[tuple[str, ...]] = ("train", "valid")
+
+    def text(self, value: Any) -> str:
+        """The value as people read it; metrics that are not numeric override it. `value` is on the host."""
+        return f"{float(value):.6g}"
+
+
+class Metric(MetricBase, abc.ABC):
+    """A metric as pure functions on a state, traced into the program.
+
+    The state is any pytree of arrays of fixed shapes. The value logged for a step is
+    `compute(update(init(), output, info))` (updated once for each micro-batch of the step); the value of an epoch is
+    `compute` of all states merged. Count with integers and sum with `Mean` or `Sum`, which do not drift.
+
+    Attributes:
+      fields: the fields of the step's output that it reads. A missing one is an error before anything is compiled.
+      per_step: update once for each optimizer step, after the update, with `output=None` and the step's `info`, rather
+        than once for each micro-batch. For metrics about the step itself: the rate, the gradients' norm.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    per_step: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def init(self) -> Any:
+        """The state of no rows: a pytree of arrays."""
+
+    @abc.abstractmethod
+    def update(self, state: Any, output: Any, info: Info) -> Any:
+        """The state with the rows of one (micro-)batch added."""
+
+    @abc.abstractmethod
+    def merge(self, a: Any, b: Any) -> Any:
+        """The state of the rows of both."""
+
+    @abc.abstractmethod
+    def compute(self, state: Any) -> Any:
+        """The value: a float32 scalar, or any pytree of arrays when `numeric` is False. NaN where it is undefined."""
+
+
+class CollectingMetric(MetricBase, abc.ABC):
+    """A metric that needs every row at once. It has no value per step.
+
+    Attributes:
+      fields: as in `Metric`.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def collect(self, output: Any) -> Any:
+        """Traced: what to keep of a batch, a pytree of arrays `[rows, ...]`."""
+
+    @abc.abstractmethod
+    def compute(self, rows: Any) -> Any:
+        """On the host: the value from all rows of the split, NumPy arrays `[all rows, ...]` in the loader's order."""
+
+
+class HostMetric(MetricBase, abc.ABC):
+    """A metric about the run itself, measured on the host. It never changes what is computed."""
+
+    @abc.abstractmethod
+    def update(self, steps: int, seconds: float) -> float:
+        """Called in order for each dispatch that ended: `steps` of them took `seconds`. Returns the value for these
+        steps.
+        """
+
+    @abc.abstractmethod
+    def compute(self) -> float:
+        """The value of the epoch so far."""
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """A new epoch begins."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A float32 sum that keeps the digits plain addition would lose (Kahan's compensation in Neumaier's form).
+
+    A plain float32 sum is off by 5e-6 of itself after 40 000 batches; this one is right to the last digit.
+
+    >>> s = Sum.zero()
+    >>> for x in (1e8, 1.0, -1e8):
+    ...     s = s.add(jnp.float32(x))
+    >>> print(s.value())
+    1.0
+    """
+
+    high: Array
+    low: Array
+
+    @classmethod
+    def zero(cls, shape: tuple[int, ...] = ()) -> Self:
+        """The sum of nothing, of a given shape."""
+        return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
+
+    def add(self, x: Array) -> Self:
+        """Adds a float32 value of the sum's shape."""
+        x = jnp.asarray(x, jnp.float32)
+        high = self.high + x
+        lost = jnp.where(jnp.abs(self.high) >= jnp.abs(x), (self.high - high) + x, (x - high) + self.high)
+        # Past the largest float32 the compensation would be inf - inf.
+        return type(self)(high, self.low + jnp.where(jnp.isfinite(high), lost, 0))
+
+    def merge(self, other: Self) -> Self:
+        """The sum of both."""
+        both = self.add(other.high)
+        return type(self)(both.high, both.low + other.low)
+
+    def value(self) -> Array:
+        """float32."""
+        return self.high + self.low
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A weighted mean, `Σ(value·weight) / Σweight`. What has weight 0 does not count, even when it is NaN.
+
+    >>> m = Mean.zero().add(jnp.array([1.0, 5.0, jnp.nan]), jnp.array([1, 3, 0]))
+    >>> print(m.value())
+    4.0
+    """
+
+    total: Sum
+    weight: Sum
+
+    @classmethod
+    def zero(cls) -> Self:
+        """The mean of nothing; its value is NaN."""
+        return cls(Sum.zero(), Sum.zero())
+
+    def add(self, values: Array, weights: Array | None = None) -> Self:
+        """Adds `values` of any shape, with `weights` of the same shape (`None`: 1 each)."""
+        values = jnp.asarray(values, jnp.float32)
+        if weights is None:
+            return type(self)(self.total.add(values.sum()), self.weight.add(jnp.float32(values.size)))
+        weights = jnp.broadcast_to(jnp.asarray(weights, jnp.float32), values.shape)
+        return type(self)(
+            self.total.add(jnp.where(weights > 0, values * weights, 0).sum()), self.weight.add(weights.sum())
+        )
+
+    def merge(self, other: Self) -> Self:
+        """The mean over the rows of both."""
+        return type(self)(self.total.merge(other.total), self.weight.merge(other.weight))
+
+    def value(self) -> Array:
+        """float32; NaN where the weights sum to 0."""
+        weight = self.weight.value()
+        return jnp.where(weight > 0, self.total.value() / jnp.where(weight > 0, weight, 1), jnp.nan)
+
+
+def rows_mask(output: Any) -> Array | None:
+    """The output's `mask` if it has one (`[batch]`, or `[batch, length]` for sequences), else `None`."""
+    return getattr(output, "mask", None)

@@ -1,0 +1,129 @@
+"""Metrics of classes: one label for each row or token."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.metrics.base import Array, Info, Metric
+from learner.metrics.counts import Fraction
+from learner.metrics.rows import kept_rows
+
+
+class _HitRate(Metric):
+    """The fraction of labels that are among the `k` classes with the highest scores."""
+
+    higher_is_better = True
+    unit = ""
+    fields = ("logits", "targets")
+
+    def __init__(self, name: str, k: int, ignore_label: int | None) -> None:
+        if ignore_label is not None and not _is_int(ignore_label):
+            raise LearnerError(f"ignore_label of {name} is {ignore_label!r}; it needs the number of a label, or None")
+        self.name = name if ignore_label is None else f"{name} ignoring {ignore_label}"
+        self._k = k
+        self._ignore_label = ignore_label
+
+    def init(self) -> Fraction:
+        """No labels."""
+        return Fraction.zero()
+
+    def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
+        """Adds a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
+        logits, targets = jnp.asarray(output.logits), jnp.asarray(output.targets)
+        self._check(output, logits, targets)
+        targets = targets.astype(jnp.int32)
+        counted = kept_rows(self.name, output, targets.shape)
+        if self._ignore_label is not None:
+            counted &= targets != self._ignore_label
+        return state.add(_rank(logits, targets) < self._k, counted)
+
+    def merge(self, a: Fraction, b: Fraction) -> Fraction:
+        """The labels of both."""
+        return a.merge(b)
+
+    def compute(self, state: Fraction) -> Array:
+        """float32 scalar from 0 to 1; NaN without labels."""
+        return state.value()
+
+    def _check(self, output: Any, logits: Array, targets: Array) -> None:
+        if logits.ndim < 2 or logits.shape[:-1] != targets.shape or not jnp.issubdtype(targets.dtype, jnp.integer):
+            raise LearnerError(
+                f"{self.name} got {type(output).__name__} with logits {logits.dtype}{list(logits.shape)} and targets "
+                f"{targets.dtype}{list(targets.shape)}; it needs one class number for each row or token: integer "
+                "targets of the logits' shape without the last axis"
+            )
+        if logits.shape[-1] < self._k:
+            raise LearnerError(f"{self.name} got logits of {logits.shape[-1]} classes; it needs {self._k} or more")
+
+
+class Accuracy(_HitRate):
+    """How often the class with the highest score is the label, from 0 to 1: `hits / (hits + misses)`.
+
+    Both numbers are exact, over any number of labels. Of classes with equal scores, which are common in bfloat16, the
+    smaller number comes first, as for `numpy.argmax`. A row with a NaN among its scores is no hit, and neither is a
+    label that is none of the classes; both count, unless they are masked or ignored.
+
+    Args:
+      ignore_label: the label that says "do not count this one", such as -100 for padded tokens. The name is then
+        `Accuracy ignoring -100`.
+
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[2.0, 1.0], [0.0, 3.0], [5.0, 1.0], [0.0, 1.0]])
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 1, 1, 0]), mask=jnp.array([1, 1, 1, 0]))
+    >>> metric, info = Accuracy(), Info(step=jnp.int32(0), weight=jnp.float32(2))
+    >>> print(f"{metric.compute(metric.update(metric.init(), out, info)):.4f}")   # 2 of the 3 that are not masked
+    0.6667
+    """
+
+    description = "how often the class with the highest score is the label, 0 to 1"
+
+    def __init__(self, ignore_label: int | None = None) -> None:
+        super().__init__("Accuracy", 1, ignore_label)
+
+
+class TopKAccuracy(_HitRate):
+    """How often the label is among the `k` classes with the highest scores, from 0 to 1.
+
+    It is called `Top-5 Accuracy`, or whatever `k` is. Counts, masks and equal scores are as for `Accuracy`, which is
+    `TopKAccuracy(1)` by another name. A NaN takes one of the `k` places, and a label whose score is NaN is no hit.
+
+    Args:
+      k: how many classes, 1 or more.
+      ignore_label: as for `Accuracy`.
+
+    Raises:
+      LearnerError: for a `k` below 1; when updated with logits of fewer than `k` classes.
+
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> out = ClassificationOutput.from_logits(jnp.array([[0.1, 0.5, 0.4], [0.2, 0.3, 0.5]]), jnp.array([2, 0]))
+    >>> metric, info = TopKAccuracy(2), Info(step=jnp.int32(0), weight=jnp.float32(2))
+    >>> print(metric.name, metric.compute(metric.update(metric.init(), out, info)))
+    Top-2 Accuracy 0.5
+    """
+
+    description = "how often the label is among the k classes with the highest scores, 0 to 1"
+
+    def __init__(self, k: int = 5, ignore_label: int | None = None) -> None:
+        if not _is_int(k) or k < 1:
+            raise LearnerError(f"k of TopKAccuracy is {k!r}; it needs a whole number of classes, 1 or more")
+        super().__init__(f"Top-{k} Accuracy", k, ignore_label)
+
+
+def _rank(logits: Array, targets: Array) -> Array:
+    """How many classes come before the label: int32 `[...]`. All of them do for a label that is none of the classes.
+
+    Comparing is cheaper than sorting. The comparisons are negated so that NaN comes before everything, and nothing is
+    behind a NaN.
+    """
+    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    labels = targets[..., None]
+    known = (labels >= 0) & (labels < logits.shape[-1])
+    score = jnp.take_along_axis(logits, jnp.where(known, labels, 0), axis=-1)
+    before = jnp.where(classes < labels, ~(logits < score), ~(logits <= score))
+    return (before | ~known).sum(-1, dtype=jnp.int32)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

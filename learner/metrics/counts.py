@@ -1,0 +1,83 @@
+"""Exact counts, and fractions of them."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from learner.metrics.base import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """A whole number below 2**64, as two uint32 scalars: `high * 2**32 + low`.
+
+    A float32 stops counting by ones at 2**24 and an int32 overflows at 2**31; tokens reach both within hours, and
+    JAX has no 64-bit integers by default.
+
+    >>> c = Count.zero().add(jnp.array([True, False, True]))
+    >>> print(c.value())
+    2.0
+    >>> billions = Count(jnp.uint32(2), jnp.uint32(2**32 - 1)).merge(c)   # the carry goes into `high`
+    >>> print(billions.high, billions.low)
+    3 1
+    """
+
+    high: Array
+    low: Array
+
+    @classmethod
+    def zero(cls) -> Self:
+        """Nothing counted."""
+        return cls(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+
+    def add(self, which: Array) -> Self:
+        """Counts what is true in `which`: bool of any shape, fewer than 2**32 values."""
+        return self.merge(type(self)(jnp.zeros((), jnp.uint32), which.sum(dtype=jnp.uint32)))
+
+    def merge(self, other: Self) -> Self:
+        """The sum of both."""
+        low = self.low + other.low
+        carry = (low < other.low).astype(jnp.uint32)  # unsigned addition wraps, and is then below both of its terms
+        return type(self)(self.high + other.high + carry, low)
+
+    def value(self) -> Array:
+        """float32 scalar, the nearest one or its neighbour; exact up to 2**24."""
+        return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Fraction:
+    """How many of the counted were hits, from 0 to 1. Both numbers are exact, so only the division rounds.
+
+    It is kept as hits and misses. Their total would be a constant of the program where no row is masked, and XLA
+    multiplies by the rounded reciprocal of a constant: 41 hits of 41 were 0.99999994.
+
+    >>> f = Fraction.zero().add(jnp.array([True, True, True]), jnp.array([True, True, False]))
+    >>> f = f.merge(Fraction.zero().add(jnp.array([False, False]), jnp.array([True, True])))
+    >>> print(f.value())   # 2 of 4: what is not counted is no hit either
+    0.5
+    """
+
+    hits: Count
+    misses: Count
+
+    @classmethod
+    def zero(cls) -> Self:
+        """Nothing counted; the value is NaN."""
+        return cls(Count.zero(), Count.zero())
+
+    def add(self, hits: Array, counted: Array) -> Self:
+        """Adds bool arrays of one shape: which are hits, and which count at all."""
+        return type(self)(self.hits.add(hits & counted), self.misses.add(~hits & counted))
+
+    def merge(self, other: Self) -> Self:
+        """The fraction over both."""
+        return type(self)(self.hits.merge(other.hits), self.misses.merge(other.misses))
+
+    def value(self) -> Array:
+        """float32 scalar; NaN where nothing was counted."""
+        return self.hits.value() / self.hits.merge(self.misses).value()

@@ -1,0 +1,61 @@
+"""Listeners that show a run to a person."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+from learner.events import Listener
+from learner.renderers.plain import PlainRenderer, write_lines
+from learner.renderers.summary import heading, summary_lines
+
+if TYPE_CHECKING:
+    from learner.renderers.rich import RichRenderer, render_summary
+
+__all__ = ["PlainRenderer", "RichRenderer", "default_renderer", "print_summary", "render_summary"]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs rich, imported when it is used: `import learner` shall be fast."""
+    if name in ("RichRenderer", "render_summary"):
+        from learner.renderers import rich
+
+        return getattr(rich, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def default_renderer() -> Listener:
+    """A `RichRenderer` where standard output is a terminal that can move its cursor; a `PlainRenderer` elsewhere.
+
+    Notebooks get plain lines, which stay readable when they are saved.
+    """
+    if not _is_terminal(sys.stdout):
+        return PlainRenderer()
+    from learner.renderers.rich import RichRenderer
+
+    return RichRenderer()
+
+
+def print_summary(
+    summary: Mapping[str, Any], stream: TextIO | None = None, directory: str | os.PathLike[str] | None = None
+) -> None:
+    """Prints the content of `summary.json`: with rich on a terminal, else as text without control characters.
+
+    Args:
+      summary: as `learner.history.summarize` makes it, or as JSON gives it back.
+      stream: where to print; `None`: `sys.stdout`.
+      directory: of the run; it is shown with the files.
+    """
+    write_lines([heading(summary)], stream)
+    if not _is_terminal(stream or sys.stdout):
+        write_lines(summary_lines(summary, directory), stream)
+        return
+    from rich.console import Console
+
+    from learner.renderers.rich import render_summary
+
+    Console(file=stream).print(render_summary(summary, directory))
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

@@ -1,0 +1,96 @@
+"""Lines of text, for files, pipes and notebooks."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from learner.events import EpochEnded, Event, Listener, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.renderers import lines
+from learner.renderers.progress import Progress
+from learner.renderers.summary import summary_lines
+from learner.text import duration
+
+
+class PlainRenderer(Listener):
+    """Writes one line for each epoch, and one each `every_seconds` within long epochs, without control characters.
+
+    Args:
+      stream: where to write; `None`: whatever `sys.stdout` is at the time.
+      clock: seconds; it need not begin anywhere in particular.
+      every_seconds: the time from one line to the next within an epoch, at least.
+
+    >>> renderer = PlainRenderer()
+    >>> values = {"train/Loss": 0.5123, "train/Accuracy": 0.85, "valid/Loss": 0.25, "valid/Accuracy": 0.9}
+    >>> renderer.on_event(EpochEnded(0.0, epoch=3, step=135, values=values, seconds=1.24))
+    epoch 3  train Loss 0.5123  Accuracy 0.85 | valid Loss 0.25  Accuracy 0.9  1.2 s
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        every_seconds: float = 10,
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._every_seconds = every_seconds
+        self._written_at = clock()
+        self._progress = Progress(clock)
+        self._directory: os.PathLike[str] | None = None
+        self._train_loss: float | None = None
+        self._validated: dict[str, float | str] = {}  # inside this epoch, not told yet
+
+    def on_event(self, event: Event) -> None:
+        """Writes the event's lines, if it has any."""
+        self._progress.on_event(event)
+        if isinstance(event, StepsEnded):
+            self._on_steps(event)
+        elif isinstance(event, SplitEnded):
+            if event.at_step is not None:
+                self._validated |= {f"{event.split}/{name}": value for name, value in event.values.items()}
+        elif isinstance(event, EpochEnded):
+            self._validated.clear()
+            self._write([f"{self._progress.label()}  {lines.values(event.values)}  {duration(event.seconds)}"])
+        else:
+            self._write(self._about_run(event))
+
+    def _on_steps(self, event: StepsEnded) -> None:
+        if event.split == "train" and "Loss" in event.values:
+            self._train_loss = float(event.values["Loss"][-1])
+        if self._clock() - self._written_at < self._every_seconds:
+            return
+        known = {} if self._train_loss is None else {"train/Loss": self._train_loss}
+        parts = [
+            self._progress.label(),
+            lines.position(event.split, *self._progress.position(event)),
+            lines.values(known | self._validated),
+        ]
+        parts += [lines.speed(self._progress.speed), lines.left(self._progress.seconds_left())]
+        self._validated.clear()
+        self._write(["  ".join(filter(None, parts))])
+
+    def _about_run(self, event: Event) -> list[str]:
+        if isinstance(event, RunStarted):
+            self._directory, self._train_loss = event.directory, None
+            return [lines.started(event)]
+        if isinstance(event, Message):
+            return lines.message(event)
+        if isinstance(event, RunEnded):
+            return [lines.ended(event), *(summary_lines(event.summary, self._directory) if event.show_summary else ())]
+        return [lines.failed(event)] if isinstance(event, RunFailed) else []
+
+    def _write(self, texts: Sequence[str]) -> None:
+        if texts:
+            self._written_at = self._clock()
+            write_lines(texts, self._stream)
+
+
+def write_lines(texts: Sequence[str], stream: TextIO | None = None) -> None:
+    """Writes lines to a stream (`None`: `sys.stdout`), with question marks for what its encoding lacks."""
+    stream = stream or sys.stdout
+    text = "".join(f"{line}\n" for line in texts)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()

@@ -1,0 +1,79 @@
+"""Where a run stands: its length, its speed, and how long it still takes."""
+
+from collections.abc import Callable
+
+from learner.events import EpochEnded, EpochStarted, Event, RunStarted, StepsEnded
+
+MEMORY = 0.95  # what is left of a dispatch's share of the speed after each further one
+
+
+class Progress:
+    """Follows the events of a run.
+
+    >>> from pathlib import Path
+    >>> seconds = iter([10.0, 20.0, 20.0])
+    >>> progress = Progress(clock=lambda: next(seconds))
+    >>> progress.on_event(RunStarted(0.0, Path("runs/a"), 2, None, 100, (), parameters=10))
+    >>> for step in (50, 100):
+    ...     progress.on_event(StepsEnded(0.0, "train", 1, step - 49, 50, step, 100, step, {}, (), seconds=2.0))
+    >>> progress.speed, progress.seconds_left()
+    (25.0, 20.0)
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._run: RunStarted | None = None
+        self._first: tuple[float, int] | None = None  # when the first dispatch ended, and at which step
+        self._steps = self._seconds = 0.0
+        self.epoch = 1
+        self.step = 0
+        self.total: int | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Something happened."""
+        if isinstance(event, RunStarted):
+            self._run, self.step, self.total = event, event.step, _total(event)
+            self._first, self._steps, self._seconds = None, 0.0, 0.0
+        if isinstance(event, (RunStarted, EpochStarted, StepsEnded, EpochEnded)):
+            self.epoch = event.epoch
+        if isinstance(event, StepsEnded) and event.split == "train":
+            self._on_train_steps(event)
+        elif isinstance(event, EpochEnded) and self.total is None and self._run and self._run.num_epochs:
+            self.total = self._run.num_epochs * event.step // event.epoch  # the first epoch told how long they are
+
+    def _on_train_steps(self, event: StepsEnded) -> None:
+        self.step = event.step
+        if self._first is None:  # the dispatch that waited for the compiler says nothing about the speed
+            self._first = self._clock(), event.step
+            return
+        self._steps = MEMORY * self._steps + event.count
+        self._seconds = MEMORY * self._seconds + event.seconds
+
+    @property
+    def speed(self) -> float | None:
+        """Training steps per second, mostly of the last twenty dispatches."""
+        return self._steps / self._seconds if self._seconds > 0 else None
+
+    def seconds_left(self) -> float | None:
+        """Until the end of the run, with its validations; `None` where that is not known."""
+        if self._first is None or self.total is None or self.step <= self._first[1]:
+            return None
+        seconds_per_step = (self._clock() - self._first[0]) / (self.step - self._first[1])
+        return max(0, self.total - self.step) * seconds_per_step
+
+    def position(self, event: StepsEnded) -> tuple[int, int | None]:
+        """How much is done of how much: of the run where its steps are counted, else of the epoch or the validation."""
+        if event.split == "train" and self._run and self._run.num_steps is not None:
+            return event.step, self._run.num_steps
+        return event.in_epoch, event.total
+
+    def label(self) -> str:
+        """`epoch 3/10`, or `epoch 3` where epochs are not counted."""
+        known = self._run and self._run.num_epochs
+        return f"epoch {self.epoch}/{known}" if known else f"epoch {self.epoch}"
+
+
+def _total(event: RunStarted) -> int | None:
+    if event.num_steps is not None:
+        return event.num_steps
+    return event.num_epochs * event.steps_per_epoch if event.num_epochs and event.steps_per_epoch else None

@@ -1,0 +1,339 @@
+"""The parts of one run, and what its loop does with them."""
+
+import dataclasses
+import logging
+import platform as host
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.checkpoint import CheckpointStore, Saver
+from learner.data.feed import Dispatch, Feeder
+from learner.events import EpochStarted, Saved
+from learner.journal import encode
+from learner.loggers.files import RunFiles
+from learner.options import Options
+from learner.runner import Runner, Tally
+from learner.schedules import ReduceOnPlateau
+from learner.steps.state import TrainState
+from learner.worker import Call, Closed, EpochClosed, Made, Pace, Worker
+
+FORMAT = 1  # of the item `progress`
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run is: in Python numbers of the loop.
+
+    Attributes:
+      epoch: the epoch under way, from 1.
+      batch: micro-batches of it that were trained on.
+      step: optimizer steps of the whole run.
+      in_epoch: optimizer steps of this epoch.
+    """
+
+    epoch: int = 1
+    batch: int = 0
+    step: int = 0
+    in_epoch: int = 0
+
+    @property
+    def shown_epoch(self) -> int:
+        """The epoch under way, or the last one when the next has not begun."""
+        return self.epoch if self.batch or self.epoch == 1 else self.epoch - 1
+
+    def advance(self, dispatch: Dispatch) -> None:
+        """A dispatch was made."""
+        self.batch += dispatch.batches
+        self.step += dispatch.steps
+        self.in_epoch += dispatch.steps
+
+    def next_epoch(self) -> None:
+        """The epoch is over."""
+        self.epoch, self.batch, self.in_epoch = self.epoch + 1, 0, 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochInfo:
+    """What a hook is told.
+
+    Attributes:
+      epoch: the epoch that ended, or that is under way.
+      step: optimizer steps so far.
+      values: the newest value of every metric, by key.
+    """
+
+    epoch: int
+    step: int
+    values: Mapping[str, float | str]
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything that one `fit` owns. Its methods are the words of the loop in `learner.fit`."""
+
+    options: Options
+    runner: Runner
+    worker: Worker
+    files: RunFiles
+    log: logging.Logger
+    train_feeder: Feeder
+    valid_feeders: dict[str, Feeder]
+    steps_per_epoch: int | None
+    valid_batches: dict[str, int | None]
+    plateau: ReduceOnPlateau | None
+    monitor: str
+    rebuild: Callable[[TrainState], Any]
+    position: Position
+    tally: Tally
+    pace: Pace
+    clock: Callable[[], float]
+    store: CheckpointStore | None = None
+    saver: Saver | None = None
+    interrupted: str | None = None
+    stopped_by: str = ""
+    summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stopped: str | None = None
+    saved_step: int | None = None
+    saved_at: float = dataclasses.field(default_factory=time.monotonic)
+    validated_step: int | None = None
+    announced: int | None = None
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def dispatches(self) -> Iterator[Dispatch]:
+        """What is left to train, from the position on."""
+        p = self.position
+        return self.train_feeder.open(p.epoch, p.batch, p.step, self.options.num_epochs)
+
+    def limit(self, step: int) -> int:
+        """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
+        periods = [self.options.valid_every, *(every for every, _ in self.options.every)]
+        due = [period - step % period for period in periods if period]
+        if self.options.num_steps is not None:
+            due.append(self.options.num_steps - step)
+        return max(1, min([self.pace.steps, *due]))
+
+    def train(self, dispatch: Dispatch) -> None:
+        """Hands a dispatch to the device and its values to the worker."""
+        p = self.position
+        if self.announced != dispatch.epoch:
+            self.announced = dispatch.epoch
+            self.worker.put(EpochStarted(self.clock(), dispatch.epoch, self.steps_per_epoch))
+        self.worker.flight.take_off()
+        values = self.runner.train(self.tally, dispatch)
+        first = p.step + 1
+        p.advance(dispatch)
+        numbers = dispatch.steps, dispatch.batches, p.in_epoch, self.steps_per_epoch, p.step
+        self.worker.put(Made("train", p.epoch, first, *numbers, values))
+
+    def end_epoch(self) -> None:
+        """Closes an epoch: its values, its validation, the decisions that follow, the hooks, a checkpoint."""
+        p = self.position
+        self.close_train()
+        self.validate(at_step=None)
+        self.worker.put(EpochClosed(p.epoch, p.step))
+        self.decide()
+        self.call_hooks(self.options.on_epoch_end, at_step=None)
+        ended = p.epoch
+        p.next_epoch()
+        if self.options.checkpoints is not None and self.options.checkpoints.due(
+            ended, time.monotonic() - self.saved_at
+        ):
+            self.save(ends_epoch=ended)
+
+    def close_train(self) -> None:
+        """The train split's values over the epoch; its metrics begin anew."""
+        p = self.position
+        self.worker.put(Closed("train", p.epoch, p.step, None, self.runner.values("train", self.tally)))
+        self.tally = self.runner.start("train")
+
+    # -- validation ----------------------------------------------------------------------------------------------------
+
+    def validation_due(self, dispatch: Dispatch) -> bool:
+        """Whether a validation inside an epoch is due. The end of an epoch has one of its own."""
+        every = self.options.valid_every
+        due = every is not None and self.position.step % every == 0
+        return due and bool(self.valid_feeders) and not dispatch.ends_epoch
+
+    def validate(self, at_step: int | None) -> None:
+        """Every validation split. It reads the state and changes nothing."""
+        p = self.position
+        for split, feeder in self.valid_feeders.items():
+            validate(self.runner, feeder, self.worker, split, self.valid_batches[split], p.epoch, p.step, at_step)
+        self.validated_step = p.step
+
+    def decide(self) -> None:
+        """Early stopping and the plateau scheduler look at the newest values; only they make the loop wait for them."""
+        if not (self.options.early_stopping or self.plateau):
+            return
+        values = self.newest()
+        for stopping in self.options.early_stopping:
+            reason = stopping.update(values)
+            self.stopped = self.stopped or (reason and f"early stopping: {reason}")
+        if self.plateau is not None and (rate := self.plateau.rate) != self.plateau.update(values):
+            self.log.info("step %d: learning rate %g -> %g", self.position.step, rate, self.plateau.rate)
+            self.runner.set_lr_scale(self.plateau.rate)
+
+    def newest(self) -> dict[str, float | str]:
+        """The newest value of every metric; waits until the worker has read them."""
+        self.worker.wait()
+        history = self.worker.history
+        return {key: point.value for key in history if (point := history.last(key)) is not None}
+
+    # -- hooks ---------------------------------------------------------------------------------------------------------
+
+    def call_periodic_hooks(self) -> None:
+        """Those of `every(steps=n)` that are due."""
+        due = [fn for every, fn in self.options.every if self.position.step % every == 0]
+        self.call_hooks(due, at_step=self.position.step)
+
+    def call_hooks(self, hooks: list[Callable[..., Any]], at_step: int | None) -> None:
+        """Calls each with `(info, model)`; the numbers that they return are logged as the split `custom`."""
+        if not hooks:
+            return
+        p, numbers = self.position, {}
+        model = self.rebuild(self.runner.copy(self.runner.state))
+        info = EpochInfo(p.epoch, p.step, self.newest())
+        for hook in hooks:
+            numbers |= {str(name): np.float32(value) for name, value in (hook(info, model) or {}).items()}
+        if numbers:
+            self.worker.put(Closed("custom", p.epoch, p.step, at_step, numbers))
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises what went wrong in a thread of the run."""
+        self.worker.check()
+        if self.saver is not None:
+            self.saver.check()
+
+    def interrupt(self, reason: str) -> None:
+        """Ends the run after the dispatch under way."""
+        self.interrupted = reason
+
+    def stop_reason(self) -> str | None:
+        """Why the run is over, or `None`."""
+        interrupter, steps = self.options.interrupter, self.options.num_steps
+        if self.interrupted:
+            return self.interrupted
+        if interrupter is not None and interrupter.reason:
+            return f"interrupter: {interrupter.reason}"
+        if self.stopped:
+            return self.stopped
+        return "num_steps" if steps is not None and self.position.step >= steps else None
+
+    def finish(self, reason: str) -> None:
+        """The end of training: the last validation and checkpoint of a run by steps, a checkpoint where none was made
+        yet.
+        """
+        p = self.position
+        inside = p.batch > 0
+        if inside and reason == "num_steps" and self.valid_feeders and self.validated_step != p.step:
+            self.validate(at_step=p.step)
+        if self.options.checkpoints is not None and self.saved_step != p.step:
+            self.save(ends_epoch=None if inside else p.epoch - 1)
+        if inside and reason == "num_steps":
+            self.close_train()
+            self.worker.put(EpochClosed(p.epoch, p.step))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def save(self, ends_epoch: int | None) -> None:
+        """Copies the state, and leaves the rest of the save to the worker and the saver."""
+        p = dataclasses.replace(self.position)
+        state = self.runner.copy(self.runner.state)
+        metrics = self.runner.copy(self.tally.metrics) if p.batch else None
+        decisions = {
+            "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
+            "plateau": None if self.plateau is None else self.plateau.get_state(),
+            "stopped": self.stopped,
+        }
+        self.saved_step, self.saved_at = p.step, time.monotonic()
+        self.worker.put(Call(lambda: self._complete_save(state, metrics, p, ends_epoch, decisions)))
+
+    def _complete_save(
+        self, state: TrainState, metrics: Any, p: Position, ends_epoch: int | None, decisions: Mapping[str, Any]
+    ) -> None:
+        """On the worker's thread, in order: history and log lengths are those of the position."""
+        assert self.saver is not None
+        assert int(state.step) == p.step, f"the loop counted {p.step} steps, the device {int(state.step)}"
+        point = self.worker.history.last(self.monitor)
+        progress = {
+            "format": FORMAT,
+            "step": p.step,
+            "position": dataclasses.asdict(p),
+            "ends_epoch": ends_epoch,
+            "monitor": self.monitor,
+            "score": point.value if point is not None and np.isfinite(point.value) else None,
+            "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
+            "history": self.worker.history.to_json(),
+            "log": self.files.position(),
+            "config": self.options.config_text,
+            "made_on": fingerprint(),
+            **decisions,
+        }
+        further = {}
+        if metrics is not None:
+            states = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(metrics))}
+            further["in_flight"] = {"states": states, "rows": _rows_to_store(self.worker)}
+        self.saver.submit(state, encode(progress), further)
+
+    def saved(self, progress: Mapping[str, Any], seconds: float) -> None:
+        """On the saver's thread: a checkpoint is complete."""
+        assert self.store is not None
+        step, epoch = progress["step"], progress["ends_epoch"] or progress["position"]["epoch"]
+        path = self.store.path(step)
+        self.log.info("saved %s in %.2f s", path, seconds)
+        self.worker.put_soon(Call(lambda: self.files.journal("save", step=step, path=str(path))))
+        self.worker.put_soon(Saved(self.clock(), epoch, step, path, seconds))
+
+
+def validate(
+    runner: Runner,
+    feeder: Feeder,
+    worker: Worker,
+    split: str,
+    batches: int | None,
+    epoch: int,
+    step: int,
+    at_step: int | None,
+) -> None:
+    """One pass over a validation split."""
+    tally, done = runner.start("valid"), 0
+    dispatches = feeder.open(1, 0, 0, 1)
+    try:
+        for dispatch in dispatches:
+            worker.flight.take_off()
+            values = runner.valid(tally, dispatch)
+            first, done = done + 1, done + dispatch.steps
+            worker.put(Made(split, epoch, first, dispatch.steps, dispatch.batches, done, batches, step, values))
+    finally:
+        dispatches.close()  # type: ignore[attr-defined]
+    worker.put(Closed(split, epoch, step, at_step, runner.values("valid", tally)))
+
+
+def _rows_to_store(worker: Worker) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for split, metrics in worker.collected.items():
+        for index, parts in enumerate(metrics.values()):
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            rows.setdefault(split, {})[str(index)] = {str(i): column for i, column in enumerate(columns)}
+    return rows
+
+
+def fingerprint() -> dict[str, Any]:
+    """What the bits of a run depend on besides its own program and data."""
+    device = jax.devices()[0]
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jax.lib.__version__,
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+        "machine": host.machine(),
+        "python": host.python_version(),
+    }

@@ -1,0 +1,92 @@
+"""Schedulers with a state: they look at an epoch's values and scale the learning rate.
+
+Schedules that are functions of the optimizer step are optax's (`optax.cosine_decay_schedule(...)`); pass them as `lr`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.stopping import Monitor
+
+
+class ReduceOnPlateau:
+    """Lowers the rate when a metric stops getting better.
+
+    After `patience` validations without a better value the rate is multiplied by `factor`; then `cooldown` validations
+    pass before counting goes on.
+
+    Args:
+      lr: the first rate.
+      monitor: a metric by key, such as `valid/Loss`.
+      factor: between 0 and 1.
+      patience: how many validations without a better value are allowed, 0 or more.
+      mode: `"min"` or `"max"`; `None`: the metric's own direction.
+      min_delta: how much better a value must be to count.
+      cooldown: validations after a reduction in which none is counted.
+      min_lr: the rate is not lowered below this.
+
+    >>> plateau = ReduceOnPlateau(0.1, "valid/Loss", factor=0.5, patience=1)
+    >>> [plateau.update({"valid/Loss": loss}) for loss in (1.0, 1.0, 1.0, 0.5)]
+    [0.1, 0.1, 0.05, 0.05]
+    """
+
+    def __init__(
+        self,
+        lr: float,
+        monitor: str = "valid/Loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        *,
+        mode: str | None = None,
+        min_delta: float = 0.0,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ):
+        if not (isinstance(lr, int | float) and 0 < lr < math.inf):
+            raise LearnerError(f"lr of ReduceOnPlateau is {lr!r}; it needs a positive number")
+        if not (isinstance(factor, int | float) and 0 < factor < 1):
+            raise LearnerError(f"factor of ReduceOnPlateau is {factor!r}; it needs a number between 0 and 1")
+        for name, value in (("patience", patience), ("cooldown", cooldown)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise LearnerError(f"{name} of ReduceOnPlateau is {value!r}; it needs a whole number, 0 or more")
+        if not (isinstance(min_lr, int | float) and 0 <= min_lr <= lr):
+            raise LearnerError(
+                f"min_lr of ReduceOnPlateau is {min_lr!r}; it needs a number from 0 to lr, which is {lr!r}"
+            )
+        self._best = Monitor(monitor, mode, min_delta)
+        self._rate, self._factor, self._patience = float(lr), float(factor), patience
+        self._cooldown, self._min_lr = cooldown, float(min_lr)
+        self._without, self._resting = 0, 0
+
+    @property
+    def monitor(self) -> Monitor:
+        """What it follows."""
+        return self._best
+
+    @property
+    def rate(self) -> float:
+        """The rate as things stand."""
+        return self._rate
+
+    def update(self, values: Mapping[str, Any]) -> float:
+        """After a validation: the rate from now on."""
+        if self._best.is_better(float(values[self._best.monitor])):
+            self._without = 0
+        elif self._resting == 0:
+            self._without += 1
+        self._resting = max(0, self._resting - 1)
+        if self._without > self._patience:
+            self._rate = max(self._rate * self._factor, self._min_lr)
+            self._without, self._resting = 0, self._cooldown
+        return self._rate
+
+    def get_state(self) -> dict[str, Any]:
+        """For a checkpoint, as JSON can hold it."""
+        return {"best": self._best.best, "rate": self._rate, "without": self._without, "resting": self._resting}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `get_state` was."""
+        self._best.best, self._rate = state["best"], state["rate"]
+        self._without, self._resting = state["without"], state["resting"]

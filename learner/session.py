@@ -1,0 +1,264 @@
+"""Opening and closing a run: its logs, its threads, its directory, whatever happens in between."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint import CheckpointStore, Saver
+from learner.compilation import CompileTimes, use_cache
+from learner.events import Listener, Message, Outlet, RunEnded, RunFailed, RunStarted
+from learner.history import History, summarize
+from learner.inputs import Inputs
+from learner.loggers.application import close_application_log, open_application_log
+from learner.loggers.files import RunFiles
+from learner.metrics.base import CollectingMetric
+from learner.options import Options
+from learner.run import Position, Run
+from learner.schedules import ReduceOnPlateau
+from learner.start import (
+    Dispatching,
+    Restored,
+    decide_dispatch,
+    describe,
+    feeder_for,
+    make_runner,
+    monitor_of,
+    open_store,
+    rows_in_flight,
+    tally_in_flight,
+)
+from learner.steps.state import TrainState
+from learner.steps.step import Step
+from learner.strategies import SingleDevice
+from learner.worker import Call, Pace, Worker
+
+NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a run is started with.
+
+    Attributes:
+      options: of the builder.
+      step: the definition of its steps.
+      plateau: the scheduler, if there is one.
+      rebuild: makes the user's model of a state.
+      inputs: the data.
+      state: the first state.
+      restored: the checkpoint to go on from, or `None`.
+      going_on: whether the directory holds a run that goes on.
+    """
+
+    options: Options
+    step: Step
+    plateau: ReduceOnPlateau | None
+    rebuild: Callable[[TrainState], Any]
+    inputs: Inputs
+    state: TrainState
+    restored: Restored | None
+    going_on: bool
+
+
+@contextlib.contextmanager
+def opened(start: Start) -> Iterator[Run]:
+    """A run that is ready to loop. When the block ends, its summary is written; when it raises, the error is logged and
+    raised.
+    """
+    options = start.options
+    log = open_application_log(options.directory, options.application_logger)
+    files = RunFiles(options.directory, time.time)
+    position = Position() if start.restored is None else start.restored.position
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_application_log, log)
+        stack.callback(files.close)
+        outlets: list[Outlet] = []
+        warn = _warner(log, outlets)
+        outlets += [Outlet(listener, warn) for listener in _listeners(options)]
+        stack.callback(lambda: [outlet.close() for outlet in outlets])
+        try:
+            with contextlib.ExitStack() as threads:
+                yield from _started(start, position, log, files, outlets, warn, threads)
+        except BaseException as error:
+            log.error("failed: %r", error, exc_info=error)
+            with contextlib.suppress(Exception):
+                files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
+            for outlet in outlets:
+                outlet.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
+            raise
+
+
+def _started(
+    start: Start,
+    p: Position,
+    log: logging.Logger,
+    files: RunFiles,
+    outlets: list[Outlet],
+    warn: Callable[[str], None],
+    threads: contextlib.ExitStack,
+) -> Iterator[Run]:
+    options, restored, inputs = start.options, start.restored, start.inputs
+    began = time.monotonic()
+    times = threads.enter_context(CompileTimes())
+    monitor, higher_is_better = monitor_of(options, list(inputs.valid))
+    store = None if options.checkpoints is None else open_store(options, higher_is_better)
+    if store is not None:
+        threads.callback(store.close)
+    _go_back(start, files, store, log)
+    strategy = options.devices or SingleDevice()
+    cache = use_cache(strategy.platform, options.compilation_cache)
+    state = start.state if restored is None else restored.state
+    parameters = describe(log, options, start.step, state, strategy)
+    feeder, plan = feeder_for(inputs, "train", strategy, options, warn)
+    runner = make_runner(start.step, state, plan.buffer, strategy)
+    how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
+    plan.loop = how.loop
+    _log_dispatch(log, "train", how)
+    pace = Pace()
+    valid_feeders = {}
+    for split in inputs.valid:
+        valid_feeders[split], valid_plan = feeder_for(inputs, split, strategy, options, warn)
+        how = decide_dispatch(runner, valid_feeders[split], valid_plan, options, "valid", strategy)
+        valid_plan.loop, valid_plan.limit = how.loop, lambda step: pace.steps
+        _log_dispatch(log, split, how)
+    if cache:
+        log.info("compilations are kept in %s", cache)
+    splits = ["train", *inputs.valid]
+    metrics = {split: options.metrics_of(split) for split in splits}
+    collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
+    history = History() if restored is None else History.from_json(restored.progress["history"])
+    saver = None if store is None else Saver(store, lambda progress, seconds: run.saved(progress, seconds))
+    if saver is not None:
+        threads.callback(saver.close)
+    worker = Worker(metrics, files, history, outlets, pace, time.time, rows_in_flight(restored, collecting))
+    threads.callback(worker.close)  # before the saver, which its last items may still need
+    batches = inputs.train.batches
+    run = Run(
+        options=options,
+        runner=runner,
+        worker=worker,
+        files=files,
+        log=log,
+        train_feeder=feeder,
+        valid_feeders=valid_feeders,
+        steps_per_epoch=None if batches is None else -(-batches // options.accumulate),
+        valid_batches={split: source.batches for split, source in inputs.valid.items()},
+        plateau=start.plateau,
+        monitor=monitor,
+        rebuild=start.rebuild,
+        position=p,
+        tally=tally_in_flight(restored, runner),
+        pace=pace,
+        clock=time.time,
+        store=store,
+        saver=saver,
+        saved_step=None if restored is None else restored.entry.step,
+    )
+    plan.limit = run.limit
+    if restored is not None:
+        _restore_decisions(run, restored)
+    infos = options.metric_infos(splits)
+    numbers = options.num_epochs, options.num_steps, run.steps_per_epoch
+    resumed = restored is not None
+    worker.put(Call(lambda: files.journal("start", epoch=p.epoch, step=p.step, resumed=resumed)))
+    event = RunStarted(time.time(), options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed)
+    worker.put(event)
+    log.info("start at epoch %d, step %d", p.epoch, p.step)
+    yield run
+    worker.wait()
+    if run.saver is not None:
+        run.saver.close()
+        run.saver.check()
+    worker.wait()
+    log.info("%d programs compiled in %.1f s", times.count, times.seconds)
+    summary = _summary(run, infos)
+    files.write_summary(summary)
+    seconds = time.monotonic() - began
+    epoch = p.shown_epoch
+    log.info("ended by %s at epoch %d, step %d, after %.1f s", run.stopped_by, epoch, p.step, seconds)
+    kind = "end" if run.stopped_by in ("num_epochs", "num_steps") else "stop"
+    worker.put(Call(lambda: files.journal(kind, epoch=epoch, step=p.step, stopped_by=run.stopped_by)))
+    worker.put(RunEnded(time.time(), epoch, p.step, run.stopped_by, summary, seconds, options.show_summary))
+    worker.wait()
+    run.summary = summary
+
+
+def _go_back(start: Start, files: RunFiles, store: CheckpointStore | None, log: logging.Logger) -> None:
+    """Takes the files to where the run goes on; what is newer is kept in `superseded/`."""
+    options, restored = start.options, start.restored
+    if options.config_text is not None:
+        _write(options.directory / "config.yaml", options.config_text)
+    if not start.going_on:
+        return
+    (options.directory / "summary.json").unlink(missing_ok=True)
+    if restored is None:
+        log.info("resume: there is no checkpoint yet, so the run starts afresh")
+        files.cut(NOTHING_LOGGED)
+        return
+    keep_in = None
+    if store is not None and any(entry.step > restored.entry.step for entry in store.entries):
+        superseded = options.directory / "superseded"
+        superseded.mkdir(exist_ok=True)
+        keep_in = superseded / str(1 + len(list(superseded.iterdir())))
+        moved = store.set_aside(restored.entry.step, keep_in.absolute() / "checkpoint")
+        log.info("checkpoints of steps %s and the logs after step %d moved to %s", moved, restored.entry.step, keep_in)
+    files.cut(restored.progress["log"], keep_in)
+    log.info("resume: from %s", f"the checkpoint of step {restored.entry.step}")
+
+
+def _restore_decisions(run: Run, restored: Restored) -> None:
+    for stopping, saved in zip(run.options.early_stopping, restored.progress["early_stopping"], strict=False):
+        stopping.set_state(saved)
+        run.stopped = run.stopped or (stopping.reason and f"early stopping: {stopping.reason}")
+    if run.plateau is not None and restored.progress["plateau"] is not None:
+        run.plateau.set_state(restored.progress["plateau"])
+
+
+def _listeners(options: Options) -> list[Listener]:
+    renderer = options.renderer
+    if renderer == "auto":
+        from learner.renderers import default_renderer
+
+        renderer = default_renderer()
+    return [*([renderer] if isinstance(renderer, Listener) else []), *options.loggers]
+
+
+def _warner(log: logging.Logger, outlets: list[Outlet]) -> Callable[[str], None]:
+    def warn(text: str) -> None:
+        log.warning(text)
+        for outlet in outlets:
+            outlet.put(Message(time.time(), logging.WARNING, text))
+
+    return warn
+
+
+def _log_dispatch(log: logging.Logger, split: str, how: Dispatching) -> None:
+    steps = f"up to {how.buffer} steps in one loop" if how.loop else "step by step, without a loop"
+    log.info("dispatch of %s: %s (%s)", split, steps, how.why)
+
+
+def _summary(run: Run, infos: Any) -> dict[str, Any]:
+    p = run.position
+    entries = [] if run.store is None else run.store.entries
+    checkpoints = [
+        {"epoch": e.epoch, "step": e.step, "path": str(run.store.path(e.step))} for e in entries if run.store
+    ]
+    return summarize(
+        run.worker.history,
+        infos,
+        directory=run.options.directory,
+        epochs=p.epoch - 1,
+        steps=p.step,
+        stopped_by=run.stopped_by,
+        checkpoints=checkpoints,
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)

@@ -1,0 +1,168 @@
+"""Starting a run: its programs, its checkpoint, its logs, its threads."""
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.checkpoint import CheckpointStore, Entry, Retention
+from learner.checkpoint.items import from_items, to_items
+from learner.checkpoint.options import CheckpointOptions
+from learner.data.feed import MAX_STEPS, Feeder, Plan, bytes_of, steps_for
+from learner.inputs import Inputs, default_monitor, direction_of
+from learner.options import Options
+from learner.run import Position
+from learner.runner import Runner, Tally
+from learner.steps.program import Programs, has_convolution
+from learner.steps.state import TrainState, named_leaves
+from learner.steps.step import Step
+from learner.strategies import Strategy
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatching:
+    """How steps are dispatched, and why; decided by the program, the data's size and the platform, never by a clock."""
+
+    buffer: int
+    loop: bool
+    why: str
+
+
+def feeder_for(
+    inputs: Inputs, split: str, strategy: Strategy, options: Options, warn: Callable[[str], None]
+) -> tuple[Feeder, Plan]:
+    """The feeder of a split, with its plan; whether steps run in a loop is decided by `decide_dispatch`."""
+    source = inputs.train if split == "train" else inputs.valid[split]
+    size = options.accumulate if split == "train" else 1
+    first = inputs.firsts[split]
+    fit = MAX_STEPS if source.rows is not None else steps_for(bytes_of(first) * size)
+    buffer = options.steps_per_dispatch or fit
+    plan = Plan(size, buffer, True, lambda step: buffer)
+    return Feeder(source, strategy, plan, first, warn), plan
+
+
+def decide_dispatch(
+    runner: Runner, feeder: Feeder, plan: Plan, options: Options, kind: str, strategy: Strategy
+) -> Dispatching:
+    """Looks at the traced program: on a CPU a convolution is some 60 times slower in a loop."""
+    data = "the data lives on the device" if feeder.resident else "the data streams"
+    if options.steps_per_dispatch is not None:
+        return Dispatching(plan.buffer, True, f"as set; {data}")
+    if plan.buffer < 2:
+        return Dispatching(1, False, f"the batches of two steps are larger than 64 MiB; {data}")
+    if strategy.platform == "cpu" and has_convolution(runner.traced(kind, feeder.example())):
+        return Dispatching(plan.buffer, False, f"it has a convolution, which is slow in a loop on a CPU; {data}")
+    return Dispatching(plan.buffer, True, data)
+
+
+def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
+    """What decides about the best checkpoint, and whether higher is better."""
+    checkpoints = options.checkpoints or CheckpointOptions()
+    key = checkpoints.monitor or default_monitor(valid_splits)
+    return key, direction_of(options, valid_splits, key, checkpoints.mode)[0] == "max"
+
+
+def open_store(options: Options, higher_is_better: bool, *, read_only: bool = False) -> CheckpointStore:
+    """The checkpoints of the run's directory."""
+    checkpoints = options.checkpoints or CheckpointOptions()
+    keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
+    place = checkpoints.directory or (options.directory / "checkpoint").absolute()
+    return CheckpointStore(place, keep, read_only=read_only)
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a checkpoint gives back.
+
+    Attributes:
+      entry: which one.
+      state: the train state.
+      progress: everything else.
+      metrics: the item `in_flight` of one that was made inside an epoch.
+    """
+
+    entry: Entry
+    state: TrainState
+    progress: Mapping[str, Any]
+    metrics: Mapping[str, Any] | None
+
+    @property
+    def position(self) -> Position:
+        """Where the run was."""
+        return Position(**self.progress["position"])
+
+
+def restore(store: CheckpointStore, entry: Entry, state: TrainState) -> Restored:
+    """Reads a checkpoint into the shape of `state`; what differs is one error that lists it."""
+    items = store.restore(entry.step, to_items(state))
+    progress = store.progress(entry.step)
+    key = jax.random.wrap_key_data(np.asarray(progress["root_key"], np.uint32), impl=jax.random.key_impl(state.rng))
+    state = dataclasses.replace(from_items(items, state), rng=key)
+    return Restored(entry, state, progress, store.metrics(entry.step))
+
+
+def tally_in_flight(restored: Restored | None, runner: Runner) -> Tally:
+    """The train split's metrics: of a checkpoint that was made inside an epoch, or new."""
+    fresh = runner.start("train")
+    if restored is None or restored.metrics is None:
+        return fresh
+    leaves, tree = jax.tree.flatten(fresh.metrics)
+    states = restored.metrics["states"]
+    return runner.start("train", tree.unflatten([states[str(i)] for i in range(len(leaves))]))
+
+
+def rows_in_flight(
+    restored: Restored | None, names: Mapping[str, list[str]]
+) -> dict[str, dict[str, list[list[np.ndarray]]]]:
+    """The rows that collecting metrics (their names by split) held at a checkpoint made inside an epoch."""
+    stored = (restored.metrics or {}).get("rows") or {} if restored is not None else {}
+    held: dict[str, dict[str, list[list[np.ndarray]]]] = {}
+    for split, metrics in stored.items():
+        for index, columns in metrics.items():
+            rows = [np.asarray(columns[str(i)]) for i in range(len(columns))]
+            held.setdefault(split, {})[names[split][int(index)]] = [rows]
+    return held
+
+
+def make_runner(step: Step, state: TrainState, buffer: int, strategy: Strategy) -> Runner:
+    """The programs of a run, with the state placed."""
+    return Runner(Programs(step, jax.tree.structure(state), max(2, buffer)), strategy, state)
+
+
+def describe(log: logging.Logger, options: Options, step: Step, state: TrainState, strategy: Strategy) -> int:
+    """Writes what a run is into its log; returns the number of parameters."""
+    import flax
+    import optax
+    import orbax.checkpoint
+
+    versions = {"learner": version(), "jax": jax.__version__, "flax": flax.__version__, "optax": optax.__version__}
+    versions |= {
+        "orbax-checkpoint": orbax.checkpoint.__version__,
+        "numpy": np.__version__,
+        "python": sys.version.split()[0],
+    }
+    log.info("versions: %s", ", ".join(f"{name} {v}" for name, v in versions.items()))
+    log.info("devices: %s of %d", strategy.description, jax.device_count())
+    if jax.device_count() > 1 and options.devices is None:
+        log.info("there are %d devices and one is used", jax.device_count())
+    leaves = named_leaves(state.params)
+    count = sum(int(x.size) for x in leaves.values())
+    log.info("model: %s, %d parameters in %d arrays", step.family.kind, count, len(leaves))
+    width = max(map(len, leaves))
+    for name, x in leaves.items():
+        log.info("  %-*s %-10s %s", width, name, x.dtype, list(x.shape))
+    log.info("seed %d, %d micro-batches per step", options.seed, options.accumulate)
+    return count
+
+
+def version() -> str:
+    """The installed version of this package."""
+    import importlib.metadata
+
+    return importlib.metadata.version("learner")

@@ -1,0 +1,168 @@
+"""The learning rate at step time: an optimizer is a function of the rate.
+
+`optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)` or `lambda lr: optax.chain(optax.clip_by_global_norm(1.0),
+optax.adamw(lr))` is called inside the traced step with a traced rate. That gives the bits of a fixed rate, one
+compilation for every rate, and rates that schedules, schedulers and members of a population may change.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Array = Any
+PyTree = Any
+OptimizerFn = Callable[[Any], optax.GradientTransformation]
+Schedule = Callable[[Array], Array]
+
+
+def update_params(
+    optimizer: OptimizerFn,
+    rate: Array,
+    grads: PyTree,
+    opt_state: PyTree,
+    params: PyTree,
+    *,
+    loss: Array,
+    value_fn: Callable[[PyTree], Array] | None = None,
+) -> tuple[PyTree, PyTree]:
+    """One update: `(params, opt_state)` after a step of `optimizer(rate)`.
+
+    Optimizers that take extra arguments are given the loss as `value`, the gradients as `grad`, and `value_fn` (also as
+    `obj_fn`), the loss as a function of the parameters on the same batch and random keys.
+
+    >>> params = {"w": jnp.array([1.0, 2.0])}
+    >>> update_params(optax.sgd, 0.5, {"w": jnp.array([1.0, 1.0])}, optax.sgd(0.5).init(params), params, loss=jnp.array(0.0))[0]
+    {'w': Array([0.5, 1.5], dtype=float32)}
+    """
+    with _optax_promotion():
+        transformation = optimizer(rate)
+        extra: dict[str, Any] = {}
+        if isinstance(transformation, optax.GradientTransformationExtraArgs):
+            extra = {"value": loss, "grad": grads}
+            if value_fn is not None:
+                extra |= {"value_fn": value_fn, "obj_fn": value_fn}
+        updates, opt_state = transformation.update(grads, opt_state, params, **extra)
+        return optax.apply_updates(params, updates), opt_state
+
+
+@contextlib.contextmanager
+def _optax_promotion() -> Iterator[None]:
+    """Optax mixes dtypes and ranks (`decay**count`), also for users who run their own code under strict promotion."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def check_optimizer(optimizer: Any, params: PyTree, accumulate: int) -> list[str]:
+    """What is wrong with an optimizer for these parameters; nothing is compiled.
+
+    Args:
+      optimizer: what the user gave.
+      params: arrays, or their shapes.
+      accumulate: micro-batches per optimizer step.
+    """
+    problem = _not_a_function_of_the_rate(optimizer)
+    if problem:
+        return [problem]
+    searched = []
+
+    def value_fn(_: PyTree) -> Array:
+        searched.append(True)
+        return jnp.float32(0)
+
+    def once(params: PyTree, rate: Array) -> tuple[PyTree, PyTree]:
+        opt_state = init_optimizer(optimizer, None, params, rate)
+        return update_params(optimizer, rate, params, opt_state, params, loss=jnp.float32(0), value_fn=value_fn)
+
+    try:
+        new_params = jax.eval_shape(once, params, jax.ShapeDtypeStruct((), jnp.float32))[0]
+    except Exception as error:
+        return [_cannot_update(optimizer, error)]
+    if searched and accumulate > 1:
+        return [
+            f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), which needs the whole "
+            f"batch at once, but grads_accumulation is {accumulate}: use grads_accumulation(1) or another optimizer"
+        ]
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    if shapes(new_params) != shapes(params):
+        return [f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters"]
+    return []
+
+
+def _not_a_function_of_the_rate(optimizer: Any) -> str | None:
+    right = "pass the function (optax.adamw), partial(optax.adamw, weight_decay=1e-4), or lambda lr: optax.chain(..., optax.adamw(lr))"
+    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+        return (
+            "the optimizer is already built: its rate is fixed inside. An optimizer here is a function of the learning rate: "
+            f"{right}, and the rate as build(model, optimizer, lr)"
+        )
+    if not callable(optimizer):
+        return f"the optimizer is {optimizer!r}; {right}"
+    try:
+        made = optimizer(jnp.float32(1e-3))
+    except Exception as error:
+        return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        return f"the optimizer ({name_of(optimizer)}) returned {type(made).__name__} for a rate, not an optax transformation; {right}"
+    return None
+
+
+def _cannot_update(optimizer: Any, error: Exception) -> str:
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "leading batch dimension" in str(error):
+        message = "it needs the gradient of each example, and a step gives the mean over the batch; return TrainOutput(grads, output) for it"
+    return f"the optimizer ({name_of(optimizer)}) cannot update this model: {message}"
+
+
+def name_of(thing: Any) -> str:
+    """A function, partial or object as an error message calls it."""
+    inner = getattr(thing, "func", thing)
+    return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def is_schedule(lr: Any) -> bool:
+    """Whether `lr` is a function of the optimizer step, as optax's schedules are."""
+    if not callable(lr) or isinstance(lr, type):
+        return False
+    try:
+        inspect.signature(lr).bind(0)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def check_schedule(schedule: Schedule) -> list[str]:
+    """What is wrong with a schedule: it must map an int32 scalar to a real scalar."""
+    try:
+        with _optax_promotion():
+            rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception as error:
+        return [f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: {error}"]
+    if rate.shape != () or not jnp.issubdtype(rate.dtype, jnp.number):
+        return [
+            f"the learning-rate schedule ({name_of(schedule)}) gives {rate.dtype}{list(rate.shape)}; it needs one number"
+        ]
+    first = float(schedule(0))
+    if not 0 <= first < float("inf"):
+        return [
+            f"the learning-rate schedule ({name_of(schedule)}) starts with {first}; a rate is 0 or more, and finite"
+        ]
+    return []
+
+
+def rate_at(schedule: Schedule | None, step: Array, lr_scale: Array) -> Array:
+    """The float32 rate of the optimizer step number `step`: `schedule(step) * lr_scale`."""
+    if schedule is None:
+        return lr_scale
+    with _optax_promotion():
+        return jnp.asarray(schedule(step), jnp.float32) * lr_scale
+
+
+def init_optimizer(optimizer: OptimizerFn, schedule: Schedule | None, params: PyTree, lr_scale: Array) -> PyTree:
+    """The optimizer's first state, made with the first rate: `optax.rprop` stores it."""
+    with _optax_promotion():
+        return optimizer(rate_at(schedule, jnp.int32(0), lr_scale)).init(params)

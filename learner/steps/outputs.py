@@ -1,0 +1,216 @@
+"""What a step returns: a pytree with the loss, its weight, and what the metrics read.
+
+Every mean of the project is `Σ(value·weight) / Σweight`; what has weight 0 contributes nothing, even when it is NaN.
+`weight` says how many examples (or tokens) the loss is the mean over, and it is what makes accumulation, ragged batches
+and several devices exact.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from learner.errors import LearnerError
+
+Array = Any  # a jax.Array, or a tracer of one
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClassificationOutput:
+    """One label for each row.
+
+    Attributes:
+      loss: scalar, the mean cross-entropy over the rows.
+      logits: `[batch, classes]`, unnormalised scores.
+      targets: `[batch]`, integer labels.
+      weight: how many rows the mean is over.
+      mask: `[batch]` of 0 and 1, or `None` when every row counts.
+    """
+
+    loss: Array
+    logits: Array
+    targets: Array
+    weight: Array
+    mask: Array | None = None
+
+    @classmethod
+    def from_logits(cls, logits: Array, labels: Array, mask: Array | None = None) -> "ClassificationOutput":
+        """Softmax cross-entropy of `logits` `[batch, classes]` and integer `labels` `[batch]`, in nats.
+
+        >>> out = ClassificationOutput.from_logits(jnp.zeros((4, 10)), jnp.arange(4))
+        >>> print(f"{out.loss:.4f} over {out.weight} rows")   # ln(10)
+        2.3026 over 4 rows
+        """
+        if logits.ndim != 2 or labels.shape != logits.shape[:1]:
+            raise LearnerError(
+                f"ClassificationOutput.from_logits got logits of shape {logits.shape} and labels of shape {labels.shape}; "
+                "it needs [batch, classes] and [batch]"
+            )
+        each = _cross_entropy("ClassificationOutput.from_logits", _kept(logits, mask), _kept(labels, mask))
+        loss, weight = weighted_mean(each, mask)
+        return cls(loss, logits, labels, weight, mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MultiLabelOutput:
+    """Several labels for each row, each present or not.
+
+    Attributes:
+      loss: scalar, the binary cross-entropy, mean over rows and labels.
+      logits: `[batch, labels]`.
+      targets: `[batch, labels]` of 0 and 1.
+      weight: how many rows the mean is over.
+      mask: `[batch]` of 0 and 1, or `None`.
+    """
+
+    loss: Array
+    logits: Array
+    targets: Array
+    weight: Array
+    mask: Array | None = None
+
+    @classmethod
+    def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "MultiLabelOutput":
+        """Sigmoid cross-entropy of `logits` and 0/1 `targets`, both `[batch, labels]`.
+
+        >>> out = MultiLabelOutput.from_logits(jnp.zeros((4, 3)), jnp.ones((4, 3)))
+        >>> print(f"{out.loss:.4f}")   # ln(2)
+        0.6931
+        """
+        if logits.ndim != 2 or targets.shape != logits.shape:
+            raise LearnerError(
+                f"MultiLabelOutput.from_logits got logits of shape {logits.shape} and targets of shape {targets.shape}; "
+                "both must be [batch, labels]"
+            )
+        kept = _kept(logits, mask).astype(jnp.float32), _kept(targets, mask).astype(jnp.float32)
+        each = optax.sigmoid_binary_cross_entropy(*kept).mean(-1)
+        loss, weight = weighted_mean(each, mask)
+        return cls(loss, logits, targets, weight, mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RegressionOutput:
+    """Numbers for each row.
+
+    Attributes:
+      loss: scalar, the mean squared error over rows and their values.
+      predictions: `[batch, ...]`.
+      targets: same shape as `predictions`.
+      weight: how many rows the mean is over.
+      mask: `[batch]` of 0 and 1, or `None`.
+    """
+
+    loss: Array
+    predictions: Array
+    targets: Array
+    weight: Array
+    mask: Array | None = None
+
+    @classmethod
+    def from_predictions(cls, predictions: Array, targets: Array, mask: Array | None = None) -> "RegressionOutput":
+        """Mean squared error of `predictions` and `targets`, of one shape `[batch, ...]`.
+
+        >>> out = RegressionOutput.from_predictions(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0]))
+        >>> print(out.loss)
+        2.0
+        """
+        if predictions.ndim < 1 or predictions.shape != targets.shape:
+            raise LearnerError(
+                f"RegressionOutput.from_predictions got predictions of shape {predictions.shape} and targets of shape "
+                f"{targets.shape}; they must be the same (a missing [:, 0] is the usual reason)"
+            )
+        difference = _kept(predictions, mask).astype(jnp.float32) - _kept(targets, mask).astype(jnp.float32)
+        each = jnp.square(difference).reshape(difference.shape[0], -1).mean(-1)
+        loss, weight = weighted_mean(each, mask)
+        return cls(loss, predictions, targets, weight, mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SequenceOutput:
+    """One label for each token.
+
+    Attributes:
+      loss: scalar, the mean cross-entropy over the tokens that count.
+      logits: `[batch, length, classes]`.
+      targets: `[batch, length]`, integer labels.
+      weight: how many tokens the mean is over.
+      mask: `[batch, length]` of 0 and 1, or `None` when every token counts.
+    """
+
+    loss: Array
+    logits: Array
+    targets: Array
+    weight: Array
+    mask: Array | None = None
+
+    @classmethod
+    def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SequenceOutput":
+        """Softmax cross-entropy per token; `mask` `[batch, length]` says which tokens count.
+
+        >>> out = SequenceOutput.from_logits(jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), int), jnp.array([[1, 1, 0], [1, 0, 0]]))
+        >>> print(f"{out.loss:.4f} over {out.weight} tokens")   # ln(4)
+        1.3863 over 3.0 tokens
+        """
+        if logits.ndim != 3 or targets.shape != logits.shape[:2]:
+            raise LearnerError(
+                f"SequenceOutput.from_logits got logits of shape {logits.shape} and targets of shape {targets.shape}; "
+                "it needs [batch, length, classes] and [batch, length]"
+            )
+        each = _cross_entropy("SequenceOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
+        loss, weight = weighted_mean(each, mask)
+        return cls(loss, logits, targets, weight, mask)
+
+
+def weighted_mean(each: Array, mask: Array | None) -> tuple[Array, Array]:
+    """The mean of `each` over what `mask` (same shape, 0 and 1) keeps, and how many that are; (0, 0) when it keeps
+    nothing.
+
+    Masked values may be NaN: they count neither here nor in the gradient.
+
+    >>> weighted_mean(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([1, 0, 1]))
+    (Array(2., dtype=float32), Array(2., dtype=float32))
+    """
+    if mask is None:
+        return each.mean(), float(each.size)
+    if mask.shape != each.shape:
+        raise LearnerError(
+            f"the mask has shape {mask.shape}; it needs {each.shape}, one number for each value of the loss"
+        )
+    keep = mask.astype(bool)
+    weight = keep.sum().astype(jnp.float32)
+    return jnp.where(keep, each, 0).sum() / jnp.maximum(weight, 1), weight
+
+
+def _kept(values: Array, mask: Array | None) -> Array:
+    """`values` with zeros where the mask is 0: before the loss, so that a NaN there reaches no gradient either."""
+    if mask is None:
+        return values
+    return jnp.where(mask.astype(bool).reshape(mask.shape + (1,) * (values.ndim - mask.ndim)), values, 0)
+
+
+def _cross_entropy(what: str, logits: Array, labels: Array) -> Array:
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise LearnerError(
+            f"{what} got labels of dtype {labels.dtype}; it needs integer class numbers (labels.astype(int))"
+        )
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainOutput:
+    """What a train step returns that computes its own gradients.
+
+    Attributes:
+      grads: as `nnx.grad`, `jax.grad` or `eqx.filter_grad` return them for the model, one for each parameter.
+      output: the step's output, with `loss`.
+    """
+
+    grads: Any
+    output: Any

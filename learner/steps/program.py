@@ -1,0 +1,319 @@
+"""Programs: what is compiled and dispatched. Up to `k` steps run in one loop with a traced count.
+
+A program reads micro-batches from a feed: `Rows` gathers them from data that lives on the device, `Stack` has them in a
+buffer. The count is traced, so that a dispatch may be cut anywhere (by an epoch's end, a validation, a checkpoint, a
+signal) without a further compilation and without changing a bit.
+
+Where loops are slow (a convolution on a CPU), and for groups of batches of several shapes, the same steps run without a
+loop: `train_single`, or `add` for each micro-batch and `finish`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.steps.measure import Measure
+from learner.steps.state import TrainState
+from learner.steps.step import Accumulated, Step
+
+Array = Any
+PyTree = Any
+Leaves = list[Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Micro-batches as rows of data on the device.
+
+    Attributes:
+      data: arrays `[rows, ...]`.
+      order: int32 `[rows of an epoch]`, the row numbers in the order of this epoch; the last ones may be a ragged
+        micro-batch.
+      size: rows of a full micro-batch.
+    """
+
+    data: PyTree
+    order: Array
+    size: int = dataclasses.field(metadata={"static": True})
+
+    def micro(self, index: Array) -> PyTree:
+        """The `index`-th full micro-batch of the epoch."""
+        return self._take(jax.lax.dynamic_slice(self.order, (index * self.size,), (self.size,)))
+
+    def tail(self) -> PyTree:
+        """The ragged micro-batch at the end of the epoch."""
+        return self._take(self.order[self.order.shape[0] // self.size * self.size :])
+
+    def _take(self, rows: Array) -> PyTree:
+        return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), self.data)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Micro-batches in a buffer.
+
+    Attributes:
+      batches: arrays `[buffer, rows, ...]`; a dispatch may use fewer than `buffer` of them.
+      last: the ragged micro-batch that ends a group, arrays `[fewer rows, ...]`, or `None`.
+    """
+
+    batches: PyTree
+    last: PyTree = None
+
+    def micro(self, index: Array) -> PyTree:
+        """The `index`-th micro-batch of the buffer."""
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), self.batches)
+
+    def tail(self) -> PyTree:
+        """The ragged one."""
+        return self.last
+
+
+Feed = Rows | Stack
+Trained = tuple[Leaves, PyTree, Array, "Values"]  # leaves, the metrics' states, cursor, values
+Validated = tuple[PyTree, Array, Array, "Values"]  # the metrics' states, cursor, number, values
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What a dispatch leaves for the logs, read later by the host.
+
+    Attributes:
+      numbers: float32 `[buffer, metrics]`, the metrics' values of each step.
+      weights: float32 `[buffer]`, the steps' weights.
+      rows: what collecting metrics collected, arrays `[buffer, micro-batches, rows, ...]`.
+      tail: the same of the ragged micro-batch, arrays `[rows, ...]`, or `()`.
+    """
+
+    numbers: Array
+    weights: Array
+    rows: PyTree
+    tail: PyTree = ()
+
+    def put(self, index: Array, numbers: Array, weight: Array, rows: PyTree) -> "Values":
+        """With those of one step."""
+        set_at = lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)  # noqa: E731
+        return Values(
+            set_at(self.numbers, numbers),
+            set_at(self.weights, weight),
+            jax.tree.map(set_at, self.rows, rows),
+            self.tail,
+        )
+
+
+def _no_values(measure: Measure, buffer: int, rows: PyTree) -> Values:
+    empty = _buffers(rows, buffer)
+    return Values(jnp.zeros((buffer, len(measure.step_names)), jnp.float32), jnp.zeros((buffer,), jnp.float32), empty)
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """All programs of a run, as pure functions on the flat leaves of a `TrainState`.
+
+    Arguments that they share: `leaves` of the state and `epoch`, the metrics' states of the split so far (both donated
+    where they are returned), `feed`, where micro-batches come from, `cursor`, int32, the first micro-batch in the feed,
+    and `count`, int32, how many.
+
+    Attributes:
+      step: what they compute.
+      tree: the structure of the state.
+      buffer: at most how many steps a dispatch has.
+    """
+
+    step: Step
+    tree: Any
+    buffer: int
+
+    def train(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, count: Array) -> Trained:
+        """Optimizer steps over `count` micro-batches in one loop; the last group may be short."""
+        measure, size = self.step.train_measure, self.step.accumulate
+
+        def one(leaves: Leaves, epoch: PyTree, i: Array) -> tuple[Leaves, PyTree, Array, Array, PyTree, PyTree]:
+            first = i * size
+            return self._step(leaves, epoch, lambda j: feed.micro(cursor + first + j), jnp.minimum(size, count - first))
+
+        def body(i: Array, carry: tuple[Leaves, PyTree, Values]) -> tuple[Leaves, PyTree, Values]:
+            leaves, epoch, values = carry
+            leaves, epoch, numbers, weight, rows, _ = one(leaves, epoch, i)
+            return leaves, epoch, values.put(i, numbers, weight, rows)
+
+        shapes = jax.eval_shape(lambda: one(leaves, epoch, jnp.int32(0))[4]) if measure.collecting else ()
+        steps = (count + (size - 1)) // size
+        carry = leaves, epoch, _no_values(measure, self.buffer, shapes)
+        leaves, epoch, values = jax.lax.fori_loop(0, steps, body, carry)
+        return leaves, epoch, cursor + count, values
+
+    def train_tail(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, count: Array) -> Trained:
+        """One step over `count` full micro-batches and the feed's ragged one."""
+        result = self._step(leaves, epoch, lambda j: feed.micro(cursor + j), count, feed.tail())
+        return self._single(result, cursor + count + 1)
+
+    def train_single(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, count: Array) -> Trained:
+        """One step of one micro-batch, as a program without a loop."""
+        return self._single(self._step(leaves, epoch, lambda j: feed.micro(cursor), count), cursor + count)
+
+    def begin(self, leaves: Leaves) -> Leaves:
+        """The accumulator of a step as leaves: nothing added yet."""
+        return jax.tree.leaves(self._begin(leaves)[1])
+
+    def add(
+        self, leaves: Leaves, acc: Leaves, feed: Feed, cursor: Array, index: Array
+    ) -> tuple[Leaves, Array, Array, PyTree]:
+        """Adds one micro-batch to `acc` (donated), as a program without a loop; `index` is its number within the
+        step.
+        """
+        return self._add(leaves, acc, feed.micro(cursor), cursor, index)
+
+    def add_tail(
+        self, leaves: Leaves, acc: Leaves, feed: Feed, cursor: Array, index: Array
+    ) -> tuple[Leaves, Array, Array, PyTree]:
+        """The same for the feed's ragged micro-batch."""
+        return self._add(leaves, acc, feed.tail(), cursor, index)
+
+    def finish(self, leaves: Leaves, acc: Leaves, epoch: PyTree) -> tuple[Leaves, PyTree, Values]:
+        """The update of a step whose micro-batches were added one by one. The rows they collected were returned
+        there.
+        """
+        state, empty = self._begin(leaves)
+        leaves, epoch, numbers, weight = self._finish(state, jax.tree.structure(empty).unflatten(acc), epoch)
+        return leaves, epoch, Values(numbers[None], weight[None], ())
+
+    def valid(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
+        """Validation of `count` batches in one loop. It reads the state and changes nothing of it.
+
+        `number`, int32, is the first batch's number within the split, which its random key is made from.
+        """
+        measure, state = self.step.valid_measure, self.tree.unflatten(leaves)
+
+        def body(i: Array, carry: tuple[PyTree, Values]) -> tuple[PyTree, Values]:
+            epoch, values = carry
+            metrics, weight, rows = self.step.valid_metrics(state, feed.micro(cursor + i), number + i)
+            return measure.merge(epoch, metrics), values.put(i, measure.step_values(metrics), weight, _grouped(rows))
+
+        shapes: PyTree = ()
+        if measure.collecting:
+            shapes = jax.eval_shape(lambda: _grouped(self.step.valid_metrics(state, feed.micro(cursor), number)[2]))
+        epoch, values = jax.lax.fori_loop(0, count, body, (epoch, _no_values(measure, self.buffer, shapes)))
+        return epoch, cursor + count, number + count, values
+
+    def valid_single(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array) -> Validated:
+        """Validation of one batch, as a program without a loop."""
+        return self._valid_one(leaves, epoch, feed.micro(cursor), cursor, number)
+
+    def valid_tail(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array) -> Validated:
+        """Validation of the feed's ragged batch."""
+        return self._valid_one(leaves, epoch, feed.tail(), cursor, number)
+
+    def outputs(self, leaves: Leaves, batch: PyTree, number: Array) -> PyTree:
+        """The valid step's output for a batch."""
+        return self.step.evaluate(self.tree.unflatten(leaves), batch, number)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _step(
+        self, leaves: Leaves, epoch: PyTree, micro: Callable[[Array], PyTree], count: Array, tail: PyTree = None
+    ) -> tuple[Leaves, PyTree, Array, Array, PyTree, PyTree]:
+        """One step over `count` micro-batches and, if given, the ragged one: leaves, states, numbers, weight, rows, the
+        tail's rows.
+        """
+        step, measure, tail_rows = self.step, self.step.train_measure, ()
+        if step.update is not None:
+            batch = micro(jnp.int32(0)) if tail is None else tail
+            state, metrics, weight, rows = step.custom(self.tree.unflatten(leaves), batch)
+            return (
+                self._flat(state),
+                measure.merge(epoch, metrics),
+                measure.step_values(metrics),
+                weight,
+                _grouped(rows),
+                (),
+            )
+        state, acc = self._begin(leaves)
+        value_fn = None
+        if step.accumulate == 1:
+            batch = micro(jnp.int32(0)) if tail is None else tail
+            acc, rows = step.micro(state, acc, batch, jnp.int32(0))
+            rows, value_fn = _grouped(rows), step.value_fn(state, batch)
+        else:
+            acc, rows = self._accumulate(state, acc, micro, count)
+            if tail is not None:
+                acc, tail_rows = step.micro(state, acc, tail, count)
+        return *self._finish(state, acc, epoch, value_fn), rows, tail_rows
+
+    def _begin(self, leaves: Leaves) -> tuple[TrainState, Accumulated]:
+        state = self.tree.unflatten(leaves)
+        return state, self.step.begin(state)
+
+    def _accumulate(
+        self, state: TrainState, acc: Accumulated, micro: Callable[[Array], PyTree], count: Array
+    ) -> tuple[Accumulated, PyTree]:
+        def body(j: Array, carry: tuple[Accumulated, PyTree]) -> tuple[Accumulated, PyTree]:
+            acc, buffer = carry
+            acc, rows = self.step.micro(state, acc, micro(j), j)
+            return acc, jax.tree.map(lambda b, x: jax.lax.dynamic_update_index_in_dim(b, x, j, 0), buffer, rows)
+
+        shapes: PyTree = ()
+        if self.step.train_measure.collecting:
+            shapes = jax.eval_shape(lambda: self.step.micro(state, acc, micro(jnp.int32(0)), jnp.int32(0))[1])
+        return jax.lax.fori_loop(0, count, body, (acc, _buffers(shapes, self.step.accumulate)))
+
+    def _add(
+        self, leaves: Leaves, acc: Leaves, batch: PyTree, cursor: Array, index: Array
+    ) -> tuple[Leaves, Array, Array, PyTree]:
+        state, empty = self._begin(leaves)
+        added, rows = self.step.micro(state, jax.tree.structure(empty).unflatten(acc), batch, index)
+        return jax.tree.leaves(added), cursor + 1, index + 1, rows
+
+    def _finish(
+        self, state: TrainState, acc: Accumulated, epoch: PyTree, value_fn: Callable[[PyTree], Array] | None = None
+    ) -> tuple[Leaves, PyTree, Array, Array]:
+        measure = self.step.train_measure
+        new, metrics = self.step.finish(state, acc, value_fn)
+        return self._flat(new), measure.merge(epoch, metrics), measure.step_values(metrics), acc.weight
+
+    def _single(self, result: tuple[Leaves, PyTree, Array, Array, PyTree, PyTree], cursor: Array) -> Trained:
+        leaves, epoch, numbers, weight, rows, tail = result
+        return leaves, epoch, cursor, Values(numbers[None], weight[None], _grouped(rows), tail)
+
+    def _valid_one(self, leaves: Leaves, epoch: PyTree, batch: PyTree, cursor: Array, number: Array) -> Validated:
+        measure = self.step.valid_measure
+        metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number)
+        values = Values(measure.step_values(metrics)[None], weight[None], _grouped(_grouped(rows)))
+        return measure.merge(epoch, metrics), cursor + 1, number + 1, values
+
+    def _flat(self, state: TrainState) -> Leaves:
+        leaves, tree = jax.tree.flatten(state)
+        assert tree == self.tree, "a step changed the structure of the state"
+        return leaves
+
+
+def _buffers(rows: PyTree, size: int) -> PyTree:
+    return jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), rows)
+
+
+def _grouped(rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None], rows)
+
+
+def has_convolution(jaxpr: Any) -> bool:
+    """Whether a traced program contains a convolution, at any depth."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "conv_general_dilated":
+            return True
+        if any(has_convolution(inner) for value in equation.params.values() for inner in _inner(value)):
+            return True
+    return False
+
+
+def _inner(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [jaxpr for item in value for jaxpr in _inner(item)]
+    if hasattr(value, "eqns"):
+        return [value]
+    return [value.jaxpr] if hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns") else []

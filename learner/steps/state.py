@@ -1,0 +1,47 @@
+"""What a run carries from step to step: one pytree of arrays."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+Array = Any
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything that an optimizer step reads and writes. It is donated to each dispatch.
+
+    Attributes:
+      step: int32 scalar, optimizer steps made so far.
+      params: what is differentiated, under its names in the model.
+      model_state: everything else that the model carries: batch statistics, counters, frozen parameters.
+      opt_state: the optimizer's state.
+      lr_scale: float32 scalar; the rate of a step is `schedule(step) * lr_scale`.
+      rng: the run's root random key; a step's key is `fold_in(rng, step)`.
+      extra: pytrees by name that options add.
+    """
+
+    step: Array
+    params: PyTree
+    model_state: PyTree
+    opt_state: PyTree
+    lr_scale: Array
+    rng: Array
+    extra: dict[str, PyTree]
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their paths, in order.
+
+    >>> named_leaves({"layers": [{"kernel": 1}, {"kernel": 2}]})
+    {'layers.0.kernel': 1, 'layers.1.kernel': 2}
+    """
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A path of JAX's as people write it: `layers.0.kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

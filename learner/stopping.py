@@ -1,0 +1,120 @@
+"""When a run stops before its end."""
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from learner.errors import LearnerError
+
+
+class Monitor:
+    """Follows one metric: whether its newest value is the best so far.
+
+    Args:
+      monitor: a metric by key, such as `valid/Loss`.
+      mode: `"min"` or `"max"`; `None`: the metric's own direction.
+      min_delta: how much better a value must be to count.
+    """
+
+    def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0):
+        if mode not in (None, "min", "max"):
+            raise LearnerError(f"mode is {mode!r}; it needs 'min', 'max', or None for the metric's own direction")
+        if not (isinstance(min_delta, int | float) and 0 <= min_delta < math.inf):
+            raise LearnerError(f"min_delta is {min_delta!r}; it needs a number that is 0 or more")
+        self.monitor, self.mode, self.min_delta = monitor, mode, float(min_delta)
+        self.best: float | None = None
+
+    def is_better(self, value: float) -> bool:
+        """Whether `value` beats the best so far, which it then becomes. NaN never does."""
+        sign = -1.0 if self.mode == "max" else 1.0
+        if math.isnan(value) or (self.best is not None and not sign * value < sign * self.best - self.min_delta):
+            return False
+        self.best = value
+        return True
+
+
+class MetricEarlyStopping:
+    """Stops when a metric has not become better for `patience` validations in a row.
+
+    Args:
+      monitor: a metric by key, such as `valid/Loss`.
+      mode: `"min"` or `"max"`; `None`: the metric's own direction.
+      patience: how many validations without a better value are allowed, 1 or more.
+      min_delta: how much better a value must be to count, in the metric's unit.
+      warmup: how many validations to let pass before counting.
+
+    >>> stopping = MetricEarlyStopping("valid/Loss", patience=2)
+    >>> [stopping.update({"valid/Loss": loss}) for loss in (1.0, 0.5, 0.6, 0.5)]
+    [None, None, None, 'valid/Loss has not improved on 0.5 for 2 validations']
+    """
+
+    def __init__(
+        self,
+        monitor: str = "valid/Loss",
+        mode: str | None = None,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        warmup: int = 0,
+    ):
+        for name, value, least in (("patience", patience, 1), ("warmup", warmup, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise LearnerError(
+                    f"{name} of MetricEarlyStopping is {value!r}; it needs a whole number, {least} or more"
+                )
+        self._best = Monitor(monitor, mode, min_delta)
+        self.patience, self.warmup = patience, warmup
+        self._without, self._seen = 0, 0
+
+    @property
+    def monitor(self) -> Monitor:
+        """What it follows."""
+        return self._best
+
+    def update(self, values: Mapping[str, Any]) -> str | None:
+        """After a validation: why to stop, or `None`."""
+        self._seen += 1
+        better = self._best.is_better(float(values[self._best.monitor]))
+        if self._seen > self.warmup:
+            self._without = 0 if better else self._without + 1
+        return self.reason
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop, as things stand."""
+        if self._without < self.patience:
+            return None
+        best = "any value" if self._best.best is None else f"{self._best.best:.6g}"
+        return f"{self._best.monitor} has not improved on {best} for {self._without} validations"
+
+    def get_state(self) -> dict[str, Any]:
+        """For a checkpoint, as JSON can hold it."""
+        return {"best": self._best.best, "without": self._without, "seen": self._seen}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `get_state` was."""
+        self._best.best, self._without, self._seen = state["best"], state["without"], state["seen"]
+
+
+class Interrupter:
+    """Stops a run from elsewhere: another thread, a hook, a web server.
+
+    >>> interrupter = Interrupter()
+    >>> interrupter.stop("that is enough")
+    >>> interrupter.reason
+    'that is enough'
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason: str | None = None
+
+    def stop(self, reason: str = "interrupted") -> None:
+        """Ends `fit` after the dispatch under way. The first reason given is kept. May be called from any thread."""
+        with self._lock:
+            self._reason = self._reason or reason
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop, or `None`."""
+        return self._reason

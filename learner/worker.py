@@ -1,0 +1,321 @@
+"""The ordered worker: reads what the device computed and writes the run's files.
+
+It is part of the run: what goes wrong here is raised in `fit`, and a full queue holds the loop. Everything that the run
+knows on the host (history, log lengths, collected rows) is known here, in order, so a checkpoint is completed here too.
+"""
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.events import EpochEnded, Event, Outlet, SplitEnded, StepsEnded
+from learner.history import History
+from learner.loggers.files import RunFiles
+from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
+from learner.steps.program import Values
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """Steps that were dispatched; their values are still on the device."""
+
+    split: str
+    epoch: int
+    first: int
+    count: int
+    batches: int
+    in_epoch: int
+    total: int | None
+    step: int
+    values: Values
+
+
+@dataclasses.dataclass(frozen=True)
+class Closed:
+    """A split's last steps were dispatched; `values` by metric are still on the device."""
+
+    split: str
+    epoch: int
+    step: int
+    at_step: int | None
+    values: Mapping[str, PyTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochClosed:
+    """An epoch and its validation are over."""
+
+    epoch: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """Something to do in order, on the worker's thread."""
+
+    fn: Callable[[], None]
+
+
+Item = Made | Closed | EpochClosed | Call | Event
+
+
+class Pace:
+    """How long a step takes, measured where steps end; it bounds how much is dispatched at once."""
+
+    def __init__(self, seconds: float = 0.5):
+        self._aim = seconds
+        self._per_step: float | None = None
+
+    def measured(self, steps: int, seconds: float) -> None:
+        """Steps ended."""
+        now = seconds / max(steps, 1)
+        self._per_step = now if self._per_step is None else 0.5 * self._per_step + 0.5 * now
+
+    @property
+    def steps(self) -> int:
+        """How many steps fit into the time aimed at; 1 as long as nothing is known."""
+        return 1 if self._per_step is None else max(1, int(self._aim / max(self._per_step, 1e-6)))
+
+
+class Flight:
+    """Bounds how far the host runs ahead of the device: in dispatches, and in seconds of work."""
+
+    def __init__(self, most: int = 16, seconds: float = 0.1):
+        self._most, self._seconds = most, seconds
+        self._changed = threading.Condition()
+        self._flying, self._each = 0, 1.0
+
+    def take_off(self) -> None:
+        """Waits until another dispatch may be under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._flying < max(2, min(self._most, int(self._seconds / self._each))))
+            self._flying += 1
+
+    def landed(self, count: int, seconds: float) -> None:
+        """`count` dispatches ended within `seconds`."""
+        with self._changed:
+            self._flying -= count
+            self._each = max(seconds / count, 1e-6)
+            self._changed.notify()
+
+    def open(self) -> None:
+        """Nobody waits any more."""
+        with self._changed:
+            self._most, self._flying = 1 << 30, -(1 << 30)
+            self._changed.notify_all()
+
+
+class Worker:
+    """Delivers a run's items in order: device values to files and history, events to listeners.
+
+    Attributes:
+      history: what every metric was.
+      collected: the rows that collecting metrics hold, by split and metric: lists of the leaves of each batch.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Sequence[MetricBase]],
+        files: RunFiles | None,
+        history: History,
+        outlets: Sequence[Outlet],
+        pace: Pace,
+        clock: Callable[[], float] = time.time,
+        collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None,
+    ):
+        self.history = history
+        self.collected: dict[str, dict[str, list[list[np.ndarray]]]] = collected or {}
+        self._row_trees: dict[str, Any] = {}
+        self.flight = Flight()
+        self._metrics, self._files, self._outlets, self._pace, self._clock = metrics, files, outlets, pace, clock
+        self._epoch_values: dict[str, float | str] = {}
+        self._last = time.perf_counter()
+        self._split_began: dict[str, float] = {}
+        self._epoch_began = self._last
+        self._error: BaseException | None = None
+        self._queue: queue.SimpleQueue[tuple[Item | None, bool]] = queue.SimpleQueue()
+        self._space = threading.Semaphore(256)
+        self._thread = threading.Thread(target=self._work, name="learner-worker", daemon=True)
+        self._thread.start()
+
+    # -- the loop's side -----------------------------------------------------------------------------------------------
+
+    def put(self, item: Item) -> None:
+        """Queues an item, waiting where the queue is full; raises what went wrong before."""
+        self.check()
+        self._space.acquire()
+        self._queue.put((item, True))
+
+    def put_soon(self, item: Item) -> None:
+        """Queues an item from another thread, without waiting."""
+        self._queue.put((item, False))
+
+    def check(self) -> None:
+        """Raises what went wrong on the worker's thread, with its own traceback."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Until everything that was put is done."""
+        done = threading.Event()
+        self.put(Call(done.set))
+        while not done.wait(0.1):
+            self.check()
+        self.check()
+
+    def close(self) -> None:
+        """Does what is queued, then ends the thread; raises nothing."""
+        self._queue.put((None, False))
+        self._thread.join()
+
+    # -- the worker's thread -------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            entries = [self._queue.get()]
+            while len(entries) < 32 and not self._queue.empty():
+                entries.append(self._queue.get())
+            ended = any(item is None for item, _ in entries)
+            if self._error is None:
+                try:
+                    self._deliver([item for item, _ in entries if item is not None])
+                except BaseException as error:
+                    self._error = error
+                    self.flight.open()
+            for _, counted in entries:
+                if counted:
+                    self._space.release()
+
+    def _deliver(self, items: list[Item]) -> None:
+        """Reads from the device in runs of steps: one wait and one transfer for all that are queued."""
+        made: list[Made] = []
+        for item in items:
+            if isinstance(item, Made):
+                made.append(item)
+                continue
+            self._steps(made)
+            made = []
+            self._other(item)
+        self._steps(made)
+
+    def _other(self, item: Item) -> None:
+        if isinstance(item, Closed):
+            self._close_split(item)
+        elif isinstance(item, EpochClosed):
+            self._close_epoch(item)
+        elif isinstance(item, Call):
+            item.fn()
+        elif isinstance(item, Event):
+            self.emit(item)
+
+    def emit(self, event: Event) -> None:
+        """To every listener."""
+        for outlet in self._outlets:
+            outlet.put(event)
+
+    def _steps(self, made: list[Made]) -> None:
+        if not made:
+            return
+        read = jax.device_get([m.values for m in made])
+        now = time.perf_counter()
+        steps = sum(m.count for m in made)
+        seconds, self._last = now - self._last, now
+        self.flight.landed(len(made), seconds)
+        self._pace.measured(steps, seconds)
+        for one, values in zip(made, read, strict=True):
+            self._one_dispatch(one, values, seconds * one.count / steps)
+
+    def _one_dispatch(self, made: Made, values: Values, seconds: float) -> None:
+        self._split_began.setdefault(made.split, self._last - seconds)
+        columns, index = {}, 0
+        for metric in self._metrics[made.split]:
+            if isinstance(metric, Metric) and metric.numeric:
+                columns[metric.name] = values.numbers[: made.count, index]
+                index += 1
+            elif isinstance(metric, HostMetric):
+                columns[metric.name] = np.full(made.count, metric.update(made.count, seconds), np.float32)
+        self._collect(made, values)
+        weights = values.weights[: made.count]
+        if self._files is not None:
+            self._files.steps(made.split, made.epoch, columns, weights)
+        if self._outlets:
+            where = made.split, made.epoch, made.first, made.count, made.in_epoch, made.total, made.step
+            self.emit(StepsEnded(self._clock(), *where, columns, weights, seconds))
+
+    def _collect(self, made: Made, values: Values) -> None:
+        collecting = [m for m in self._metrics[made.split] if isinstance(m, CollectingMetric)]
+        if not collecting:
+            return
+        tails = values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []
+        parts = [jax.tree.map(lambda x: _joined(x, made.batches - len(tails)), values.rows)] if values.rows else []
+        held = self.collected.setdefault(made.split, {})
+        for part in [*parts, *tails]:
+            for metric, rows in zip(collecting, part, strict=True):
+                leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
+                held.setdefault(metric.name, []).append(leaves)
+
+    def _collected_rows(self, split: str, name: str) -> PyTree:
+        """All rows of a split for one metric, in order."""
+        parts = self.collected.get(split, {}).get(name, [])
+        leaves = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+        return self._row_trees[name].unflatten(leaves)
+
+    def _close_split(self, closed: Closed) -> None:
+        values = self._split_values(closed)
+        now = time.perf_counter()
+        seconds = now - self._split_began.pop(closed.split, now)
+        if self._files is not None:
+            self._files.close_split(closed.split, closed.epoch, values, closed.at_step)
+            if closed.at_step is not None:
+                keys = {f"{closed.split}/{name}": value for name, value in values.items()}
+                self._files.journal("validation", epoch=closed.epoch, step=closed.step, values=keys)
+        self.history.record(closed.split, closed.epoch, closed.step, values)
+        if closed.at_step is None:
+            self._epoch_values |= {f"{closed.split}/{name}": value for name, value in values.items()}
+        self.emit(SplitEnded(self._clock(), closed.split, closed.epoch, closed.step, values, seconds, closed.at_step))
+
+    def _split_values(self, closed: Closed) -> dict[str, float | str]:
+        read = jax.device_get(dict(closed.values))
+        values: dict[str, float | str] = {}
+        for metric in self._metrics.get(closed.split, ()):
+            if isinstance(metric, Metric):
+                value = read[metric.name]
+            elif isinstance(metric, CollectingMetric):
+                value = metric.compute(self._collected_rows(closed.split, metric.name))
+            else:
+                assert isinstance(metric, HostMetric)
+                value = metric.compute()
+                metric.reset()
+            values[metric.name] = _number(value) if metric.numeric else metric.text(value)
+        self.collected.pop(closed.split, None)
+        return values | {name: _number(v) for name, v in read.items() if name not in values}
+
+    def _close_epoch(self, closed: EpochClosed) -> None:
+        values, self._epoch_values = self._epoch_values, {}
+        now = time.perf_counter()
+        seconds, self._epoch_began = now - self._epoch_began, now
+        if self._files is not None:
+            self._files.journal("epoch", epoch=closed.epoch, step=closed.step, values=values)
+        self.emit(EpochEnded(self._clock(), closed.epoch, closed.step, values, seconds))
+
+
+def _number(value: Any) -> float:
+    """The shortest decimal number that reads back to the same float32: 0.1, not 0.10000000149011612."""
+    return float(str(np.float32(value)))
+
+
+def _joined(rows: np.ndarray, batches: int) -> np.ndarray:
+    """The rows of the first `batches` micro-batches of a buffer `[steps, micro-batches, rows, ...]`, as `[all rows,
+    ...]`.
+    """
+    kept = rows.reshape(-1, *rows.shape[2:])[:batches]
+    return kept.reshape(-1, *rows.shape[3:])

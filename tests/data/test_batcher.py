@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from learner.data import stack
+from learner.errors import LearnerError
+
+
+def test_items_are_stacked_leaf_by_leaf():
+    batch = stack([{"x": np.float32([1, 2]), "y": (1, [3.0, 4.0])}, {"x": np.float32([5, 6]), "y": (0, [7.0, 8.0])}])
+    assert batch["x"].dtype == np.float32
+    assert batch["x"].tolist() == [[1, 2], [5, 6]]
+    assert batch["y"][0].tolist() == [1, 0]
+    assert batch["y"][1].tolist() == [[3, 4], [7, 8]]
+
+
+@pytest.mark.parametrize("item", [3, np.int8(3), np.full((2, 1), 3, np.int8), [[3], [3]]])
+def test_stacking_equals_numpy(item):
+    expected = np.stack([np.asarray(item)] * 4)
+    batch = stack([item] * 4)
+    assert (batch.dtype, batch.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(batch, expected)
+
+
+def test_a_batch_of_one_has_the_axis_too():
+    assert stack([{"x": np.ones((2, 3))}])["x"].shape == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([{"text": np.ones(5)}] * 3 + [{"text": np.ones(7)}], r"text is \[5\] in item 0 and \[7\] in item 3;.*pads"),
+        ([{"text": [1, 2]}, {"text": [1]}], r"text is \[2\] in item 0 and \[1\] in item 1"),
+        ([1, np.ones(2)], r"the array is \[\] in item 0 and \[2\] in item 1"),
+        ([{"x": 1}, {"y": 1}], "differ in structure: item 0 is .*'x'.* item 1 is .*'y'"),
+        ([{"x": 1}, {"x": None}], "differ in structure"),
+    ],
+)
+def test_items_that_differ_are_named(items, message):
+    with pytest.raises(LearnerError, match=message):
+        stack(items)
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        stack([[[1, 2], [3]], [[1, 2], [3]]])

@@ -1,0 +1,121 @@
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from learner.data import diabetes, digits, stdlib_text
+from learner.data.bundled import TEXT_TRAIN, TEXT_VALID
+from learner.errors import LearnerError
+
+
+def test_digits_are_scikit_learns_and_split_into_two():
+    from sklearn.datasets import load_digits
+
+    train, valid = digits("train"), digits("valid")
+    assert (len(train), len(valid)) == (1437, 360)
+    for data in (train, valid):
+        assert data.arrays["image"].dtype == np.float32
+        assert data.arrays["image"].shape[1:] == (8, 8)
+        assert (data.arrays["image"].min(), data.arrays["image"].max()) == (0, 1)
+        assert data.arrays["label"].dtype == np.int32
+    both = sorted((*(row["image"].ravel() * 16).tolist(), row["label"]) for data in (train, valid) for row in data)
+    original = load_digits()
+    assert both == sorted((*x.ravel(), y) for x, y in zip(original.images, original.target, strict=True))
+
+
+def test_digits_are_split_by_class_and_always_alike():
+    counts = {split: np.bincount(digits(split).arrays["label"]) for split in ("train", "valid")}
+    assert np.all(np.abs(counts["valid"] - (counts["train"] + counts["valid"]) * 0.2) < 1)
+    np.testing.assert_array_equal(digits("valid").arrays["image"], digits("valid").arrays["image"])
+    assert not np.array_equal(digits("valid", seed=1).arrays["image"], digits("valid").arrays["image"])
+    assert len(digits("valid", valid_fraction=0.5)) == 899
+
+
+def test_diabetes_is_standardised_by_the_training_rows():
+    from sklearn.datasets import load_diabetes
+
+    train, valid = diabetes("train").arrays, diabetes("valid").arrays
+    assert (len(train["target"]), len(valid["target"])) == (353, 89)
+    assert {x.dtype for data in (train, valid) for x in data.values()} == {np.dtype(np.float32)}
+    for name in ("features", "target"):
+        np.testing.assert_allclose(train[name].mean(0, dtype=np.float64), 0, atol=1e-6)
+        np.testing.assert_allclose(train[name].std(0, dtype=np.float64), 1, atol=1e-6)
+    original = load_diabetes(scaled=False).target
+    target = np.concatenate([train["target"], valid["target"]]).astype(np.float64)
+    slope, offset = np.polyfit(np.sort(target), np.sort(original), 1)
+    np.testing.assert_allclose(np.sort(target) * slope + offset, np.sort(original), rtol=1e-5)
+    assert 75 < slope < 79
+
+
+@pytest.fixture
+def fake_python(tmp_path, monkeypatch):
+    for name in TEXT_TRAIN + TEXT_VALID:
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / TEXT_VALID[0]).write_bytes(b"abc\r\n")
+    (tmp_path / TEXT_VALID[1]).write_bytes("dé".encode())
+    (tmp_path / TEXT_VALID[2]).write_bytes(b"fgh")
+    monkeypatch.setattr(os, "__file__", str(tmp_path / "os.py"))
+    return tmp_path
+
+
+def decoded(windows):
+    return ["".join(map(chr, row)) for row in windows]
+
+
+def test_text_is_cut_into_rows_and_targets_are_one_later(fake_python):
+    arrays = stdlib_text("valid", length=3).arrays  # abc⏎d??fgh
+    assert decoded(arrays["text"]) == ["abc", "\nd\0", "\0fg"]
+    assert decoded(arrays["target"]) == ["bc\n", "d\0\0", "fgh"]
+    assert arrays["text"].dtype == arrays["target"].dtype == np.int32
+    assert decoded(stdlib_text("valid", length=4, stride=3).arrays["text"]) == ["abc\n", "\nd\0\0"]
+    assert decoded(stdlib_text("valid", length=9).arrays["target"]) == ["bc\nd\0\0fgh"]
+    assert len(stdlib_text("valid", length=2, max_rows=1)) == 1
+
+
+def test_text_is_there_in_any_python():
+    train, valid = stdlib_text("train"), stdlib_text("valid")
+    assert len(train) > 5000
+    assert len(valid) > 400
+    assert train.arrays["text"].shape[1:] == train.arrays["target"].shape[1:] == (128,)
+    assert train.arrays["text"].max() < 128
+    assert not set(TEXT_TRAIN) & set(TEXT_VALID)
+
+
+def test_text_that_is_missing_is_named(fake_python):
+    (fake_python / TEXT_TRAIN[3]).unlink()
+    with pytest.raises(LearnerError, match=f"this Python lacks.*{TEXT_TRAIN[3]}"):
+        stdlib_text("train")
+
+
+def test_text_shorter_than_a_row(fake_python):
+    with pytest.raises(LearnerError, match="length is 10: stdlib_text has 10 characters in 'valid', give less"):
+        stdlib_text("valid", length=10)
+
+
+@pytest.mark.parametrize("source", [digits, diabetes, stdlib_text])
+def test_unknown_split(source):
+    with pytest.raises(LearnerError, match=f"{source.__name__} has no split 'validd': did you mean 'valid'?"):
+        source("validd")
+
+
+@pytest.mark.parametrize(
+    ("source", "fraction"),
+    [(digits, 0), (diabetes, 1), (digits, 1.5), (diabetes, -0.1), (digits, "half"), (digits, 0.001)],
+)
+def test_wrong_fraction(source, fraction):
+    with pytest.raises(LearnerError, match=f"valid_fraction is {fraction!r}"):
+        source("train", valid_fraction=fraction)
+
+
+@pytest.mark.parametrize(("option", "value"), [("length", 0), ("stride", 0), ("max_rows", 0), ("length", 1.5)])
+def test_wrong_sizes(option, value):
+    with pytest.raises(LearnerError, match=f"{option} is {value}: give a whole number, 1 or more"):
+        stdlib_text("valid", **{option: value})
+
+
+@pytest.mark.parametrize("source", [digits, diabetes])
+def test_without_scikit_learn_the_error_says_what_to_install(source, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(LearnerError, match=r'pip install "learner\[examples\]"'):
+        source("train")

@@ -1,0 +1,65 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.data import ArrayDataset, Dataset
+from learner.errors import LearnerError
+
+
+def test_rows_are_items_in_the_structure_of_the_arrays():
+    data = ArrayDataset({"x": np.arange(6).reshape(3, 2), "more": (np.array([1.5, 2.5, 3.5]),)})
+    assert len(data) == 3
+    item = data[1]
+    assert item["x"].tolist() == [2, 3]
+    assert item["more"][0] == 2.5
+    assert data[-1]["x"].tolist() == [4, 5]
+    assert data[np.int64(2)]["x"].tolist() == [4, 5]
+    assert [row["x"].tolist() for row in data] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("index", [3, -4])
+def test_rows_outside_are_index_errors(index):
+    with pytest.raises(IndexError, match=f"row {index} of an ArrayDataset of 3 rows"):
+        ArrayDataset(np.zeros(3))[index]
+
+
+def test_a_row_number_is_whole():
+    with pytest.raises(TypeError):
+        ArrayDataset(np.zeros(3))[1.0]
+
+
+def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
+    x = np.zeros((4, 2), np.float16)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    data = ArrayDataset({"x": x, "mapped": mapped, "device": jnp.arange(4)})
+    assert data.arrays["x"] is x
+    assert np.shares_memory(data.arrays["mapped"], mapped)
+    assert isinstance(data.arrays["device"], np.ndarray)
+    assert repr(data) == "ArrayDataset(4 rows: device int32 [], mapped float16 [2], x float16 [2])"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"common first axis; it got x \[3, 2\], y \[4\]"),
+        ({"x": np.zeros((3, 2)), "meta": {"id": np.int32(1)}}, r"no scalars .* it got meta/id \[\], x \[3, 2\]"),
+        ({"x": [1, 2]}, r"no scalars and no lists; it got x/0 \[\], x/1 \[\]"),
+        (np.float32(1), r"no scalars .* it got the array \[\]"),
+        ({"x": np.zeros((0, 2))}, r"at least one row; it got x \[0, 2\]"),
+        ({}, "got no arrays"),
+        (None, "got no arrays"),
+    ],
+)
+def test_wrong_arrays_are_named_with_their_shapes(arrays, message):
+    with pytest.raises(LearnerError, match=message):
+        ArrayDataset(arrays)
+
+
+def test_a_dataset_needs_both_methods():
+    class NoLength(Dataset):
+        def __getitem__(self, index):
+            return index
+
+    with pytest.raises(TypeError, match="__len__"):
+        NoLength()

@@ -1,0 +1,395 @@
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import learner
+from learner.data import ArrayDataset, DataLoader, DataLoaderBuilder, Dataset, stack
+from learner.errors import LearnerError
+
+ROWS = [(10, 4), (12, 4), (7, 1), (5, 8), (6, 6)]
+SEEDS = [None, 3]
+
+
+def rows(n):
+    return {"row": np.arange(n, dtype=np.int32), "image": np.arange(n * 6, dtype=np.float32).reshape(n, 2, 3)}
+
+
+def items(n):
+    images = [np.arange(6 * i, 6 * i + 6, dtype=np.float32).reshape(2, 3) for i in range(n)]
+    return [{"row": np.int32(i), "image": image} for i, image in enumerate(images)]
+
+
+KINDS = {
+    "arrays": lambda: (DataLoaderBuilder(), lambda n: ArrayDataset(rows(n))),
+    "dict": lambda: (DataLoaderBuilder(), rows),
+    "list": lambda: (DataLoaderBuilder(), items),
+    "batcher": lambda: (DataLoaderBuilder(stack), rows),
+    "not ahead": lambda: (DataLoaderBuilder().prefetch(0), items),
+    "far ahead": lambda: (DataLoaderBuilder().prefetch(5), items),
+}
+
+
+def make(kind, n, batch_size, seed=None, drop_last=False) -> DataLoader:
+    builder, dataset = KINDS[kind]()
+    builder.batch_size(batch_size).drop_last(drop_last)
+    return (builder if seed is None else builder.shuffle(seed)).build(dataset(n))
+
+
+def seen(batches):
+    return [batch["row"].tolist() for batch in batches]
+
+
+def flat(batches):
+    return list(itertools.chain.from_iterable(seen(batches)))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("n", "batch_size"), ROWS)
+def test_every_row_once_per_epoch_and_whole_rows(kind, n, batch_size, seed):
+    loader = make(kind, n, batch_size, seed)
+    for epoch in (1, 2):
+        batches = list(loader.epoch(epoch))
+        assert [len(batch["row"]) for batch in batches] == [len(part) for part in batched(range(n), batch_size)]
+        assert sorted(flat(batches)) == list(range(n))
+        for batch in batches:
+            assert {name: (type(x), x.dtype) for name, x in batch.items()} == {
+                "row": (np.ndarray, np.int32), "image": (np.ndarray, np.float32)
+            }  # fmt: skip
+            np.testing.assert_array_equal(batch["image"], rows(n)["image"][batch["row"]])
+
+
+def batched(values, size):
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+def test_not_shuffled_is_the_datasets_order(kind):
+    loader = make(kind, 7, 3)
+    assert seen(loader.epoch(1)) == seen(loader.epoch(2)) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_the_order_is_philox_of_seed_and_epoch(kind):
+    loader = make(kind, 50, 8, seed=3)
+    for epoch in (1, 2, 7):
+        expected = np.random.Generator(np.random.Philox(np.random.SeedSequence([3, epoch]))).permutation(50)
+        assert flat(loader.epoch(epoch)) == expected.tolist()
+        assert loader.order(epoch).tolist() == expected.tolist()
+        assert loader.order(epoch).dtype == np.int32
+
+
+def test_epochs_and_seeds_differ(kind):
+    orders = [tuple(flat(make(kind, 20, 4, seed).epoch(epoch))) for seed in (0, 1, 2) for epoch in (1, 2, 3)]
+    assert len(set(orders)) == 9
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_any_start_gives_the_tail(kind, drop_last):
+    loader = make(kind, 10, 3, seed=1, drop_last=drop_last)
+    whole = seen(loader.epoch(2))
+    for start in range(len(loader) + 1):
+        assert seen(loader.epoch(2, start)) == whole[start:]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_state_goes_back_to_every_position(kind, drop_last):
+    loader = make(kind, 10, 3, seed=1, drop_last=drop_last)
+    whole = seen(loader.epoch(2))
+    batches = loader.epoch(2)
+    for position in range(len(loader) + 1):
+        state = batches.get_state()
+        assert state == {"epoch": 2, "batch": position}
+        other = make(kind, 10, 3, seed=1, drop_last=drop_last).epoch(5)
+        next(other)
+        other.set_state(state)
+        assert other.get_state() == state
+        assert seen(other) == whole[position:]
+        next(batches, None)
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_iterating_counts_epochs_on_and_from_a_state(kind):
+    loader = make(kind, 10, 4, seed=2)
+    epochs = {number: seen(loader.epoch(number)) for number in (1, 2, 3, 9, 10)}
+    assert [seen(loader), seen(loader), seen(loader)] == [epochs[1], epochs[2], epochs[3]]
+    resumed = iter(loader)
+    resumed.set_state({"epoch": 9, "batch": 1})
+    assert seen(resumed) == epochs[9][1:]
+    assert seen(loader) == epochs[10]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drop_last_leaves_out_what_fills_no_batch(kind, seed):
+    loader = make(kind, 10, 4, seed, drop_last=True)
+    assert (len(loader), loader.num_items(), len(loader.order(1))) == (2, 8, 8)
+    whole = make(kind, 10, 4, seed)
+    assert (len(whole), whole.num_items(), len(whole.order(1))) == (3, 10, 10)
+    for epoch in (1, 2):
+        assert seen(loader.epoch(epoch)) == seen(whole.epoch(epoch))[:2]
+
+
+def test_changing_a_batch_changes_nothing_else(kind):
+    loader = make(kind, 6, 3)
+    for batch in loader:
+        batch["image"][:] = -1
+    np.testing.assert_array_equal(next(iter(loader))["image"], rows(6)["image"][:3])
+
+
+def test_two_iterators_at_once_do_not_disturb_each_other(kind):
+    loader = make(kind, 6, 2, seed=0)
+    first, second = loader.epoch(1), loader.epoch(2)
+    expected = [seen(loader.epoch(1)), seen(loader.epoch(2))]
+    pairs = list(zip(first, second, strict=True))
+    assert [seen(batches) for batches in zip(*pairs, strict=True)] == expected
+
+
+def test_arrays_are_given_only_where_batches_are_rows_of_them():
+    data = rows(6)
+    builder = DataLoaderBuilder().batch_size(4)
+    assert builder.build(data).arrays["image"] is data["image"]
+    assert builder.build(ArrayDataset(data)).arrays["row"] is data["row"]
+    assert builder.build(items(6)).arrays is None
+    assert DataLoaderBuilder(stack).batch_size(4).build(data).arrays is None
+    assert DataLoaderBuilder().num_workers(1).batch_size(4).build(data).arrays is None
+
+
+def test_any_structure_of_arrays():
+    loader = DataLoaderBuilder().batch_size(2).build(ArrayDataset((np.arange(3), {"y": np.ones((3, 2))})))
+    x, rest = list(loader)[1]
+    assert (x.tolist(), rest["y"].tolist()) == ([2], [[1.0, 1.0]])
+    (alone,) = DataLoaderBuilder().batch_size(5).build(np.arange(3))
+    assert alone.tolist() == [0, 1, 2]
+
+
+class Recorded(Dataset):
+    """Notes which rows are read."""
+
+    def __init__(self, n):
+        self.n, self.read = n, []
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return {"row": index}
+
+
+def test_what_is_skipped_is_not_read():
+    data = Recorded(10)
+    loader = DataLoaderBuilder().batch_size(3).prefetch(0).build(data)
+    assert seen(loader.epoch(1, start=2)) == [[6, 7, 8], [9]]
+    assert data.read == [6, 7, 8, 9]
+
+
+def test_no_epoch_reads_into_the_next():
+    data = Recorded(7)
+    loader = DataLoaderBuilder().batch_size(2).prefetch(4).build(data)
+    list(loader)
+    assert data.read == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_closing_ends_the_thread_that_reads_ahead():
+    batches = DataLoaderBuilder().batch_size(1).prefetch(3).build(items(50)).epoch(1)
+    next(batches)
+    readers = [thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")]
+    assert readers
+    batches.close()
+    for thread in readers:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in readers)
+    assert list(batches) == []
+
+
+def test_an_error_of_the_dataset_names_the_row():
+    class Broken(Recorded):
+        def __getitem__(self, index):
+            if index == 4:
+                raise OSError("no such file")
+            return super().__getitem__(index)
+
+    loader = DataLoaderBuilder().batch_size(3).build(Broken(6))
+    batches = iter(loader)
+    assert next(batches)["row"].tolist() == [0, 1, 2]
+    with pytest.raises(OSError, match="no such file") as raised:
+        next(batches)
+    assert raised.value.__notes__[0] == "while reading row 4 of Broken"
+
+
+@pytest.mark.parametrize(
+    ("batcher", "message"),
+    [
+        (lambda items: None, "a batcher must return a dict .* of arrays; it returned None"),
+        (lambda items: {"x": "text"}, "a batcher must return arrays; x is a str"),
+    ],
+)
+def test_a_batcher_must_return_arrays(batcher, message):
+    loader = DataLoaderBuilder(batcher).batch_size(2).shuffle(0).build(rows(4))
+    with pytest.raises(LearnerError, match=message) as raised:
+        next(iter(loader))
+    assert raised.value.__notes__[0] == f"while making a batch of the rows {loader.order(1)[:2].tolist()}"
+
+
+def test_a_batcher_makes_the_batch():
+    def lengths(items):
+        return {"sum": np.array([sum(item) for item in items])}
+
+    loader = DataLoaderBuilder(lengths).batch_size(2).build([[1, 2, 3], [4], [5, 6]])
+    assert [batch["sum"].tolist() for batch in loader] == [[6, 4], [11]]
+
+
+def test_repr_says_what_it_gives():
+    builder = DataLoaderBuilder().batch_size(4)
+    assert repr(builder.build(rows(10))) == (
+        "DataLoader(batch_size=4, 10 rows of ArrayDataset in 3 batches, not shuffled)"
+    )  # fmt: skip
+    assert repr(builder.shuffle(7).drop_last().build(items(10))) == (
+        "DataLoader(batch_size=4, 10 rows of list (without the last 2) in 2 batches, shuffled with seed 7)"
+    )
+
+
+@pytest.mark.parametrize("option", ["batch_size", "num_workers", "prefetch", "shuffle"])
+@pytest.mark.parametrize("value", [-1, 2.0, "3", None, True])
+def test_sizes_are_checked_at_once(option, value):
+    with pytest.raises(LearnerError, match=f"{option} is {value!r}: give a whole number"):
+        getattr(DataLoaderBuilder(), option)(value)
+
+
+def test_options_take_numpy_integers():
+    assert len(DataLoaderBuilder().batch_size(np.int64(2)).shuffle(np.uint8(1)).build(rows(4))) == 2
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: DataLoaderBuilder().batch_size(0), "batch_size is 0: give a whole number, 1 or more"),
+        (lambda: DataLoaderBuilder().drop_last(1), "drop_last is 1: give True or False"),
+        (lambda: DataLoaderBuilder(3), "batcher is a int: give a function"),
+        (lambda: DataLoaderBuilder().build(rows(3)), "DataLoaderBuilder has no batch size"),
+        (lambda: DataLoaderBuilder().batch_size(4).drop_last().build(rows(3)), "3 rows and batch_size is 4"),
+        (lambda: DataLoaderBuilder().batch_size(4).build([]), "the list is empty"),
+        (lambda: DataLoaderBuilder().batch_size(4).build((np.ones(3), np.ones(3))), "cannot read a tuple: give"),
+        (lambda: DataLoaderBuilder().batch_size(4).build("digits"), "cannot read a str"),
+        (lambda: DataLoaderBuilder().batch_size(4).build(iter([1])), "cannot read a list_iterator"),
+        (lambda: make("list", 10, 4).epoch(0), "epoch is 0: give a whole number, 1 or more"),
+        (lambda: make("list", 10, 4).order(0), "epoch is 0: give a whole number, 1 or more"),
+        (lambda: make("list", 10, 4).epoch(1, -1), "start is -1"),
+        (lambda: make("arrays", 10, 4).epoch(1, 4), "start is 4: an epoch of this loader has 3 batches"),
+        (lambda: make("list", 10, 4).epoch(1).set_state({"step": 3}), "needs what get_state gives"),
+        (lambda: make("list", 10, 4).epoch(1).set_state({"epoch": 1, "batch": 9}), "an epoch of this loader has 3"),
+    ],
+)
+def test_wrong_input(make_it, message):
+    with pytest.raises(LearnerError, match=message):
+        make_it()
+
+
+def test_a_refused_state_leaves_the_iterator_where_it_was(kind):
+    batches = make(kind, 6, 2).epoch(1)
+    next(batches)
+    with pytest.raises(LearnerError):
+        batches.set_state({"epoch": 1, "batch": 9})
+    assert seen(batches) == [[2, 3], [4, 5]]
+
+
+def python(code):
+    environment = os.environ | {"PYTHONPATH": str(Path(learner.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    return done.stdout, done.stderr, done.returncode
+
+
+def test_arrays_need_neither_grain_nor_scikit_learn():
+    code = (
+        "import sys, numpy as np, learner.data as d;"
+        "list(d.DataLoaderBuilder().batch_size(2).build({'x': np.ones(3)}));"
+        "print([name for name in ('grain', 'sklearn') if name in sys.modules])"
+    )
+    assert python(code) == ("[]\n", "", 0)
+
+
+def local_dataset(n):
+    class Local(Dataset):  # classes inside a function travel by value, so that workers need not import this file
+        def __len__(self):
+            return n
+
+        def __getitem__(self, index):
+            return {"row": np.int32(index), "image": np.full((2, 3), index, np.float32), "process": os.getpid()}
+
+    return Local()
+
+
+def test_workers_give_the_same_and_stay_for_the_next_epoch():
+    builder = DataLoaderBuilder().batch_size(3).shuffle(4)
+    alone, workers = builder.build(local_dataset(10)), builder.num_workers(2).build(local_dataset(10))
+    processes = set()
+    for epoch in (1, 2):
+        for expected, batch in zip(alone.epoch(epoch), workers.epoch(epoch), strict=True):
+            assert type(batch["image"]) is np.ndarray
+            np.testing.assert_array_equal(batch["row"], expected["row"])
+            np.testing.assert_array_equal(batch["image"], expected["image"])
+            processes |= set(batch["process"].tolist())
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    batches = workers.epoch(5)
+    expected = seen(alone.epoch(5))
+    assert next(batches)["row"].tolist() == expected[0]
+    other = alone.epoch(1)
+    other.set_state(batches.get_state())
+    assert seen(other) == seen(batches) == expected[1:]
+    workers.close()
+
+
+@pytest.mark.full
+def test_workers_stay_for_any_epoch_of_an_order_that_does_not_change():
+    loader = DataLoaderBuilder().batch_size(3).num_workers(1).build(local_dataset(4))
+    batches = [batch for _ in range(3) for batch in loader.epoch(1)]
+    assert seen(batches) == [[0, 1, 2], [3]] * 3
+    assert len({process for batch in batches for process in batch["process"].tolist()}) == 1
+    assert seen(loader.epoch(1, start=1)) == [[3]]
+    loader.close()
+
+
+@pytest.mark.full
+def test_a_script_that_leaves_workers_behind_ends_in_silence():
+    code = (
+        "from learner.data import DataLoaderBuilder;"
+        "loader = DataLoaderBuilder().batch_size(2).num_workers(2).build([{'x': i} for i in range(50)]);"
+        "print(len(list(loader)));"
+        "batches = loader.epoch(1, 3); next(batches)"
+    )
+    assert python(code) == ("25\n", "", 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sendable", [True, False])
+def test_errors_of_workers_arrive(sendable):
+    class OwnError(Exception):
+        def __init__(self, message):
+            super().__init__(message)
+            self.lock = None if sendable else threading.Lock()
+
+    class Broken(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index == 2:
+                raise ValueError("bad row") if sendable else OwnError("bad row")
+            return np.int32(index)
+
+    batches = iter(DataLoaderBuilder().batch_size(1).num_workers(1).build(Broken()))
+    assert [next(batches).tolist() for _ in range(2)] == [[0], [1]]
+    with pytest.raises(ValueError if sendable else RuntimeError, match="bad row") as raised:
+        next(batches)
+    text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert "while reading row 2 of Broken" in text

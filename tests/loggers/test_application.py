@@ -1,0 +1,73 @@
+"""`experiment.log`."""
+
+import logging
+import re
+
+import pytest
+
+from learner.errors import LearnerError
+from learner.loggers import close_application_log, open_application_log
+
+
+def test_lines_have_time_level_and_text(tmp_path, caplog, capsys):
+    log = open_application_log(tmp_path / "new" / "run", True)
+    log.info("10 epochs of %d steps", 45)
+    log.warning("zwölf → 12")
+    log.debug("not told")
+    close_application_log(log)
+    lines = (tmp_path / "new" / "run" / "experiment.log").read_text(encoding="utf-8").splitlines()
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(f"{time} INFO  10 epochs of 45 steps", lines[0])
+    assert re.fullmatch(f"{time} WARNING zwölf → 12", lines[1])
+    assert len(lines) == 2
+    assert caplog.records == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_resumed_run_appends_and_nothing_is_written_twice(tmp_path):
+    for text in ("first", "second"):
+        log = open_application_log(tmp_path, True)
+        log.info(text)
+        close_application_log(log)
+    assert [line[20:] for line in (tmp_path / "experiment.log").read_text().splitlines()] == [
+        "INFO  first",
+        "INFO  second",
+    ]
+
+
+def test_two_runs_at_once_do_not_mix(tmp_path):
+    logs = [open_application_log(tmp_path / name, True) for name in "ab"]
+    for log, name in zip(logs, "ab", strict=True):
+        log.info(name)
+    for log in logs:
+        close_application_log(log)
+    assert [(tmp_path / name / "experiment.log").read_text()[-2:] for name in "ab"] == ["a\n", "b\n"]
+
+
+def test_none_writes_nothing(tmp_path, capsys, caplog):
+    log = open_application_log(tmp_path / "run", None)
+    log.error("nobody hears")
+    close_application_log(log)
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_a_users_logger_is_used_and_left_as_it_is(tmp_path):
+    own = logging.Logger("own", level=logging.ERROR)
+    handler = logging.FileHandler(tmp_path / "own.log")
+    own.addHandler(handler)
+    assert open_application_log(tmp_path / "run", own) is own
+    close_application_log(own)
+    own.error("still here")
+    handler.close()
+    assert own.handlers == [handler]
+    assert own.level == logging.ERROR
+    assert (tmp_path / "own.log").read_text() == "still here\n"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("setting", ["experiment.log", False, 1, logging.INFO])
+def test_anything_else_is_refused(tmp_path, setting):
+    with pytest.raises(LearnerError, match=r"application_logger got .*; it needs True, None or a logging\.Logger"):
+        open_application_log(tmp_path, setting)

@@ -1,0 +1,149 @@
+"""The sums and means that metrics are built from, and the example of the contract."""
+
+import math
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import learner.metrics.base
+from learner.errors import LearnerError
+from learner.metrics import Info, Mean, Sum, rows_mask
+from learner.steps.outputs import RegressionOutput
+
+few = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+floats = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+
+
+def plain_sum(x: float, count: int) -> Any:
+    return jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s + x, jnp.float32(0)))(np.float32(x))
+
+
+def test_a_million_small_values_do_not_drift() -> None:
+    x, count = np.float32(0.1), 1_000_000
+    total = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s.add(x), Sum.zero()))(x)
+    merged = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s.merge(Sum.zero().add(x)), Sum.zero()))(x)
+    exact = np.float32(count * float(x))
+    assert total.value() == exact
+    assert merged.value() == exact
+    assert abs(float(plain_sum(x, count)) / exact - 1) > 1e-3, "a plain sum must be seen to drift"
+
+
+def test_a_long_mean_does_not_drift() -> None:
+    rng = np.random.default_rng(0)
+    values, weights = rng.random(40_000, np.float32) + 1, rng.integers(1, 65, 40_000).astype(np.float32)
+
+    @jax.jit
+    def epoch(values: Any, weights: Any) -> tuple[Any, Any]:
+        def body(carry: Any, batch: Any) -> Any:
+            state, plain = carry
+            return (state.merge(Mean.zero().add(*batch)), plain + batch[0] * batch[1]), None
+
+        return jax.lax.scan(body, (Mean.zero(), jnp.float32(0)), (values, weights))[0]
+
+    state, plain = epoch(values, weights)
+    exact = np.average(values.astype(np.float64), weights=weights)
+    np.testing.assert_allclose(state.value(), exact, rtol=1.2e-7)
+    assert state.weight.value() == weights.sum(dtype=np.float64)
+    assert abs(float(plain) / weights.sum(dtype=np.float64) / exact - 1) > 1e-6, "a plain sum must be seen to drift"
+
+
+@few
+@given(st.lists(floats, min_size=1, max_size=16))
+def test_sum_equals_the_exact_sum(values: list[float]) -> None:
+    added, merged = Sum.zero(), Sum.zero()
+    for value in values:
+        added = added.add(jnp.float32(value))
+        merged = Sum.zero().add(jnp.float32(value)).merge(merged)
+    size = max(map(abs, values))
+    # Two float32 hold some 48 bits of the largest value; one holds 24 of the result.
+    for total in (added, merged):
+        np.testing.assert_allclose(total.value(), math.fsum(values), rtol=1.2e-7, atol=len(values) * size * 2.0**-44)
+
+
+def test_sum_of_a_shape() -> None:
+    total = Sum.zero((2,)).add(jnp.array([1e8, 1.0])).add(jnp.array([1.0, 2.0])).add(jnp.array([-1e8, 3.0]))
+    np.testing.assert_array_equal(total.value(), [1.0, 6.0])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, np.inf, 2.0], np.inf),
+        ([-np.inf, 1.0], -np.inf),
+        ([np.inf, -np.inf], np.nan),
+        ([1.0, np.nan, 1.0], np.nan),
+        ([3e38, 3e38, 1.0], np.inf),
+        ([3e38, -3e38, 1.0], 1.0),
+    ],
+)
+def test_sum_of_what_is_not_finite(values: list[float], expected: float) -> None:
+    added, merged = Sum.zero(), Sum.zero()
+    for value in values:
+        added = added.add(jnp.float32(value))
+        merged = merged.merge(Sum.zero().add(jnp.float32(value)))
+    np.testing.assert_array_equal([added.value(), merged.value()], expected)
+
+
+@few
+@given(st.lists(st.tuples(floats, st.integers(0, 9)), min_size=5, max_size=5))
+def test_mean_equals_numpy(rows: list[tuple[float, int]]) -> None:
+    values, weights = map(np.asarray, zip(*rows, strict=True))
+    mean = Mean.zero().add(jnp.asarray(np.where(weights > 0, values, np.nan), jnp.float32), jnp.asarray(weights))
+    expected = np.average(values, weights=weights) if weights.sum() else np.nan
+    np.testing.assert_allclose(mean.value(), expected, rtol=1e-6, atol=1e-6 * np.abs(values).max())
+
+
+def test_mean_without_weights_counts_each_value_once() -> None:
+    mean = Mean.zero().add(jnp.array([[1.0, 2.0], [3.0, 6.0]]))
+    assert (mean.value(), mean.weight.value()) == (3.0, 4.0)
+
+
+def test_weights_of_rows_count_for_all_values_of_a_row() -> None:
+    values = jnp.array([[1.0, 1, 1], [2, 2, 2], [jnp.nan, 3, 3]])
+    mean = Mean.zero().add(values, jnp.array([3, 1, 0]))
+    assert (mean.value(), mean.weight.value()) == (1.25, 12.0)
+    assert Mean.zero().add(values[:2], jnp.float32(2)).weight.value() == 12.0
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 1), (1, 2), (3, 2, 1)])
+def test_weights_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
+    with pytest.raises(LearnerError, match=r"values of shape \(3, 2\) and weights of shape"):
+        Mean.zero().add(jnp.ones((3, 2)), jnp.ones(shape))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_has_weight_0_does_not_count(bad: float) -> None:
+    mean = Mean.zero().add(jnp.array([2.0, bad, 4.0]), jnp.array([True, False, True]))
+    assert mean.value() == 3.0
+    assert np.isnan(Mean.zero().add(jnp.float32(bad), jnp.float32(0)).value())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "uint8", "bool"])
+def test_mean_takes_every_dtype(dtype: str) -> None:
+    mean = Mean.zero().add(jnp.array([1, 0, 1, 1]).astype(dtype), jnp.array([1, 1, 0, 1]).astype(dtype))
+    np.testing.assert_allclose(mean.value(), 2 / 3, rtol=1e-7)
+
+
+def test_rows_mask() -> None:
+    output = RegressionOutput.from_predictions(jnp.ones(2), jnp.ones(2), jnp.array([1, 0]))
+    assert rows_mask(output) is output.mask
+    assert rows_mask(RegressionOutput.from_predictions(jnp.ones(2), jnp.ones(2))) is None
+    assert rows_mask(object()) is None
+
+
+def test_the_ten_lines_of_the_contract_work() -> None:
+    doc = learner.metrics.base.__doc__
+    assert doc is not None
+    names = {**vars(learner.metrics.base)}
+    exec(textwrap.dedent(doc[doc.index("    class MeanAbsoluteError") :]), names)
+    metric = names["MeanAbsoluteError"]()
+    predictions, targets = jnp.array([1.0, 5.0, jnp.nan]), jnp.array([2.0, 2.0, 0.0])
+    output = RegressionOutput.from_predictions(predictions, targets, jnp.array([1, 1, 0]))
+    state = metric.update(metric.init(), output, Info(jnp.int32(0), output.weight))
+    assert metric.compute(metric.merge(metric.init(), state)) == 2.0

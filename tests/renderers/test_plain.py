@@ -1,0 +1,162 @@
+"""Plain lines."""
+
+import io
+import re
+
+import pytest
+
+from learner.events import EpochEnded, Message, RunFailed
+from learner.renderers import PlainRenderer
+
+EPOCH = "train Loss {}  Accuracy 0.75 | valid Loss 0.625  Accuracy 0.875  1.5 s"
+
+
+@pytest.fixture
+def out():
+    return io.StringIO()
+
+
+@pytest.fixture
+def renderer(out, clock):
+    return PlainRenderer(out, clock)
+
+
+def lines_of(out):
+    text = out.getvalue()
+    assert not re.search(r"[^\n\x20-\x7e]", text)
+    return text.splitlines()
+
+
+def test_a_short_run_has_a_line_for_each_epoch(renderer, out, play):
+    play.run(renderer)
+    assert lines_of(out) == [
+        "runs/a: 3 epochs of 45 steps, 10,378 parameters",
+        "epoch 1/3  " + EPOCH.format("0.5"),
+        "epoch 2/3  " + EPOCH.format("0.25"),
+        "epoch 3/3  " + EPOCH.format("0.1667"),
+        "ended at epoch 3, step 135, 4.6 s: num_epochs",
+    ]
+
+
+def test_not_a_tty(renderer, out, play, clock):
+    """At most a line for each epoch, one for each interval, and those about the whole run."""
+    began = clock.now
+    play.run(renderer, epochs=1000, seconds=0.4)
+    seconds = clock.now - began
+    assert 1000 + 2 <= len(lines_of(out)) <= 1000 + seconds / 10 + 2
+
+
+def test_long_epochs_tell_how_they_get_on(renderer, out, play):
+    play.start(renderer, num_epochs=2, steps_per_epoch=100)
+    for done in range(5, 45, 5):
+        play.dispatch(renderer, 1, done, 5, total=100, seconds=2.5, loss=1 / done)
+    assert lines_of(out)[1:] == [
+        # 2 steps/s; 180 of 200 steps are left after 10 s, 160 after 20 s
+        "epoch 1/2  step 20/100  train Loss 0.05  2 steps/s  1 min 30 s left",
+        "epoch 1/2  step 40/100  train Loss 0.025  2 steps/s  1 min 20 s left",
+    ]
+
+
+def test_a_validation_inside_an_epoch_is_told_with_the_next_line(renderer, out, play):
+    play.start(renderer, num_epochs=1, steps_per_epoch=100)
+    play.dispatch(renderer, 1, 5, 5, total=100, seconds=3)
+    play.validate(renderer, 1, 5, Loss=0.75, Accuracy=0.5)
+    play.dispatch(renderer, 1, 10, 5, total=100, seconds=3)
+    assert len(lines_of(out)) == 1
+    play.dispatch(renderer, 1, 15, 5, total=100, seconds=6)
+    play.dispatch(renderer, 1, 20, 5, total=100, seconds=12)
+    first, second = lines_of(out)[1:]
+    assert "train Loss 0.5 | valid Loss 0.75  Accuracy 0.5" in first
+    assert "valid" not in second
+
+
+def test_a_long_validation_tells_how_it_gets_on(renderer, out, play):
+    play.start(renderer)
+    play.dispatch(renderer, 1, 45, 45, seconds=1)
+    play.dispatch(renderer, 1, 20, 20, 600, "valid", seconds=11)
+    assert lines_of(out)[1] == "epoch 1/3  valid 20/600  train Loss 0.5"
+
+
+@pytest.mark.parametrize(
+    ("run", "start", "inside"),
+    [
+        ({"num_epochs": None, "num_steps": 500, "steps_per_epoch": 45}, "500 steps", "epoch 2  step 75/500"),
+        ({"num_epochs": None, "num_steps": 500, "steps_per_epoch": None}, "500 steps", "epoch 2  step 75/500"),
+        ({"num_epochs": 3, "steps_per_epoch": None}, "3 epochs", "epoch 2/3  step 30 "),
+        ({"num_epochs": 1, "steps_per_epoch": 1}, "1 epoch of 1 step", "epoch 2/1  step 30 "),
+        ({"num_epochs": None, "steps_per_epoch": None}, "no fixed length", "epoch 2  step 30 "),
+    ],
+)
+def test_runs_of_known_and_unknown_length(renderer, out, play, run, start, inside):
+    play.start(renderer, **run)
+    play.dispatch(renderer, 2, 30, 15, total=None, step=75, seconds=60)
+    first, second = lines_of(out)
+    assert first == f"runs/a: {start}, 10,378 parameters"
+    assert second.startswith(inside)
+
+
+def test_a_resumed_run_says_so(renderer, out, play):
+    play.start(renderer, epoch=2, step=45, resumed=True)
+    assert lines_of(out) == ["runs/a: 3 epochs of 45 steps, 10,378 parameters, goes on after step 45"]
+
+
+def test_the_summary_comes_last(renderer, out, play, summary):
+    play.run(renderer, epochs=2, show_summary=True, summary=summary)
+    assert lines_of(out)[-8:] == [
+        "ended at epoch 2, step 90, 4.6 s: num_epochs",
+        "metric                  best  epoch     last",
+        "train/Loss              0.25      1      nan",
+        "train/Confusion            -      -  2 0 0 2",
+        "valid/Speed (steps/s)  16824      2    16824",
+        "directory: runs/a",
+        "checkpoints: checkpoint/45 (epoch 1, best)",
+        "files: checkpoint, train, valid, summary.json",
+    ]
+
+
+def test_messages_and_errors_have_their_lines(renderer, out):
+    renderer.on_event(Message(0.0, 20, "one device of 8\nis used"))
+    renderer.on_event(Message(0.0, 30, "slow loader"))
+    renderer.on_event(RunFailed(0.0, 3, 120, "ValueError: no\n  loss"))
+    assert lines_of(out) == [
+        "one device of 8",
+        "is used",
+        "warning: slow loader",
+        "failed at epoch 3, step 120: ValueError: no loss",
+    ]
+
+
+def test_nothing_that_is_told_can_steer_the_terminal(renderer, out, play):
+    evil = "a\x1b[31m\r\b\x07\x9b"
+    play.start(renderer)
+    renderer.on_event(Message(0.0, 30, evil))
+    renderer.on_event(RunFailed(0.0, 1, 1, evil))
+    renderer.on_event(EpochEnded(0.0, 1, 45, {f"train/{evil}": 1.0, "train/Text": evil}, 0.1))
+    assert len(lines_of(out)) >= 4
+    assert "a?[31m" in out.getvalue()
+
+
+def test_what_the_encoding_lacks_does_not_stop_it():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", newline="\n")
+    PlainRenderer(stream).on_event(EpochEnded(0.0, 1, 45, {"train/Präzision": 0.5}, 0.1))
+    assert raw.getvalue() == b"epoch 1  train Pr?zision 0.5  100 ms\n".replace(b"100 ms", b"0.1 s")
+
+
+def test_every_line_is_flushed_at_once(clock, play):
+    class Stream(io.StringIO):
+        flushed = ""
+
+        def flush(self):
+            self.flushed = self.getvalue()
+
+    stream = Stream()
+    renderer = PlainRenderer(stream, clock)
+    play.start(renderer)
+    assert stream.flushed == stream.getvalue() != ""
+
+
+def test_standard_output_is_looked_up_late(capsys, play, clock):
+    renderer = PlainRenderer(clock=clock)
+    play.start(renderer)
+    assert capsys.readouterr().out.startswith("runs/a: ")

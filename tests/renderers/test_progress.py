@@ -1,0 +1,82 @@
+"""Speed and time left."""
+
+import pytest
+
+from learner.renderers.progress import Progress
+
+
+@pytest.fixture
+def progress(clock):
+    return Progress(clock)
+
+
+def test_nothing_is_claimed_before_it_is_known(progress, play):
+    assert (progress.speed, progress.seconds_left(), progress.label()) == (None, None, "epoch 1")
+    play.start(progress)
+    play.dispatch(progress, 1, 15, 15, seconds=60)  # waited for the compiler
+    assert (progress.speed, progress.seconds_left(), progress.label()) == (None, None, "epoch 1/3")
+
+
+def test_speed_and_time_left_of_a_steady_run(progress, play):
+    play.start(progress)
+    play.dispatch(progress, 1, 15, 15, seconds=60)
+    play.dispatch(progress, 1, 30, 15, seconds=3)
+    assert progress.speed == pytest.approx(5)
+    assert progress.seconds_left() == pytest.approx((135 - 30) / 5)
+
+
+def test_the_speed_is_that_of_late(progress, play):
+    play.start(progress, steps_per_epoch=10_000)
+    for done in range(10, 5000, 10):
+        play.dispatch(progress, 1, done, 10, seconds=1)
+    for done in range(5000, 7000, 10):
+        play.dispatch(progress, 1, done, 10, seconds=0.1)
+    assert progress.speed == pytest.approx(100, rel=0.01)
+
+
+def test_the_time_left_counts_validations_the_speed_does_not(progress, play):
+    play.start(progress, num_epochs=2, steps_per_epoch=45)
+    play.dispatch(progress, 1, 15, 15, seconds=1)
+    play.dispatch(progress, 1, 30, 15, seconds=1)
+    play.dispatch(progress, 1, 45, 15, seconds=1)
+    play.dispatch(progress, 1, 10, 10, 10, "valid", seconds=4)
+    assert progress.speed == pytest.approx(15)
+    assert progress.seconds_left() == pytest.approx(45 / 5)  # 30 steps in 6 s, validation and all
+
+
+def test_a_resumed_run_is_as_fast_as_it_is(progress, play):
+    play.start(progress, num_epochs=2, steps_per_epoch=45, epoch=2, step=45, resumed=True)
+    play.dispatch(progress, 2, 15, 15, step=60, seconds=1)
+    play.dispatch(progress, 2, 30, 15, step=75, seconds=1)
+    assert progress.seconds_left() == pytest.approx(1)
+
+
+def test_the_first_epoch_tells_how_long_the_others_are(progress, play):
+    play.start(progress, num_epochs=3, steps_per_epoch=None)
+    play.epoch(progress, 1, total=None, seconds=4)
+    assert progress.total == 135
+    assert progress.seconds_left() == pytest.approx(90 / (30 / 3))
+
+
+def test_a_run_of_steps(progress, play):
+    play.start(progress, num_epochs=None, num_steps=90)
+    play.dispatch(progress, 1, 45, 45, seconds=1)
+    play.dispatch(progress, 2, 15, 15, step=60, seconds=1)
+    assert progress.seconds_left() == pytest.approx(2)
+    assert progress.label() == "epoch 2"
+
+
+def test_another_run_begins_anew(progress, play):
+    for _ in range(2):
+        play.start(progress, num_epochs=1, steps_per_epoch=30)
+        assert (progress.speed, progress.seconds_left()) == (None, None)
+        play.dispatch(progress, 1, 15, 15, seconds=60)
+        play.dispatch(progress, 1, 30, 15, seconds=1)
+        assert progress.speed == pytest.approx(15)
+
+
+def test_it_does_not_go_below_zero(progress, play):
+    play.start(progress, num_epochs=1, steps_per_epoch=10)
+    play.dispatch(progress, 1, 10, 10)
+    play.dispatch(progress, 1, 20, 10)
+    assert progress.seconds_left() == 0

@@ -1,0 +1,90 @@
+"""Which renderer is chosen, and the summary without a run."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+import learner.renderers
+from learner.journal import encode
+from learner.renderers import PlainRenderer, RichRenderer, default_renderer, print_summary, render_summary
+
+SUMMARY = [
+    "2 epochs, 90 steps, ended by: num_epochs",
+    "metric                  best  epoch     last",
+    "train/Loss              0.25      1      nan",
+    "train/Confusion            -      -  2 0 0 2",
+    "valid/Speed (steps/s)  16824      2    16824",
+    "directory: runs/a",
+    "checkpoints: checkpoint/45 (epoch 1, best)",
+    "files: checkpoint, train, valid, summary.json",
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "term", "kind"),
+    [
+        (Terminal(), "xterm-256color", RichRenderer),
+        (Terminal(), "", RichRenderer),
+        (Terminal(), "dumb", PlainRenderer),
+        (io.StringIO(), "xterm-256color", PlainRenderer),  # a file, a pipe, a notebook
+    ],
+)
+def test_the_default(monkeypatch, stream, term, kind):
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", term)
+    assert type(default_renderer()) is kind
+
+
+def test_a_summary_in_a_file_is_plain_text(summary):
+    out = io.StringIO()
+    print_summary(summary, out, "runs/a")
+    assert out.getvalue().splitlines() == SUMMARY
+
+
+def test_a_summary_read_back_from_json_looks_the_same(summary):
+    out = io.StringIO()
+    print_summary(json.loads(json.dumps(encode(summary))), out, "runs/a")
+    assert out.getvalue().splitlines() == SUMMARY
+
+
+def test_a_summary_goes_to_standard_output(summary, capsys):
+    print_summary(summary)
+    assert capsys.readouterr().out.splitlines() == [line for line in SUMMARY if not line.startswith("directory")]
+
+
+def test_a_summary_on_a_terminal_says_the_same(summary, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    print_summary(summary, out, "runs/a")
+    assert "\x1b[1m" in out.getvalue()
+    for line, text in zip(out.getvalue().splitlines()[2:], SUMMARY[2:], strict=True):
+        assert line.rstrip() == text
+
+
+def test_a_rich_summary_can_be_printed_narrow(summary):
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=30).print(render_summary(summary))
+    assert "16824" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 30
+
+
+def test_importing_does_not_import_what_needs_rich():
+    program = "import sys, learner.renderers; assert 'learner.renderers.rich' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Missing'"):
+        learner.renderers.Missing  # noqa: B018
+    assert all(hasattr(learner.renderers, name) for name in learner.renderers.__all__)
