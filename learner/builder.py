@@ -319,7 +319,8 @@ class LearnerBuilder:
             problems += _wrong_values(family)
             if train_fn is None and valid_fn is None and update is None:
                 problems.append(
-                    f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, batch), or pass "
+                    f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, "
+                    "batch), or pass "
                     "build(..., train_step=fn) with fn(model, batch)"
                 )
         except LearnerError as error:

@@ -94,7 +94,8 @@ def _wrong_output(output: Any, name: str) -> str | None:
         return f"{name} returned {what}, which has no field 'loss'; {needs}"
     if jax.tree_util.all_leaves([output]):
         return (
-            f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the dataclass with "
+            f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the "
+            "dataclass with "
             "@jax.tree_util.register_dataclass"
         )
     shape, dtype = jnp.shape(output.loss), jnp.result_type(output.loss)
@@ -104,7 +105,10 @@ def _wrong_output(output: Any, name: str) -> str | None:
         return f"the loss of {name} has dtype {dtype}; it needs a floating-point number"
     weight = getattr(output, "weight", None)
     if weight is not None and jnp.shape(weight) != ():
-        return f"the weight of {name}'s output has shape {list(jnp.shape(weight))}; it needs one number, what the loss is the mean over"
+        return (
+            f"the weight of {name}'s output has shape {list(jnp.shape(weight))}; it needs one number, what "
+            "the loss is the mean over"
+        )
     return None
 
 
@@ -136,7 +140,8 @@ def _wrong_labels(output: Any, name: str, traced: PyTree, batch: PyTree) -> list
             low, high = labels.min(), labels.max()
             if low < 0 or high >= classes:
                 return [
-                    f"the labels '{path}' go from {low} to {high}, but the logits of {name} have {classes} classes (0 to {classes - 1})"
+                    f"the labels '{path}' go from {low} to {high}, but the logits of {name} have {classes} "
+                    f"classes (0 to {classes - 1})"
                 ]
     return []
 
@@ -149,7 +154,8 @@ def _wrong_metrics(output: Any, measure: Measure, name: str, batch: PyTree, stat
         if missing:
             has = ", ".join(_fields(output))
             problems.append(
-                f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} does not have; it has {has}"
+                f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} "
+                f"does not have; it has {has}"
             )
             continue
         try:
@@ -168,7 +174,8 @@ def _tried(metric: Metric | CollectingMetric, output: Any, info: Info) -> list[s
     for made, new in (("update", state), ("merge", metric.merge(first, first))):
         if _types(new) != _types(first):
             return [
-                f"{made} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; they must be the same"
+                f"{made} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
+                "they must be the same"
             ]
     value = metric.compute(state)
     if metric.numeric and jnp.shape(value) != ():

@@ -130,7 +130,8 @@ class Learner:
         """
         if self._fitted:
             raise LearnerError(
-                "this learner was fitted already; build a new one, with resume() to go on where it ended or with another directory"
+                "this learner was fitted already; build a new one, with resume() to go on where it ended or "
+                "with another directory"
             )
         options = self._options
         state = self.init()

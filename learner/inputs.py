@@ -56,8 +56,10 @@ def valid_sources(options: Options, valid: Any) -> dict[str, Source]:
         arrays = [key for key, value in valid.items() if isinstance(value, np.ndarray | jax.Array)]
         if arrays or not valid:
             raise LearnerError(
-                f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a loader, or a dict of "
-                "several loaders by name. Arrays become a loader by DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
+                f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a "
+                "loader, or a dict of "
+                "several loaders by name. Arrays become a loader by "
+                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
             )
         named = {f"valid-{name}": loader for name, loader in valid.items()}
     return {split: source_of(data, split, batch_size=options.batch_size) for split, data in named.items()}
@@ -94,7 +96,10 @@ def checked_step(
 
 def no_step(name: str) -> str:
     """The message for a missing step."""
-    return f"there is no {name}: give the model a method {name}(self, batch), or pass build(..., {name}=fn) with fn(model, batch)"
+    return (
+        f"there is no {name}: give the model a method {name}(self, batch), or pass build(..., {name}=fn) "
+        "with fn(model, batch)"
+    )
 
 
 def default_monitor(valid_splits: Sequence[str]) -> str:

@@ -114,7 +114,7 @@ def tally_in_flight(restored: Restored | None, runner: Runner) -> Tally:
         return fresh
     leaves, tree = jax.tree.flatten(fresh.metrics)
     states = restored.metrics["states"]
-    return runner.start("train", tree.unflatten([states[str(i)] for i in range(len(leaves))]))
+    return runner.start("train", jax.tree.unflatten(tree, [states[str(i)] for i in range(len(leaves))]))
 
 
 def rows_in_flight(

@@ -39,7 +39,7 @@ def _loaded(stored: Mapping[str, Any], tree: Any) -> Any:
     for name, old in named_leaves(tree).items():
         new = stored[_escaped(name)]
         leaves.append(jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if _is_key(old) else new)
-    return jax.tree.structure(tree).unflatten(leaves)
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
 def _is_key(x: Any) -> bool:

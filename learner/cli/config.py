@@ -171,8 +171,8 @@ class Config:
 
     def unset(self) -> list[str]:
         """The keys that the config leaves out."""
-        said = {"directory", "lr", *self._recipes, *self._sources, *(each.name for each in self._options)}
-        return [key for key in (*PARTS, *methods(self._builder)) if key not in said and key not in PROCESS]
+        known = (*PARTS, *methods(self._builder))
+        return [key for key in known if self._content.get(key, self) is self and key not in PROCESS]
 
     def data(self, split: str) -> Any:
         """The loader of `train` or `valid`, a dict of loaders, or `None`."""

@@ -1,6 +1,7 @@
 """`learner fit` and `learner resume`."""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 from learner.cli.config import Config
 from learner.cli.help import fit_help, key_help
 from learner.cli.overrides import CommandLine, override, read_yaml, split, value_of
+from learner.directory import read_summary
 from learner.errors import LearnerError
+from learner.renderers import heading
 
 RESUME = """\
 usage: learner resume DIR [--KEY=VALUE ...]
@@ -42,7 +45,8 @@ def fit(words: Sequence[str]) -> int:
         raise LearnerError("learner fit needs a config file: learner fit CONFIG (learner fit --help says more)")
     config = Config(content)
     if "print_config" in line.switches:
-        print(config.text() + f"# Not set: {', '.join(config.unset())}")
+        comment = textwrap.wrap("Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# ")
+        print(config.text() + "\n".join(comment))
         return 0
     return _train(config)
 
@@ -55,7 +59,11 @@ def resume(words: Sequence[str]) -> int:
         return 0
     directory = run_directory(line, "resume")
     content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
-    return _train(Config({**changed(content, line), "directory": directory, "resume": True}))
+    before = read_summary(Path(directory))
+    code = _train(Config({**changed(content, line), "directory": directory, "resume": True}))
+    if before is not None and read_summary(Path(directory)) == before:
+        print(f"{directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
+    return code
 
 
 def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:

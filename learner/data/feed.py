@@ -97,7 +97,7 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
         raise LearnerError(f"the arrays of a {split} batch need one common leading axis; they have {listed}")
     if not next(iter(shapes.values()))[0]:
         raise LearnerError(f"a batch of the {split} data has 0 rows")
-    return jax.tree.structure(batch).unflatten(list(arrays.values()))
+    return jax.tree.unflatten(jax.tree.structure(batch), list(arrays.values()))
 
 
 def _field(name: str) -> str:
@@ -158,7 +158,8 @@ class Feeder:
                 raise LearnerError(
                     f"the {self._source.split} data had no batches in epoch {epoch}"
                     + (f" after batch {batch}" if batch else "")
-                    + ": a loader must give its batches anew in each epoch (a generator cannot; pass the generator function itself)"
+                    + ": a loader must give its batches anew in each epoch (a generator cannot; pass the "
+                    "generator function itself)"
                 )
             epoch, batch = epoch + 1, 0
 
@@ -246,7 +247,8 @@ class Feeder:
         tree, leaves = signature
         if tree != self._regular[0]:
             raise LearnerError(
-                f"the {self._source.split} batches changed their structure from {_listed(self._first)} to {_listed(batch)}"
+                f"the {self._source.split} batches changed their structure from {_listed(self._first)} to "
+                f"{_listed(batch)}"
             )
         if [dtype for _, dtype in leaves] != [dtype for _, dtype in self._regular[1]]:
             raise LearnerError(
@@ -255,7 +257,8 @@ class Feeder:
         self._shapes.add(signature)
         if len(self._shapes) == MANY_SHAPES + 1:
             self._warn(
-                f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is compiled once (the last: "
+                f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is "
+                "compiled once (the last: "
                 f"{_listed(batch)}); pad batches to a few lengths"
             )
 

@@ -100,13 +100,16 @@ class _Once(Source):
     def _open(self, epoch: int, start: int) -> Iterator[Any]:
         if start:
             raise LearnerError(
-                f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to batch {start}: "
+                f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to "
+                f"batch {start}: "
                 "pass a loader, or a function that returns a new iterator"
             )
         if self._used:
             raise LearnerError(
-                f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, and it is needed "
-                f"again for epoch {epoch}. Pass a loader, a list, or the generator function itself rather than its result"
+                f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, "
+                "and it is needed "
+                f"again for epoch {epoch}. Pass a loader, a list, or the generator function itself rather "
+                "than its result"
             )
         self._used = True
         return self._iterator

@@ -72,7 +72,8 @@ def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
         f"{word} {', '.join(sorted(paths))}" for word, paths in (("new:", new - old), ("missing:", old - new)) if paths
     ]
     raise LearnerError(
-        f"{what}; {'; '.join(parts) or 'the containers are of other types'}. Every variable must exist before training: "
+        f"{what}; {'; '.join(parts) or 'the containers are of other types'}. Every variable must exist before "
+        "training: "
         "make it in the model's __init__ (or run the model once before building the learner)"
     )
 
@@ -84,7 +85,8 @@ class NnxFamily(Family):
 
     def __init__(self, model: nnx.Module, trainable: Trainable = None):
         self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
-        self._graph, params, keys, counts, rest = nnx.split(model, *self._kinds)
+        graph, params, keys, counts, rest = nnx.split(model, *self._kinds)
+        self._graph: Any = graph
         self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
         self._keys, self._counts = (jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
 
@@ -94,13 +96,13 @@ class NnxFamily(Family):
         folded = [jax.random.fold_in(key, i) for i in range(len(leaves))]
         keys = [k if old.shape == () else jax.random.split(k, old.shape) for k, old in zip(folded, leaves, strict=True)]
         counts = jax.tree.map(jnp.zeros_like, self._counts)
-        model = nnx.merge(self._graph, params, tree.unflatten(keys), counts, model_state)
+        model: nnx.Module = nnx.merge(self._graph, params, jax.tree.unflatten(tree, keys), counts, model_state)
         model.train() if train else model.eval()
         return model
 
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
         """See `Family`."""
-        _, params, _, _, rest = nnx.split(model, *self._kinds)
+        _, params, _, _, rest = tuple(nnx.split(model, *self._kinds))
         return nnx.as_pure(params), nnx.as_pure(rest)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
@@ -219,7 +221,8 @@ class TreeFamily(Family):
     def __init__(self, model: PyTree, trainable: Trainable = None):
         self._equinox = _equinox_of(model)
         self.kind = "equinox" if self._equinox else "pytree"
-        paths, self._tree = jax.tree_util.tree_flatten_with_path(model)
+        paths, tree = jax.tree_util.tree_flatten_with_path(model)
+        self._tree: Any = tree
         self._names = [path_name(path) for path, _ in paths]
         leaves = [leaf for _, leaf in paths]
         _refuse_shared(self._names, leaves)
@@ -237,8 +240,8 @@ class TreeFamily(Family):
         if not self._equinox:
             return [False] * len(self._names)
         is_state = lambda node: isinstance(node, self._equinox.nn.State)  # noqa: E731
-        mark = lambda node: jax.tree.map(lambda _: is_state(node), node)  # noqa: E731
-        return jax.tree.leaves(jax.tree.map(mark, model, is_leaf=is_state))
+        nodes = jax.tree.leaves(model, is_leaf=is_state)
+        return [is_state(node) for node in nodes for _ in jax.tree.leaves(node)]
 
     def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
         params = self._tree.unflatten(
@@ -261,7 +264,7 @@ class TreeFamily(Family):
 
     def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
         """See `Family`."""
-        leaves, tree = jax.tree.flatten(model)
+        leaves = jax.tree.leaves(model)
         if len(leaves) != len(self._names):
             same_structure(model, self._tree.unflatten(self._names), "a step returned another model than it was given")
         return self._divide(leaves)
@@ -295,8 +298,10 @@ def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, jax.Array | np.ndarray) and leaf.size and seen.setdefault(id(leaf), name) != name:
             raise LearnerError(
-                f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these would become two arrays "
-                "that train apart. Hold it once and use it in both places (or copy it with jnp.copy if they should be two)"
+                f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these "
+                "would become two arrays "
+                "that train apart. Hold it once and use it in both places (or copy it with jnp.copy if they "
+                "should be two)"
             )
 
 
@@ -324,7 +329,8 @@ def family_of(model: Any, trainable: Trainable = None) -> Family:
         kind = LinenFamily
     elif type(model).__module__.startswith("flax.linen") or _is_linen_module(model):
         raise LearnerError(
-            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, variables) with "
+            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, "
+            "variables) with "
             "variables = module.init(key, example_input)"
         )
     family = kind(model, trainable)

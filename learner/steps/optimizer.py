@@ -36,7 +36,8 @@ def update_params(
     `obj_fn`), the loss as a function of the parameters on the same batch and random keys.
 
     >>> params = {"w": jnp.array([1.0, 2.0])}
-    >>> update_params(optax.sgd, 0.5, {"w": jnp.array([1.0, 1.0])}, optax.sgd(0.5).init(params), params, loss=jnp.array(0.0))[0]
+    >>> grads, opt_state = {"w": jnp.array([1.0, 1.0])}, optax.sgd(0.5).init(params)
+    >>> update_params(optax.sgd, 0.5, grads, opt_state, params, loss=jnp.array(0.0))[0]
     {'w': Array([0.5, 1.5], dtype=float32)}
     """
     with _optax_promotion():
@@ -84,7 +85,8 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int) -> list[str
         return [_cannot_update(optimizer, error)]
     if searched and accumulate > 1:
         return [
-            f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), which needs the whole "
+            f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), "
+            "which needs the whole "
             f"batch at once, but grads_accumulation is {accumulate}: use grads_accumulation(1) or another optimizer"
         ]
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
@@ -94,10 +96,14 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int) -> list[str
 
 
 def _not_a_function_of_the_rate(optimizer: Any) -> str | None:
-    right = "pass the function (optax.adamw), partial(optax.adamw, weight_decay=1e-4), or lambda lr: optax.chain(..., optax.adamw(lr))"
+    right = (
+        "pass the function (optax.adamw), partial(optax.adamw, weight_decay=1e-4), or lambda lr: "
+        "optax.chain(..., optax.adamw(lr))"
+    )
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
         return (
-            "the optimizer is already built: its rate is fixed inside. An optimizer here is a function of the learning rate: "
+            "the optimizer is already built: its rate is fixed inside. An optimizer here is a function of "
+            "the learning rate: "
             f"{right}, and the rate as build(model, optimizer, lr)"
         )
     if not callable(optimizer):
@@ -107,14 +113,20 @@ def _not_a_function_of_the_rate(optimizer: Any) -> str | None:
     except Exception as error:
         return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
     if not (hasattr(made, "init") and hasattr(made, "update")):
-        return f"the optimizer ({name_of(optimizer)}) returned {type(made).__name__} for a rate, not an optax transformation; {right}"
+        return (
+            f"the optimizer ({name_of(optimizer)}) returned {type(made).__name__} for a rate, not an optax "
+            f"transformation; {right}"
+        )
     return None
 
 
 def _cannot_update(optimizer: Any, error: Exception) -> str:
     message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "leading batch dimension" in str(error):
-        message = "it needs the gradient of each example, and a step gives the mean over the batch; return TrainOutput(grads, output) for it"
+        message = (
+            "it needs the gradient of each example, and a step gives the mean over the batch; return "
+            "TrainOutput(grads, output) for it"
+        )
     return f"the optimizer ({name_of(optimizer)}) cannot update this model: {message}"
 
 
@@ -144,7 +156,8 @@ def check_schedule(schedule: Schedule) -> list[str]:
         return [f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: {error}"]
     if rate.shape != () or not jnp.issubdtype(rate.dtype, jnp.number):
         return [
-            f"the learning-rate schedule ({name_of(schedule)}) gives {rate.dtype}{list(rate.shape)}; it needs one number"
+            f"the learning-rate schedule ({name_of(schedule)}) gives {rate.dtype}{list(rate.shape)}; it needs "
+            "one number"
         ]
     first = float(schedule(0))
     if not 0 <= first < float("inf"):

@@ -46,7 +46,8 @@ class ClassificationOutput:
         """
         if logits.ndim != 2 or labels.shape != logits.shape[:1]:
             raise LearnerError(
-                f"ClassificationOutput.from_logits got logits of shape {logits.shape} and labels of shape {labels.shape}; "
+                f"ClassificationOutput.from_logits got logits of shape {logits.shape} and labels of shape "
+                f"{labels.shape}; "
                 "it needs [batch, classes] and [batch]"
             )
         each = _cross_entropy("ClassificationOutput.from_logits", _kept(logits, mask), _kept(labels, mask))
@@ -83,7 +84,8 @@ class MultiLabelOutput:
         """
         if logits.ndim != 2 or targets.shape != logits.shape:
             raise LearnerError(
-                f"MultiLabelOutput.from_logits got logits of shape {logits.shape} and targets of shape {targets.shape}; "
+                f"MultiLabelOutput.from_logits got logits of shape {logits.shape} and targets of shape "
+                f"{targets.shape}; "
                 "both must be [batch, labels]"
             )
         kept = _kept(logits, mask).astype(jnp.float32), _kept(targets, mask).astype(jnp.float32)
@@ -153,7 +155,8 @@ class SequenceOutput:
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SequenceOutput":
         """Softmax cross-entropy per token; `mask` `[batch, length]` says which tokens count.
 
-        >>> out = SequenceOutput.from_logits(jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), int), jnp.array([[1, 1, 0], [1, 0, 0]]))
+        >>> logits, targets, mask = jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), int), jnp.array([[1, 1, 0], [1, 0, 0]])
+        >>> out = SequenceOutput.from_logits(logits, targets, mask)
         >>> print(f"{out.loss:.4f} over {out.weight} tokens")   # ln(4)
         1.3863 over 3.0 tokens
         """

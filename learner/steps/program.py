@@ -181,7 +181,7 @@ class Programs:
         there.
         """
         state, empty = self._begin(leaves)
-        leaves, epoch, numbers, weight = self._finish(state, jax.tree.structure(empty).unflatten(acc), epoch)
+        leaves, epoch, numbers, weight = self._finish(state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch)
         return leaves, epoch, Values(numbers[None], weight[None], ())
 
     def valid(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
@@ -267,7 +267,7 @@ class Programs:
         self, leaves: Leaves, acc: Leaves, batch: PyTree, cursor: Array, index: Array
     ) -> tuple[Leaves, Array, Array, PyTree]:
         state, empty = self._begin(leaves)
-        added, rows = self.step.micro(state, jax.tree.structure(empty).unflatten(acc), batch, index)
+        added, rows = self.step.micro(state, jax.tree.unflatten(jax.tree.structure(empty), acc), batch, index)
         return jax.tree.leaves(added), cursor + 1, index + 1, rows
 
     def _finish(
