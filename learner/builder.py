@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from flax import nnx
-
 from learner.check import nonfinite_leaves
 from learner.checkpoint.options import CheckpointOptions
 from learner.directory import problem_with
@@ -23,7 +21,7 @@ from learner.metrics.base import MetricBase
 from learner.options import Options
 from learner.schedules import ReduceOnPlateau
 from learner.steps.measure import Measure
-from learner.steps.model import Linen, family_of
+from learner.steps.model import Linen, family_of, is_instance_of
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule
 from learner.steps.step import Step, step_fn
 from learner.stopping import Interrupter, MetricEarlyStopping
@@ -397,7 +395,7 @@ def _rate(lr: Any) -> tuple[Callable[[Any], Any] | None, float, ReduceOnPlateau 
 
 
 def _makes_model(model: Any) -> bool:
-    if isinstance(model, nnx.Module | Linen):
+    if isinstance(model, Linen) or is_instance_of(model, "flax.nnx", "Module"):
         return False
     return isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from etils import epath
 
 from learner.checkpoint.items import flat, refuse_differences
 from learner.checkpoint.options import KeepPolicy, Retention
@@ -41,6 +40,7 @@ class CheckpointStore:
 
     def __init__(self, directory: Any, retention: Retention, *, read_only: bool = False):
         import orbax.checkpoint as ocp
+        from etils import epath
 
         self._ocp = ocp
         self._path = epath.Path(directory)
@@ -71,7 +71,7 @@ class CheckpointStore:
         """The complete checkpoints, oldest first."""
         return [Entry(step, *self._table.get(step, (None, None))) for step in sorted(self._manager.all_steps())]
 
-    def path(self, step: int) -> epath.Path:
+    def path(self, step: int) -> Any:
         """Where a checkpoint lies."""
         return self._path / str(step)
 
@@ -141,7 +141,7 @@ class CheckpointStore:
     def set_aside(self, after: int, directory: Any) -> list[int]:
         """Moves the checkpoints of later steps to another directory: Orbax refuses to write below its newest."""
         newer = [e.step for e in self.entries if e.step > after]
-        target = epath.Path(directory)
+        target = type(self._path)(directory)
         for step in newer:
             target.mkdir(parents=True, exist_ok=True)
             self.path(step).rename(target / str(step))

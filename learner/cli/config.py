@@ -27,21 +27,23 @@ PROCESS = ("overwrite", "resume", "checkpoint")
 
 DEFAULTS = {"seed": 0, "num_epochs": 1, "grads_accumulation": 1}
 
-NAMED = {
-    "optimizer": ["learner.cli.optimizers"],
-    "lr": ["learner.cli.schedules", "learner.schedules"],
-    "dataset": ["learner.data"],
-    "metrics": ["learner.metrics"],
-    "metric_train": ["learner.metrics"],
-    "metric_valid": ["learner.metrics"],
-    "metric_train_numeric": ["learner.metrics"],
-    "metric_valid_numeric": ["learner.metrics"],
-    "metric_loggers": ["learner.loggers"],
-    "renderer": ["learner.renderers"],
-    "early_stopping": ["learner.stopping"],
-    "interrupter": ["learner.stopping"],
+_METRIC = ("learner.metrics", "learner.metrics.MetricBase")
+
+NAMED: dict[str, list[tuple[str, str | None]]] = {
+    "optimizer": [("learner.cli.optimizers", None)],
+    "lr": [("learner.cli.schedules", None), ("learner", "learner.ReduceOnPlateau")],
+    "dataset": [("learner.data", None)],
+    "metrics": [_METRIC],
+    "metric_train": [_METRIC],
+    "metric_valid": [_METRIC],
+    "metric_train_numeric": [_METRIC],
+    "metric_valid_numeric": [_METRIC],
+    "metric_loggers": [("learner.loggers", "learner.events.Listener")],
+    "renderer": [("learner.renderers", "learner.events.Listener")],
+    "early_stopping": [("learner", "learner.MetricEarlyStopping")],
+    "interrupter": [("learner", "learner.Interrupter")],
 }
-"""Keys that take objects, and the modules whose classes need no import path there."""
+"""Keys that take objects, and the modules whose classes (of a base class) need no import path there."""
 
 CONTEXT = {
     "directory": "where the run leaves its logs and checkpoints",
@@ -63,10 +65,10 @@ CONTEXT = {
 def names_for(key: str) -> dict[str, str]:
     """Short names that an object at `key` may have, with their import paths.
 
-    >>> names_for("optimizer")["AdamW"]
-    'learner.cli.optimizers.AdamW'
+    >>> names_for("early_stopping")
+    {'MetricEarlyStopping': 'learner.MetricEarlyStopping'}
     """
-    return exports(*NAMED[key]) if key in NAMED else {}
+    return {name: path for module, base in NAMED.get(key, []) for name, path in exports(module, base).items()}
 
 
 class Problems:
@@ -76,12 +78,12 @@ class Problems:
         self._found: list[str] = []
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self, place: str = "") -> Iterator[None]:
         """Keeps the `LearnerError` that is raised inside for later."""
         try:
             yield
         except LearnerError as error:
-            self._found.append(str(error))
+            self._found.append(f"{place}{error}")
 
     def raise_all(self) -> None:
         """Raises one `LearnerError` of all that was noted."""
@@ -96,8 +98,6 @@ class Config:
       content: of the file, with what the command line changes in it.
       builder: the class that has the options; default: `learner.LearnerBuilder`.
 
-    Raises:
-      LearnerError: unknown keys, missing ones, things that cannot be imported, arguments that do not fit.
     """
 
     def __init__(self, content: Mapping[str, Any], builder: type | None = None) -> None:
@@ -112,7 +112,6 @@ class Config:
         self._seed: int = seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
         self._read_parts()
         self._read_options()
-        self._problems.raise_all()
 
     def _check_keys(self) -> None:
         known = [*PARTS, "overwrite", *methods(self._builder)]
@@ -161,7 +160,12 @@ class Config:
         return os.path.expanduser(str(self._content["directory"]))
 
     def text(self) -> str:
-        """The config in full as YAML, without what is about one start of the run."""
+        """The config in full as YAML, without what is about one start of the run.
+
+        Raises:
+          LearnerError: unknown keys, missing ones, things that cannot be imported, arguments that do not fit.
+        """
+        self._problems.raise_all()
         parts: dict[str, Any] = {key: self._content[key] for key in ("directory", "lr")}
         parts |= {key: each.config() for key, each in self._recipes.items()}
         parts |= {key: _of_each(each, Source.config) for key, each in self._sources.items()}
@@ -182,9 +186,9 @@ class Config:
         """The `Learner` that the config describes, with its data.
 
         Raises:
-          LearnerError: whatever the builder refuses.
+          LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
         """
-        problems = Problems()
+        problems = self._problems
         made: dict[str, Any] = {}
         with problems.noted():
             builder = self._builder(self.directory, overwrite=bool(self._content.get("overwrite", False)))
@@ -195,9 +199,8 @@ class Config:
             with problems.noted():
                 made[key] = self._model() if key == "model" else part.make()
         for key in self._sources:
-            with problems.noted():
+            with problems.noted(f"{key}: "):
                 made[key] = self.data(key)
-        problems.raise_all()
         builder._config_text(self.text())
         return builder.build(**{"lr": self._content["lr"], **made})
 

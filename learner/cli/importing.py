@@ -62,15 +62,16 @@ def _module(name: str, key: str, path: str) -> ModuleType | None:
 
 
 def _broken(name: str, key: str, path: str, error: BaseException) -> LearnerError:
+    said: object = error
     if isinstance(error, SyntaxError):
-        place = f"{error.filename}, line {error.lineno}"
+        said, place = error.msg, f"{error.filename}, line {error.lineno}"
     else:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
         own = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__]
         frame = (own or frames)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
     return LearnerError(
-        f"{key} is {path!r}, but module {name} cannot be imported: {type(error).__name__}: {error} ({place})"
+        f"{key} is {path!r}, but module {name} cannot be imported: {type(error).__name__}: {said} ({place})"
     )
 
 
@@ -79,21 +80,26 @@ def _names(value: Any) -> list[str]:
     return names + [module.name for module in pkgutil.iter_modules(getattr(value, "__path__", []))]
 
 
-def exports(*modules: str) -> dict[str, str]:
-    """Short names for a config: what these modules export that can be called, with its import path.
+def exports(module: str, base: str | None = None) -> dict[str, str]:
+    """Short names for a config: what a module exports (`__all__`) and can be called, with the import paths.
+
+    Args:
+      module: its name.
+      base: the import path of a class; then only its subclasses are given that are not abstract.
 
     >>> exports("learner.cli.schedules")["LinearSchedule"]
     'learner.cli.schedules.LinearSchedule'
     """
-    found = {}
-    for module in modules:
-        imported = importlib.import_module(module)
-        for name in getattr(imported, "__all__", None) or vars(imported):
-            value = getattr(imported, name)
-            own = str(getattr(value, "__module__", "")).startswith("learner.")
-            if not name.startswith("_") and own and callable(value) and not inspect.isabstract(value):
-                found[name] = f"{module}.{name}"
-    return found
+    exported = importlib.import_module(module)
+    found = {name: getattr(exported, name) for name in exported.__all__}
+    if base is not None:
+        parent = import_path(base, base)
+        found = {
+            name: value
+            for name, value in found.items()
+            if inspect.isclass(value) and issubclass(value, parent) and not inspect.isabstract(value)
+        }
+    return {name: f"{module}.{name}" for name, value in found.items() if callable(value)}
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import optax
 import optax.contrib
 
 from learner.cli.generated import make_class
+from learner.errors import LearnerError
 
 
 class Optimizer:
@@ -42,7 +43,10 @@ class Optimizer:
         for name, value in settings.items():
             if isinstance(value, Optimizer):
                 settings[name] = value(learning_rate)
-        made = self.function(learning_rate=learning_rate, **settings)
+        try:
+            made = self.function(learning_rate=learning_rate, **settings)
+        except ValueError as error:
+            raise LearnerError(f"{self!r}: {error}") from error
         return made if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), made)
 
 
@@ -75,6 +79,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 """Every class by its name."""
 
 globals().update(OPTIMIZERS)
+__all__ = list(OPTIMIZERS)
 
 
 def __getattr__(name: str) -> Any:  # for type checkers; the classes are in `globals()`

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import optax
 
 from learner.cli.generated import make_class
+from learner.errors import LearnerError
 
 
 class Schedule:
@@ -33,7 +34,10 @@ class Schedule:
     def __post_init__(self) -> None:
         """Makes optax's function at once, so that what it refuses is refused here."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        object.__setattr__(self, "_schedule", self.function(**settings))
+        try:
+            object.__setattr__(self, "_schedule", self.function(**settings))
+        except ValueError as error:
+            raise LearnerError(f"{self!r}: {error}") from error
 
     def __call__(self, step: Any) -> Any:
         """The rate at `step`, an int or a traced int scalar."""
@@ -50,6 +54,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 """Every class by its name."""
 
 globals().update(SCHEDULES)
+__all__ = list(SCHEDULES)
 
 
 def __getattr__(name: str) -> Any:  # for type checkers; the classes are in `globals()`

@@ -60,13 +60,14 @@ def check(
     Traceback (most recent call last):
     learner.errors.LearnerError: model.init_args: head has no argument 'clases': did you mean 'classes'?
     """
+    what = path if path == key else f"{key}: {path}"
     parser, known = signature_parser(target, skip)
     unknown = [name for name in given if name not in known]
     if unknown and not _takes_anything(target):
-        raise LearnerError(f"{key}: {path} has no argument {unknown[0]!r}: {near(unknown[0], known)}")
+        raise LearnerError(f"{what} has no argument {unknown[0]!r}: {near(unknown[0], known)}")
     missing = [name for name in known if name in _required(target) and name not in given]
     if missing and not partial:
-        raise LearnerError(f"{key}: {path} needs {' and '.join(map(repr, missing))}")
+        raise LearnerError(f"{what} needs {' and '.join(map(repr, missing))}")
     values = {name: value for name, value in given.items() if name in known and name not in objects}
     left_out = [name for name in known if name not in given]
     if objects or partial:

@@ -11,7 +11,7 @@ from learner.cli.help import fit_help, key_help
 from learner.cli.overrides import CommandLine, override, read_yaml, split, value_of
 from learner.directory import read_summary
 from learner.errors import LearnerError
-from learner.renderers import heading
+from learner.renderers.summary import heading
 
 RESUME = """\
 usage: learner resume DIR [--KEY=VALUE ...]
@@ -45,7 +45,9 @@ def fit(words: Sequence[str]) -> int:
         raise LearnerError("learner fit needs a config file: learner fit CONFIG (learner fit --help says more)")
     config = Config(content)
     if "print_config" in line.switches:
-        comment = textwrap.wrap("Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# ")
+        comment = textwrap.wrap(
+            "Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# "
+        )
         print(config.text() + "\n".join(comment))
         return 0
     return _train(config)

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from learner.errors import LearnerError
 from learner.steps.state import named_leaves, path_name
@@ -83,40 +82,45 @@ class NnxFamily(Family):
 
     kind = "flax.nnx"
 
-    def __init__(self, model: nnx.Module, trainable: Trainable = None):
+    def __init__(self, model: Any, trainable: Trainable = None):
+        from flax import nnx  # costs 0.1 s, and whoever has such a model has paid it
+
+        self._nnx = nnx
         self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
         graph, params, keys, counts, rest = nnx.split(model, *self._kinds)
         self._graph: Any = graph
         self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
         self._keys, self._counts = (jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
 
-    def merge(self, params: PyTree, model_state: PyTree, key: Array, *, train: bool) -> nnx.Module:
+    def merge(self, params: PyTree, model_state: PyTree, key: Array, *, train: bool) -> Any:
         """See `Family`. A stream that was split over an axis stays split."""
         leaves, tree = jax.tree.flatten(self._keys)
         folded = [jax.random.fold_in(key, i) for i in range(len(leaves))]
         keys = [k if old.shape == () else jax.random.split(k, old.shape) for k, old in zip(folded, leaves, strict=True)]
         counts = jax.tree.map(jnp.zeros_like, self._counts)
-        model: nnx.Module = nnx.merge(self._graph, params, jax.tree.unflatten(tree, keys), counts, model_state)
+        model = self._nnx.merge(self._graph, params, jax.tree.unflatten(tree, keys), counts, model_state)
         model.train() if train else model.eval()
         return model
 
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
         """See `Family`."""
-        _, params, _, _, rest = tuple(nnx.split(model, *self._kinds))
-        return nnx.as_pure(params), nnx.as_pure(rest)
+        _, params, _, _, rest = tuple(self._nnx.split(model, *self._kinds))
+        return self._nnx.as_pure(params), self._nnx.as_pure(rest)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
         """See `Family`. The random streams are those of the model that was given."""
-        model = nnx.merge(self._graph, params, *jax.tree.map(_copy, (self._keys, self._counts)), model_state)
+        model = self._nnx.merge(self._graph, params, *jax.tree.map(_copy, (self._keys, self._counts)), model_state)
         model.eval()
         return model
 
     def grads(self, grads: Any) -> PyTree:
         """See `Family`. Takes what `nnx.grad` returns."""
-        return nnx.as_pure(grads) if isinstance(grads, nnx.State) else grads
+        return self._nnx.as_pure(grads) if isinstance(grads, self._nnx.State) else grads
 
 
 def _nnx_filter(trainable: Trainable) -> Any:
+    from flax import nnx
+
     if trainable is None:
         return nnx.Param
     if isinstance(trainable, types.FunctionType | types.MethodType | partial):
@@ -323,11 +327,11 @@ def family_of(model: Any, trainable: Trainable = None) -> Family:
     (['w'], ['n'])
     """
     kind: Callable[[Any, Trainable], Family] = TreeFamily
-    if isinstance(model, nnx.Module):
+    if is_instance_of(model, "flax.nnx", "Module"):
         kind = NnxFamily
     elif isinstance(model, Linen):
         kind = LinenFamily
-    elif type(model).__module__.startswith("flax.linen") or _is_linen_module(model):
+    elif is_instance_of(model, "flax.linen", "Module"):
         raise LearnerError(
             f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, "
             "variables) with "
@@ -339,9 +343,10 @@ def family_of(model: Any, trainable: Trainable = None) -> Family:
     return family
 
 
-def _is_linen_module(model: Any) -> bool:
-    linen = sys.modules.get("flax.linen")
-    return linen is not None and isinstance(model, linen.Module)
+def is_instance_of(value: Any, module: str, name: str) -> bool:
+    """Whether a value is of a class of an optional library, which is never imported for that."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
 def _no_parameters(model: Any, family: Family, trainable: Trainable) -> str:

@@ -42,6 +42,12 @@ def test_every_way_to_feed_and_the_limit_train_alike(benchmarks):
 
 
 @pytest.mark.full
+def test_learner_trains_alike_where_the_batches_are_the_same(benchmarks):
+    ours = losses(benchmarks, "digits", "learner", "iterable")
+    np.testing.assert_allclose(ours, losses(benchmarks, "digits", "hand", "iterable"), rtol=1e-4)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("workload", ["transformer", "cnn"])
 def test_larger_models_train_alike(benchmarks, workload):
     rows = 32 if workload == "transformer" else 140
