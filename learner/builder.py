@@ -326,7 +326,8 @@ class LearnerBuilder:
         if update is not None:
             problems += _wrong_update(update, optimizer, train_step, options.accumulate)
         elif family is not None:
-            problems += check_optimizer(optimizer, family.params, options.accumulate)
+            own_grads = train_fn is not None and train_fn.returns_gradients
+            problems += check_optimizer(optimizer, family.params, options.accumulate, own_grads)
         if problems or family is None:
             raise one_error(problems, "this learner cannot be built")
         for kind in ("train", "valid"):

@@ -17,7 +17,7 @@ from learner.checkpoint.items import from_items, to_items
 from learner.data.feed import batch_arrays
 from learner.errors import LearnerError, one_error
 from learner.history import History, read_history
-from learner.inputs import Inputs, checked_step, no_step, read_inputs
+from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid
 from learner.options import Options
 from learner.result import LearningResult
 from learner.run import Run, validate
@@ -25,7 +25,7 @@ from learner.runner import Runner
 from learner.schedules import ReduceOnPlateau
 from learner.session import Start, opened
 from learner.signals import on_ctrl_c
-from learner.start import Restored, decide_dispatch, feeder_for, make_runner, monitor_of, open_store, restore
+from learner.start import Restored, decide_dispatch, feeder_for, make_runner, open_store, restore
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.strategies import SingleDevice
@@ -138,8 +138,8 @@ class Learner:
         going_on = options.start is not None and directory.holds_run(options.directory)
         if not going_on:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
-        inputs = self._inputs(train, valid, state, epoch=1)
-        restored = self._restored(inputs, state) if going_on else None
+        inputs = self._inputs(train, valid, state)
+        restored = self._restored(state) if going_on else None
         if restored is not None and (finished := self._finished(restored)) is not None:
             return finished
         self._fitted = True
@@ -150,17 +150,17 @@ class Learner:
         self._runner = run.runner
         return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
 
-    def _inputs(self, train: Any, valid: Any, state: TrainState, epoch: int) -> Inputs:
+    def _inputs(self, train: Any, valid: Any, state: TrainState) -> Inputs:
         train = self._train_data if train is None else train
         valid = self._valid_data if valid is None else valid
-        inputs = read_inputs(self._options, train, valid, epoch)
+        inputs = read_inputs(self._options, train, valid)
         self._step = checked_step(self._options, self._step, state, inputs, self._plateau)
         return inputs
 
-    def _restored(self, inputs: Inputs, state: TrainState) -> Restored | None:
+    def _restored(self, state: TrainState) -> Restored | None:
         """The checkpoint to go on from: `None` when there is none and that is all right."""
         start = self._options.start or {}
-        store = open_store(self._options, monitor_of(self._options, list(inputs.valid))[1], read_only=True)
+        store = open_store(self._options)
         try:
             if not store.entries and start.get("resume"):
                 return None
@@ -198,8 +198,7 @@ class Learner:
     def _best_model(self) -> Any:
         if self._options.checkpoints is None:
             return None
-        splits = sorted({key.split("/")[0] for key in read_history(self._options.directory) if key.startswith("valid")})
-        store = open_store(self._options, monitor_of(self._options, splits)[1], read_only=True)
+        store = open_store(self._options)
         try:
             if not store.entries:
                 return None
@@ -218,35 +217,45 @@ class Learner:
         model as given.
         """
         runner, inputs = self._standing(data)
-        if wrong := check_valid(self._step, runner.state, inputs.firsts["valid"], "the data"):
+        firsts = inputs.firsts.items()
+        if wrong := [p for split, first in firsts for p in check_valid(self._step, runner.state, first, split)]:
             raise one_error(wrong)
-        feeder, plan = feeder_for(inputs, "valid", runner.strategy, self._options, lambda text: None)
-        plan.loop = decide_dispatch(runner, feeder, plan, self._options, "valid", runner.strategy).loop
-        worker = Worker({"valid": self._options.valid_metrics}, None, History(), (), Pace())
+        worker = Worker({split: self._options.metrics_of(split) for split in inputs.valid}, None, History(), (), Pace())
         try:
-            validate(runner, feeder, worker, "valid", inputs.valid["valid"].batches, 1, 0, None)
+            for split, source in inputs.valid.items():
+                feeder, plan = feeder_for(inputs, split, runner.strategy, self._options, lambda text: None)
+                plan.loop = decide_dispatch(runner, feeder, plan, self._options, "valid", runner.strategy).loop
+                validate(runner, feeder, worker, split, source.batches, 1, 0, None)
             worker.wait()
         finally:
             worker.close()
-        return {key.removeprefix("valid/"): values[-1] for key, values in worker.history.items()}
+            for source in inputs.valid.values():
+                source.close()
+        return {key.removeprefix("valid/").removeprefix("valid-"): values[-1] for key, values in worker.history.items()}
 
     def predict(self, data: Any) -> Iterator[Any]:
         """The valid step's outputs on the host, batch by batch in the order of `data`, each row once. See
         `evaluate`.
         """
         runner, inputs = self._standing(data)
-        for number, batch in enumerate(inputs.valid["valid"].open(1)):
-            yield jax.device_get(runner.outputs(batch_arrays(batch, "the"), number))
+        if len(inputs.valid) > 1:
+            raise LearnerError(f"predict got several loaders ({', '.join(inputs.valid)}); it takes one")
+        source = next(iter(inputs.valid.values()))
+        try:
+            for number, batch in enumerate(source.open(1)):
+                yield jax.device_get(runner.outputs(batch_arrays(batch, "given"), number))
+        finally:
+            source.close()
 
     def _standing(self, data: Any) -> tuple[Runner, Inputs]:
         """The model as it stands, and the data as a validation split."""
         if self._step.valid is None:
             raise LearnerError(no_step("valid_step"))
-        inputs = read_inputs(self._options, data, data, epoch=1)
+        inputs = read_valid(self._options, data)
         if self._runner is None:
             state = self.init()
             if self._options.start is not None and directory.holds_run(self._options.directory):
-                restored = self._restored(inputs, state)
+                restored = self._restored(state)
                 state = state if restored is None else restored.state
             buffer = self._options.steps_per_dispatch or 32
             self._runner = make_runner(self._step, state, buffer, self._options.devices or SingleDevice())

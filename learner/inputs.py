@@ -26,25 +26,36 @@ class Inputs:
     """The data of a run.
 
     Attributes:
-      train: the train split.
+      train: the train split, if there is one.
       valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
       firsts: the first batch of each split, NumPy arrays.
     """
 
-    train: Source
+    train: Source | None
     valid: dict[str, Source]
     firsts: dict[str, PyTree]
 
+    def source(self, split: str) -> Source:
+        """The data of a split."""
+        source = self.train if split == "train" else self.valid[split]
+        assert source is not None
+        return source
 
-def read_inputs(options: Options, train: Any, valid: Any, epoch: int) -> Inputs:
-    """Reads the data, and the first batch of each split; of `train` that of an epoch."""
+
+def read_inputs(options: Options, train: Any, valid: Any) -> Inputs:
+    """Reads the data of a run, and the first batch of each split."""
     if train is None:
         raise LearnerError("there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)")
-    train_source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed)
+    source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed)
+    first = batch_arrays(source.peek(1), "train")
+    inputs = read_valid(options, valid)
+    return Inputs(source, inputs.valid, {"train": first, **inputs.firsts})
+
+
+def read_valid(options: Options, valid: Any) -> Inputs:
+    """Reads validation data alone."""
     sources = valid_sources(options, valid)
-    firsts = {"train": batch_arrays(train_source.peek(epoch), "train")}
-    firsts |= {split: batch_arrays(source.peek(1), split) for split, source in sources.items()}
-    return Inputs(train_source, sources, firsts)
+    return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
 
 
 def valid_sources(options: Options, valid: Any) -> dict[str, Source]:

@@ -86,6 +86,7 @@ class Run:
     valid_batches: dict[str, int | None]
     plateau: ReduceOnPlateau | None
     monitor: str
+    higher_is_better: bool
     rebuild: Callable[[TrainState], Any]
     position: Position
     tally: Tally
@@ -268,6 +269,7 @@ class Run:
             "position": dataclasses.asdict(p),
             "ends_epoch": ends_epoch,
             "monitor": self.monitor,
+            "higher_is_better": self.higher_is_better,
             "score": point.value if point is not None and np.isfinite(point.value) else None,
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
             "history": self.worker.history.to_json(),

@@ -79,7 +79,7 @@ def opened(start: Start) -> Iterator[Run]:
         outlets: list[Outlet] = []
         warn = _warner(log, outlets)
         outlets += [Outlet(listener, warn) for listener in _listeners(options)]
-        stack.callback(lambda: [outlet.close() for outlet in outlets])
+        stack.callback(_close, outlets)
         try:
             with contextlib.ExitStack() as threads:
                 yield from _started(start, position, log, files, outlets, warn, threads)
@@ -136,7 +136,7 @@ def _started(
         threads.callback(saver.close)
     worker = Worker(metrics, files, history, outlets, pace, time.time, rows_in_flight(restored, collecting))
     threads.callback(worker.close)  # before the saver, which its last items may still need
-    batches = inputs.train.batches
+    batches = inputs.source("train").batches
     run = Run(
         options=options,
         runner=runner,
@@ -149,6 +149,7 @@ def _started(
         valid_batches={split: source.batches for split, source in inputs.valid.items()},
         plateau=start.plateau,
         monitor=monitor,
+        higher_is_better=higher_is_better,
         rebuild=start.rebuild,
         position=p,
         tally=tally_in_flight(restored, runner),
@@ -167,6 +168,8 @@ def _started(
     worker.put(Call(lambda: files.journal("start", epoch=p.epoch, step=p.step, resumed=resumed)))
     event = RunStarted(time.time(), options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed)
     worker.put(event)
+    for split in splits:
+        threads.callback(inputs.source(split).close)
     log.info("start at epoch %d, step %d", p.epoch, p.step)
     yield run
     worker.wait()
@@ -227,6 +230,11 @@ def _listeners(options: Options) -> list[Listener]:
     return [*([renderer] if isinstance(renderer, Listener) else []), *options.loggers]
 
 
+def _close(outlets: list[Outlet]) -> None:
+    for outlet in outlets:
+        outlet.close()
+
+
 def _warner(log: logging.Logger, outlets: list[Outlet]) -> Callable[[str], None]:
     def warn(text: str) -> None:
         log.warning(text)
@@ -244,8 +252,11 @@ def _log_dispatch(log: logging.Logger, split: str, how: Dispatching) -> None:
 def _summary(run: Run, infos: Any) -> dict[str, Any]:
     p = run.position
     entries = [] if run.store is None else run.store.entries
+    best = None if run.store is None else run.store.best()
     checkpoints = [
-        {"epoch": e.epoch, "step": e.step, "path": str(run.store.path(e.step))} for e in entries if run.store
+        {"epoch": e.epoch, "step": e.step, "path": str(run.store.path(e.step)), "best": e == best}
+        for e in entries
+        if run.store
     ]
     return summarize(
         run.worker.history,

@@ -38,7 +38,7 @@ def feeder_for(
     inputs: Inputs, split: str, strategy: Strategy, options: Options, warn: Callable[[str], None]
 ) -> tuple[Feeder, Plan]:
     """The feeder of a split, with its plan; whether steps run in a loop is decided by `decide_dispatch`."""
-    source = inputs.train if split == "train" else inputs.valid[split]
+    source = inputs.source(split)
     size = options.accumulate if split == "train" else 1
     first = inputs.firsts[split]
     fit = MAX_STEPS if source.rows is not None else steps_for(bytes_of(first) * size)
@@ -68,12 +68,14 @@ def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
     return key, direction_of(options, valid_splits, key, checkpoints.mode)[0] == "max"
 
 
-def open_store(options: Options, higher_is_better: bool, *, read_only: bool = False) -> CheckpointStore:
-    """The checkpoints of the run's directory."""
+def open_store(options: Options, higher_is_better: bool | None = None) -> CheckpointStore:
+    """The checkpoints of the run's directory; to read only, where the monitor's direction is not given."""
     checkpoints = options.checkpoints or CheckpointOptions()
-    keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
     place = checkpoints.directory or (options.directory / "checkpoint").absolute()
-    return CheckpointStore(place, keep, read_only=read_only)
+    if higher_is_better is None:
+        return CheckpointStore(place)
+    keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
+    return CheckpointStore(place, keep)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,16 +38,18 @@ class Entry:
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, directory: Any, retention: Retention, *, read_only: bool = False):
+    def __init__(self, directory: Any, retention: Retention | None = None):
+        """`retention` says what is kept; without one the store only reads."""
         import orbax.checkpoint as ocp
         from etils import epath
 
         self._ocp = ocp
         self._path = epath.Path(directory)
         self._table: dict[int, tuple[int | None, float | None]] = {}
-        self._higher_is_better = retention.higher_is_better
+        self._reads_only = read_only = retention is None
+        self._higher_is_better = retention is not None and retention.higher_is_better
         self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=KeepPolicy(retention, self._table),
+            preservation_policy=None if retention is None else KeepPolicy(retention, self._table),
             enable_async_checkpointing=False,
             cleanup_tmp_directories=not read_only,
             create=not read_only,
@@ -65,6 +67,8 @@ class CheckpointStore:
         for step in self._manager.all_steps():
             progress = self.progress(step)
             self._table[step] = progress.get("ends_epoch"), progress.get("score")
+            if self._reads_only:
+                self._higher_is_better = bool(progress.get("higher_is_better"))
 
     @property
     def entries(self) -> list[Entry]:

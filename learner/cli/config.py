@@ -11,64 +11,11 @@ from typing import Any
 
 import yaml
 
-from learner.cli.importing import exports
+from learner.cli.keys import DEFAULTS, NEEDED, PARTS, PROCESS, names_for
 from learner.cli.options import Option, methods, option
 from learner.cli.recipes import Recipe, Seeds, recipe
 from learner.cli.sources import Source, source, sources
 from learner.errors import LearnerError, near, one_error
-
-PARTS = ("directory", "model", "optimizer", "lr", "train", "valid", "train_step", "valid_step", "update", "trainable")
-"""Keys that are arguments of the builder, of `build` and of `fit`; all others are methods of the builder."""
-
-NEEDED = ("directory", "model", "optimizer", "lr", "train")
-
-PROCESS = ("overwrite", "resume", "checkpoint")
-"""Keys about one start of a run, which are never saved with it."""
-
-DEFAULTS = {"seed": 0, "num_epochs": 1, "grads_accumulation": 1}
-
-_METRIC = ("learner.metrics", "learner.metrics.MetricBase")
-
-NAMED: dict[str, list[tuple[str, str | None]]] = {
-    "optimizer": [("learner.cli.optimizers", None)],
-    "lr": [("learner.cli.schedules", None), ("learner", "learner.ReduceOnPlateau")],
-    "dataset": [("learner.data", None)],
-    "metrics": [_METRIC],
-    "metric_train": [_METRIC],
-    "metric_valid": [_METRIC],
-    "metric_train_numeric": [_METRIC],
-    "metric_valid_numeric": [_METRIC],
-    "metric_loggers": [("learner.loggers", "learner.events.Listener")],
-    "renderer": [("learner.renderers", "learner.events.Listener")],
-    "early_stopping": [("learner", "learner.MetricEarlyStopping")],
-    "interrupter": [("learner", "learner.Interrupter")],
-}
-"""Keys that take objects, and the modules whose classes (of a base class) need no import path there."""
-
-CONTEXT = {
-    "directory": "where the run leaves its logs and checkpoints",
-    "overwrite": "true: replace the run that is there",
-    "resume": "true: go on with the newest checkpoint of the run that is there, start afresh where there is none",
-    "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
-    "optimizer": "one of those below, or a function of the learning rate by import path",
-    "lr": "a number, one of the schedules below, ReduceOnPlateau, or a function of the step by import path",
-    "train": "dataset, batch_size, shuffle, num_workers, drop_last, prefetch, batcher; or a loader by import path",
-    "valid": "the same; or a mapping of several by name",
-    "train_step": "a function (model, batch) or (model, batch, rng) by import path; default: the model's method",
-    "valid_step": "the same for validation",
-    "update": "a function (state, batch, lr, rng) by import path that replaces the whole update",
-    "trainable": "what is differentiated, by import path: a function (path, array), or an nnx filter",
-}
-"""The keys that are not only a method of the builder, for people."""
-
-
-def names_for(key: str) -> dict[str, str]:
-    """Short names that an object at `key` may have, with their import paths.
-
-    >>> names_for("early_stopping")
-    {'MetricEarlyStopping': 'learner.MetricEarlyStopping'}
-    """
-    return {name: path for module, base in NAMED.get(key, []) for name, path in exports(module, base).items()}
 
 
 class Problems:
@@ -123,6 +70,9 @@ class Config:
             with self._problems.noted():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
                     raise LearnerError(f"{key} is missing: give it in the config, or as --{key}=...")
+        with self._problems.noted():
+            if not isinstance(self._content.get("overwrite", False), bool):
+                raise LearnerError(f"overwrite is {self._content['overwrite']!r}: it needs true or false")
 
     def _read_parts(self) -> None:
         said = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
@@ -149,15 +99,18 @@ class Config:
 
     def _read_options(self) -> None:
         for name in methods(self._builder):
-            with self._problems.noted():
-                if name in self._content:
-                    names = names_for(name) or None
-                    self._options.append(option(self._builder, name, self._content[name], name, names))
+            if name in self._content:
+                # null leaves an option unset, unless it means something to it.
+                problems = self._problems if self._content[name] is not None else Problems()
+                with problems.noted():
+                    self._options.append(
+                        option(self._builder, name, self._content[name], name, names_for(name) or None)
+                    )
 
     @property
     def directory(self) -> str:
         """The run directory."""
-        return os.path.expanduser(str(self._content["directory"]))
+        return os.path.expanduser(str(self._content.get("directory") or ""))
 
     def text(self) -> str:
         """The config in full as YAML, without what is about one start of the run.
@@ -182,27 +135,28 @@ class Config:
         """The loader of `train` or `valid`, a dict of loaders, or `None`."""
         return _of_each(self._sources[split], Source.make) if split in self._sources else None
 
-    def learner(self) -> Any:
-        """The `Learner` that the config describes, with its data.
+    def learner(self, *, with_data: bool = True) -> Any:
+        """The `Learner` that the config describes, with or without its data.
 
         Raises:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
         """
-        problems = self._problems
-        made: dict[str, Any] = {}
+        problems, made = self._problems, dict[str, Any]()
+        builder = None
         with problems.noted():
-            builder = self._builder(self.directory, overwrite=bool(self._content.get("overwrite", False)))
-            for each in self._options:
-                with problems.noted():
-                    each.apply(builder)
+            builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
+        for each in self._options if builder is not None else ():
+            with problems.noted():
+                each.apply(builder)
         for key, part in self._recipes.items():
             with problems.noted():
                 made[key] = self._model() if key == "model" else part.make()
-        for key in self._sources:
+        for key in self._sources if with_data else ():
             with problems.noted(f"{key}: "):
                 made[key] = self.data(key)
-        builder._config_text(self.text())
-        return builder.build(**{"lr": self._content["lr"], **made})
+        text = self.text()
+        assert builder is not None
+        return builder._config_text(text).build(**{"lr": self._content["lr"], "optimizer": None, **made})
 
     def _model(self) -> Any:
         """The model; of a class a function that makes it, so that it is initialised where it is needed."""

@@ -3,13 +3,15 @@
 import inspect
 import shutil
 import textwrap
+from argparse import SUPPRESS
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learner.cli.config import CONTEXT, NAMED, names_for
 from learner.cli.importing import import_path
+from learner.cli.keys import CONTEXT, names_for
 from learner.cli.options import methods
-from learner.cli.signatures import signature_parser
+from learner.cli.recipes import named
+from learner.cli.signatures import random_parameters, signature_parser
 from learner.errors import LearnerError, near
 
 FIT = """\
@@ -51,32 +53,32 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     """The help of `--KEY.help CLASS`: what there is, or what a class takes.
 
     Args:
-      key: of the config.
-      path: the class or function, by import path or short name; empty: all that have a short name.
-      content: of the config, which may name a class.
+      key: of the config, such as `optimizer` or `train.dataset`.
+      path: the class or function, by import path or short name; empty: the one that the config names, or all that have
+        a short name.
+      content: of the config.
 
     Raises:
       LearnerError: there is no such key or class.
     """
-    names = names_for(key)
-    if not path and names:
-        return "\n".join([f"{key} can be, or anything of your own by import path:", *_signatures(key)])
+    from learner.builder import LearnerBuilder
+
+    place, names = f"--{key}.help", names_for(key)
+    known = list(dict.fromkeys([*CONTEXT, *methods(LearnerBuilder)]))
+    if key.partition(".")[0] not in known:
+        raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
     said = content.get(key)
-    path = path or (said.get("class_path", "") if isinstance(said, Mapping) else said or "")
-    if not isinstance(path, str) or not path:
-        known = [*CONTEXT, *NAMED]
-        raise LearnerError(
-            f"--{key}.help: name a class, --{key}.help CLASS"
-            if key in known
-            else f"there is no {key!r}: {near(key, known)}"
-        )
-    if "." not in path and path not in names:
-        raise LearnerError(f"--{key}.help: there is no {path!r}: {near(path, list(names))}")
-    target = import_path(names.get(path, path), f"--{key}.help")
+    path = path or str(said.get("class_path", "") if isinstance(said, Mapping) else said or "")
+    if not path and names:
+        return "\n".join([f"{key} is one of these, or of your own by import path:", *_signatures(key)])
+    if not path:
+        raise LearnerError(f"{place} needs a class or a function: {place} CLASS")
+    target = named(path, place, names)
     if not callable(target):
-        raise LearnerError(f"--{key}.help: {path} is a {type(target).__name__}, which takes no arguments")
-    parser, _ = signature_parser(target)
-    return f"{path}\n{parser.format_help().strip()}"
+        raise LearnerError(f"{place}: {path} is a {type(target).__name__}, which takes no arguments")
+    parser, _ = signature_parser(target, [*random_parameters(target)] if key == "model" else [])
+    parser.usage = SUPPRESS
+    return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"
 
 
 def _first_line(thing: Callable[..., Any]) -> str:

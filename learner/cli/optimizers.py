@@ -67,14 +67,13 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 _CLIP_NORM = ("clip_norm", float | None, None, "Clip the gradients to this global norm first. null: as they are.")
 
+_made = [
+    make_class(function, name, Optimizer, {"learning_rate"}, {optax.GradientTransformation: Optimizer}, [_CLIP_NORM])
+    for name, function in (_functions(optax) | _functions(optax.contrib)).items()
+]
+
 OPTIMIZERS: dict[str, type[Optimizer]] = {
-    made.__name__: made
-    for name, function in sorted((_functions(optax) | _functions(optax.contrib)).items())
-    for made in [
-        make_class(
-            function, name, Optimizer, {"learning_rate"}, {optax.GradientTransformation: Optimizer}, [_CLIP_NORM]
-        )
-    ]
+    made.__name__: made for made in sorted(_made, key=lambda m: m.__name__.lower())
 }
 """Every class by its name."""
 

@@ -70,7 +70,8 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
         return _switch(name, value, key)
     several = isinstance(value, list)
     if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
-        given = tuple(_object(v, f"{key}.{i}", names) for i, v in enumerate(value if several else [value]))
+        items = value if several else [] if value is None else [value]
+        given = tuple(_object(v, f"{key}.{i}", names) for i, v in enumerate(items))
         return Option(name, ((given, Recipe(name, method)),), mapped(list(given), Recipe.config))
     if several and (names is not None or "fn" in [p.name for p in parameters]):
         calls = [_named(method, parameters, item, f"{key}.{index}", names) for index, item in enumerate(value)]

@@ -114,7 +114,7 @@ def recipe(
     Fraction(1, 2)
     """
     path, given = _parts(value, key)
-    target = _target(path, key, names or {})
+    target = named(path, key, names)
     if not given and not inspect.isclass(target) and (alone or not callable(target)):
         return Recipe(path, target)
     if not callable(target):
@@ -137,6 +137,19 @@ def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, mode
     return value
 
 
+def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
+    """What a path is the import path or the short name of.
+
+    Raises:
+      LearnerError: there is no such thing.
+    """
+    if "." in path or not names:
+        return import_path(path, key)
+    if path not in names:
+        raise LearnerError(f"{key}: there is no {path!r}: {near(path, list(names))} (your own by import path)")
+    return import_path(names[path], key)
+
+
 def objects(given: Mapping[str, Any]) -> list[str]:
     """The names of arguments with recipes in them."""
     return [name for name, argument in given.items() if any(_recipes(argument))]
@@ -154,14 +167,6 @@ def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise LearnerError(f"{key}.init_args is {given!r}; it needs a mapping of arguments by name")
     return value["class_path"], dict(given)
-
-
-def _target(path: str, key: str, names: Mapping[str, str]) -> Any:
-    if "." in path or not names:
-        return import_path(path, key)
-    if path not in names:
-        raise LearnerError(f"{key}: there is no {path!r}: {near(path, list(names))} (your own by import path)")
-    return import_path(names[path], key)
 
 
 def _recipes(value: Any) -> Iterator[Recipe]:

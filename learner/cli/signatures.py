@@ -82,7 +82,7 @@ def check(
 
 def signature_parser(target: Callable[..., Any], skip: Collection[str] = ()) -> tuple[ArgumentParser, list[str]]:
     """jsonargparse's parser of a signature, and the names of the parameters that it knows."""
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, add_help=False, print_config=None, usage="")
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, add_help=False, print_config=None)
     add = parser.add_class_arguments if inspect.isclass(target) else parser.add_function_arguments
     added = add(target, skip=set(skip), fail_untyped=False, as_positional=False)
     return parser, list(dict.fromkeys(name.split(".")[0] for name in added))

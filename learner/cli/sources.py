@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from learner.cli.importing import exports
 from learner.cli.options import Option, methods, option
 from learner.cli.recipes import Recipe, recipe
 from learner.errors import LearnerError, near
@@ -81,9 +80,8 @@ def source(value: Any, key: str, seed: int) -> Source:
     """
     from learner.data import DataLoaderBuilder
 
-    names = exports("learner.data")
     if not isinstance(value, Mapping) or "class_path" in value:
-        return Source(recipe(value, key, names), whole=True)
+        return Source(recipe(value, key), whole=True)
     known = methods(DataLoaderBuilder)
     for name in value:
         if name not in known and name not in ("dataset", "batcher"):
@@ -95,8 +93,8 @@ def source(value: Any, key: str, seed: int) -> Source:
     batcher = value.get("batcher")
     said = [name for name in known if name in value and not (name == "shuffle" and value[name] is False)]
     return Source(
-        recipe(value["dataset"], f"{key}.dataset", names),
-        recipe(batcher, f"{key}.batcher", names, alone=True, partial=True) if batcher is not None else None,
+        recipe(value["dataset"], f"{key}.dataset"),
+        recipe(batcher, f"{key}.batcher", alone=True, partial=True) if batcher is not None else None,
         tuple(_loader_option(name, value[name], f"{key}.{name}", seed) for name in said),
     )
 

@@ -50,10 +50,10 @@ def evaluate(words: Sequence[str]) -> int:
     directory = run_directory(line, "evaluate")
     content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
     config = _standing(changed(content, line), directory)
+    learner = config.learner(with_data=False)
     data = config.data("valid")
     if data is None:
         raise LearnerError(f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...")
-    learner = config.learner()
     splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
     rows = [[f"{split}/{key}", _text(v)] for split, each in splits.items() for key, v in learner.evaluate(each).items()]
     print("\n".join(aligned(rows)))
@@ -77,7 +77,7 @@ def predict(words: Sequence[str]) -> int:
     content = saved_config(directory, "predicts", call=".predict(data)")
     config = _standing(changed(content, line), directory)
     loader = _loader(data)
-    arrays = joined(config.learner().predict(loader), rows=loader.num_items())
+    arrays = joined(config.learner(with_data=False).predict(loader), rows=loader.num_items())
     np.savez(output, allow_pickle=False, **arrays)
     print("\n".join(aligned([[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())])))
     return 0

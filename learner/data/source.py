@@ -18,6 +18,7 @@ from learner.errors import LearnerError
 
 PyTree = Any
 RESIDENT_BYTES = 256 * 2**20  # data up to this size lives on the device and is gathered inside the program
+ENDLESS = 2**40  # batches
 
 
 class Source(abc.ABC):
@@ -41,6 +42,9 @@ class Source(abc.ABC):
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
         """Arrays that may live on the device, the row order of an epoch, and the batch size; `None` for streams."""
         return None
+
+    def close(self) -> None:
+        """Gives back what the data holds: worker processes."""
 
     def open(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """The batches of an epoch from batch number `start` on. What `peek` took is not lost."""
@@ -68,6 +72,10 @@ class _Loader(Source):
 
     def _open(self, epoch: int, start: int) -> Iterator[Any]:
         return iter(self._loader.epoch(epoch, start))
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._loader.close()
 
     @property
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
@@ -151,8 +159,30 @@ def source_of(data: Any, split: str, *, batch_size: int | None = None, shuffle: 
             f"the {split} data is {_described(data)}; it needs a loader: an iterable of batches, such as "
             "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
         )
-    length = len(data) if hasattr(data, "__len__") else None
-    return _Iterable(split, length, data if callable(data) and not isinstance(data, Iterable) else lambda: iter(data))
+    if isinstance(data, Iterable):
+        return _Iterable(split, _length(data), lambda: iter(data))
+    return _Iterable(split, None, lambda: _called(data, split))
+
+
+def _length(data: Any) -> int | None:
+    """Batches per epoch, or `None`: PyTorch's loaders may have a `__len__` that raises, endless Grain datasets one that
+    is near `sys.maxsize`.
+    """
+    try:
+        length = len(data)
+    except TypeError:
+        return None
+    return length if length < ENDLESS else None
+
+
+def _called(make: Callable[[], Any], split: str) -> Iterator[Any]:
+    made = make()
+    if not isinstance(made, Iterable):
+        raise LearnerError(
+            f"the function given as the {split} data returned {type(made).__name__}; it needs to return an iterator of "
+            "batches (or to be a generator function)"
+        )
+    return iter(made)
 
 
 def _described(data: Any) -> str:

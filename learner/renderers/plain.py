@@ -51,8 +51,12 @@ class PlainRenderer(Listener):
             if event.at_step is not None:
                 self._validated |= {f"{event.split}/{name}": value for name, value in event.values.items()}
         elif isinstance(event, EpochEnded):
+            values = {
+                **event.values,
+                **{key: value for key, value in self._validated.items() if key not in event.values},
+            }
             self._validated.clear()
-            self._write([f"{self._progress.label()}  {lines.values(event.values)}  {duration(event.seconds)}"])
+            self._write([f"{self._progress.label()}  {lines.values(values)}  {duration(event.seconds)}"])
         else:
             self._write(self._about_run(event))
 

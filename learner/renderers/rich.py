@@ -64,7 +64,6 @@ class RichRenderer(Listener):
         try:
             self._write()
         finally:
-            live.update("")
             live.stop()
 
     def _show(self, event: Event) -> None:

@@ -46,9 +46,18 @@ def update_params(
         if isinstance(transformation, optax.GradientTransformationExtraArgs):
             extra = {"value": loss, "grad": grads}
             if value_fn is not None:
-                extra |= {"value_fn": value_fn, "obj_fn": value_fn}
+                extra |= {"value_fn": _taking_obj_fn(value_fn), "obj_fn": value_fn}
         updates, opt_state = transformation.update(grads, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
+
+
+def _taking_obj_fn(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
+    """Optax's line searches refuse every argument that `value_fn` does not take."""
+
+    def value(params: PyTree, obj_fn: Any = None) -> Array:
+        return value_fn(params)
+
+    return value
 
 
 @contextlib.contextmanager
@@ -58,40 +67,72 @@ def _optax_promotion() -> Iterator[None]:
         yield
 
 
-def check_optimizer(optimizer: Any, params: PyTree, accumulate: int) -> list[str]:
+def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: bool = False) -> list[str]:
     """What is wrong with an optimizer for these parameters; nothing is compiled.
 
     Args:
       optimizer: what the user gave.
       params: arrays, or their shapes.
       accumulate: micro-batches per optimizer step.
+      own_grads: whether the train step says that it returns `TrainOutput`, so that its gradients may be those of each
+        example.
     """
     problem = _not_a_function_of_the_rate(optimizer)
     if problem:
         return [problem]
-    searched = []
-
-    def value_fn(_: PyTree) -> Array:
-        searched.append(True)
-        return jnp.float32(0)
-
-    def once(params: PyTree, rate: Array) -> tuple[PyTree, PyTree]:
-        opt_state = init_optimizer(optimizer, None, params, rate)
-        return update_params(optimizer, rate, params, opt_state, params, loss=jnp.float32(0), value_fn=value_fn)
-
     try:
-        new_params = jax.eval_shape(once, params, jax.ShapeDtypeStruct((), jnp.float32))[0]
+        new_params, searched = _try_update(optimizer, params, params)
     except Exception as error:
-        return [_cannot_update(optimizer, error)]
+        if not _takes_each_example(optimizer, params):
+            message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            return [f"the optimizer ({name_of(optimizer)}) cannot update this model: {message}"]
+        return _each_example_problems(optimizer, accumulate, own_grads)
     if searched and accumulate > 1:
         return [
             f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), "
             "which needs the whole "
             f"batch at once, but grads_accumulation is {accumulate}: use grads_accumulation(1) or another optimizer"
         ]
-    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
     if shapes(new_params) != shapes(params):
         return [f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters"]
+    return []
+
+
+def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[PyTree, bool]:
+    """The shapes of the parameters after an update, and whether it evaluated the loss again."""
+    searched = []
+
+    def value_fn(_: PyTree) -> Array:
+        searched.append(True)
+        return jnp.float32(0)
+
+    def once(params: PyTree, grads: PyTree, rate: Array) -> PyTree:
+        opt_state = init_optimizer(optimizer, None, params, rate)
+        return update_params(optimizer, rate, grads, opt_state, params, loss=jnp.float32(0), value_fn=value_fn)[0]
+
+    return jax.eval_shape(once, params, grads, jax.ShapeDtypeStruct((), jnp.float32)), bool(searched)
+
+
+def _takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:
+    """Whether it can update with gradients `[examples, ...]`, as differentially private optimizers do."""
+    try:
+        _try_update(optimizer, params, jax.tree.map(lambda p: jax.ShapeDtypeStruct((2, *p.shape), p.dtype), params))
+    except Exception:
+        return False
+    return True
+
+
+def _each_example_problems(optimizer: OptimizerFn, accumulate: int, own_grads: bool) -> list[str]:
+    needs = f"the optimizer ({name_of(optimizer)}) needs the gradient of each example"
+    if not own_grads:
+        return [
+            f"{needs}, and a train step has the mean over the batch: compute them with "
+            "jax.vmap(jax.grad(...)), return TrainOutput(grads, output), and say so in the signature, "
+            "def train_step(...) -> TrainOutput"
+        ]
+    if accumulate > 1:
+        return [f"{needs}, which cannot be added up, but grads_accumulation is {accumulate}: use grads_accumulation(1)"]
     return []
 
 
@@ -118,16 +159,6 @@ def _not_a_function_of_the_rate(optimizer: Any) -> str | None:
             f"transformation; {right}"
         )
     return None
-
-
-def _cannot_update(optimizer: Any, error: Exception) -> str:
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "leading batch dimension" in str(error):
-        message = (
-            "it needs the gradient of each example, and a step gives the mean over the batch; return "
-            "TrainOutput(grads, output) for it"
-        )
-    return f"the optimizer ({name_of(optimizer)}) cannot update this model: {message}"
 
 
 def name_of(thing: Any) -> str:

@@ -41,6 +41,12 @@ class StepFn:
     takes_rng: bool
     name: str
 
+    @property
+    def returns_gradients(self) -> bool:
+        """Whether its signature says `-> TrainOutput`."""
+        said = getattr(self.fn, "__annotations__", {}).get("return")
+        return said is TrainOutput or (isinstance(said, str) and said.split(".")[-1] == TrainOutput.__name__)
+
     def __call__(self, model: Any, batch: Batch, rng: Array) -> tuple[Any, Any]:
         """`(output, model)`; the model is the one returned, or `None` when the step returned the output alone."""
         returned = self.fn(model, batch, rng) if self.takes_rng else self.fn(model, batch)

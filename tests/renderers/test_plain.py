@@ -70,6 +70,20 @@ def test_a_validation_inside_an_epoch_is_told_with_the_next_line(renderer, out, 
     assert "valid" not in second
 
 
+def test_a_validation_inside_a_short_epoch_is_told_with_the_epoch(renderer, out, play):
+    play.start(renderer)
+    play.validate(renderer, 1, 30, Loss=0.75)
+    renderer.on_event(EpochEnded(0.0, 1, 45, {"train/Loss": 0.5}, 1.0))
+    play.validate(renderer, 2, 60, Loss=0.7)
+    renderer.on_event(EpochEnded(0.0, 2, 90, {"train/Loss": 0.5, "valid/Loss": 0.625}, 1.0))
+    renderer.on_event(EpochEnded(0.0, 3, 135, {"train/Loss": 0.5}, 1.0))
+    assert lines_of(out)[1:] == [
+        "epoch 1/3  train Loss 0.5 | valid Loss 0.75  1.0 s",
+        "epoch 2/3  train Loss 0.5 | valid Loss 0.625  1.0 s",
+        "epoch 3/3  train Loss 0.5  1.0 s",
+    ]
+
+
 def test_a_long_validation_tells_how_it_gets_on(renderer, out, play):
     play.start(renderer)
     play.dispatch(renderer, 1, 45, 45, seconds=1)

@@ -285,10 +285,9 @@ raise RuntimeError("nobody closed the renderer")
 def test_an_exception_in_a_real_terminal():
     parent, child = pty.openpty()
     try:
-        before = termios.tcgetattr(child)
+        before = termios.tcgetattr(parent)
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-        for name in ("NO_COLOR", "JAX_PLATFORMS"):
-            environment.pop(name, None)
+        environment.pop("NO_COLOR", None)
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM], stdin=child, stdout=child, stderr=child, env=environment
         )
@@ -298,9 +297,9 @@ def test_an_exception_in_a_real_terminal():
             while part := os.read(parent, 65536):
                 text += part.decode()
         assert process.wait(timeout=60) == 1
+        assert termios.tcgetattr(parent) == before
     finally:
         os.close(parent)
-    assert before
     assert text.count("━") > 10
     assert text.rindex(SHOW) > text.rindex(HIDE)
     lines = Screen(text).lines()

@@ -1,0 +1,88 @@
+"""Metrics of one's own: one with a number, counted exactly inside the compiled program, and one that is a text.
+
+python -m examples.own_metric
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from examples.models import MLP
+from learner import LearnerBuilder, LearningResult
+from learner.data import DataLoaderBuilder, digits
+from learner.metrics import Info, Metric
+
+
+class Confusion(Metric):
+    """Which classes are taken for which: a text that names the pair that is most often mixed up."""
+
+    name = "Most Confused"
+    description = "the label and the wrong prediction that go together most often"
+    numeric = False
+    fields = ("logits", "targets")
+
+    def __init__(self, classes: int):
+        self.classes = classes
+
+    def init(self) -> jax.Array:
+        """How often each label (rows) was predicted as each class (columns)."""
+        return jnp.zeros((self.classes, self.classes), jnp.int32)
+
+    def update(self, state: jax.Array, output: Any, info: Info) -> jax.Array:
+        """Adds a batch."""
+        return state.at[output.targets, output.logits.argmax(-1)].add(1)
+
+    def merge(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """The counts of both."""
+        return a + b
+
+    def compute(self, state: jax.Array) -> jax.Array:
+        """All counts; `text` says what people see of them."""
+        return state
+
+    def text(self, value: Any) -> str:
+        """On the host, once at the end of a split."""
+        wrong = np.asarray(value) * (1 - np.eye(self.classes, dtype=int))
+        label, taken_for = np.unravel_index(wrong.argmax(), wrong.shape)
+        return f"{label} for {taken_for}, {wrong.max()} times" if wrong.any() else "none"
+
+
+class BalancedAccuracy(Confusion):
+    """The share of right predictions within each class, averaged over the classes that occur: rare ones count as much
+    as frequent ones.
+    """
+
+    name = "Balanced Accuracy"
+    description = "mean over classes of the share of right predictions"
+    numeric = True
+    higher_is_better = True
+
+    def compute(self, state: jax.Array) -> jax.Array:
+        """float32; NaN where no class occurs."""
+        rows = state.sum(-1)
+        shares = jnp.diagonal(state).astype(jnp.float32) / rows.astype(jnp.float32)
+        return shares.mean(where=rows > 0)
+
+
+def main(directory: str = "runs/own_metric", num_epochs: int = 10) -> LearningResult:
+    """Trains, and shows both metrics after every epoch. Monitors can name them as they do any other."""
+    train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(digits("train"))
+    valid = DataLoaderBuilder().batch_size(100).build(digits("valid"))
+    learner = (
+        LearnerBuilder(directory)
+        .metrics(BalancedAccuracy(10))
+        .metric_valid(Confusion(10))
+        .num_epochs(num_epochs)
+        .with_file_checkpointer(monitor="valid/Balanced Accuracy")
+        .summary()
+        .build(MLP([64, 128, 10], rngs=nnx.Rngs(0)), optax.adamw, 2e-3)
+    )
+    return learner.fit(train, valid)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A module of one's own for a config to name: a model, its data, and a metric. `own_module.yaml` trains it.
+
+Nothing in here knows that there is a config: arguments become keys, and their types are checked.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from learner import ClassificationOutput
+from learner.data import ArrayDataset
+from learner.metrics import Info, Mean, MeanMetric
+
+
+def spirals(rows: int, turns: float = 1.5, seed: int = 0) -> ArrayDataset:
+    """Points on two arms of a spiral: `point` float32 `[rows, 2]` and `arm` int32 `[rows]`, 0 or 1."""
+    rng = np.random.default_rng(seed)
+    arm, radius = rng.integers(0, 2, rows), np.sqrt(rng.uniform(0.02, 1, rows))
+    angle = 2 * np.pi * turns * radius + np.pi * arm
+    points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1) + rng.normal(0, 0.03, (rows, 2))
+    return ArrayDataset({"point": points.astype(np.float32), "arm": arm.astype(np.int32)})
+
+
+class SpiralModel(nnx.Module):
+    """Dense layers with a sine between them.
+
+    Args:
+        width: of the hidden layers.
+        depth: how many there are.
+        rngs: random numbers for the initial weights; a config leaves them out, they come from its seed.
+    """
+
+    def __init__(self, width: int = 64, depth: int = 2, *, rngs: nnx.Rngs):
+        widths = [2, *[width] * depth]
+        pairs = zip(widths[:-1], widths[1:], strict=True)
+        self.layers = nnx.List([nnx.Linear(inside, outside, rngs=rngs) for inside, outside in pairs])
+        self.head = nnx.Linear(width, 2, rngs=rngs)
+
+    def __call__(self, points: jax.Array) -> jax.Array:
+        """`[batch, 2]` to logits `[batch, 2]`."""
+        x = 3 * points
+        for layer in self.layers:
+            x = jnp.sin(layer(x))
+        return self.head(x)
+
+    def train_step(self, batch: Any) -> ClassificationOutput:
+        """Cross-entropy of the arm."""
+        return ClassificationOutput.from_logits(self(batch["point"]), batch["arm"])
+
+    valid_step = train_step
+
+
+class Confidence(MeanMetric):
+    """The mean probability of what is predicted."""
+
+    name = "Confidence"
+    fields = ("logits",)
+
+    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+        """Adds a batch."""
+        return state.add(jax.nn.softmax(output.logits).max(-1))

@@ -1,0 +1,157 @@
+"""Small runs that several test files train, and what a run leaves, read without the code under test."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from learner import ClassificationOutput, LearnerBuilder, RegressionOutput
+from learner.data import DataLoaderBuilder
+from learner.metrics import CollectingMetric
+
+ROWS, BATCH, STEPS = 22, 4, 6  # 6 batches, the last one of 2 rows
+_rng = np.random.default_rng(7)
+X = _rng.normal(size=(ROWS, 3)).astype(np.float32)
+T = (X @ np.float32([[1.0], [-2.0], [0.5]]) + np.float32(0.3)).astype(np.float32)
+Y = _rng.integers(0, 3, ROWS).astype(np.int32)
+
+
+def line():
+    """The smallest model: a line through three inputs."""
+    return {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1,))}
+
+
+def line_step(model, batch):
+    predictions = batch["x"] @ model["w"] + model["b"][None]
+    return RegressionOutput.from_predictions(predictions, batch["t"])
+
+
+class Net(nnx.Module):
+    """Everything that a model may carry: parameters, running statistics, a random stream."""
+
+    def __init__(self, seed=0, width=4):
+        rngs = nnx.Rngs(seed)
+        self.hidden = nnx.Linear(3, width, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.drop = nnx.Dropout(0.3, rngs=rngs)
+        self.out = nnx.Linear(width, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.drop(nnx.relu(self.norm(self.hidden(x)))))
+
+    def train_step(self, batch):
+        return ClassificationOutput.from_logits(self(batch["x"]), batch["y"])
+
+    valid_step = train_step
+
+
+class LastRow(CollectingMetric):
+    """The sum of the numbers of the rows times their targets: it changes with the order of the rows, and with any row
+    that is lost or there twice.
+    """
+
+    name = "Last Row"
+    higher_is_better = True
+    fields = ("targets",)
+
+    def collect(self, output):
+        return {"targets": output.targets.astype(jnp.float32)}
+
+    def compute(self, rows):
+        targets = rows["targets"].astype(np.float64).reshape(len(rows["targets"]), -1)[:, 0]
+        return float(np.dot(np.arange(1, len(targets) + 1), targets))
+
+
+def arrays():
+    return {"x": X, "t": T, "y": Y}
+
+
+def batches(size=BATCH):
+    """One epoch as a list, in the order of the rows."""
+    return [{k: v[i : i + size] for k, v in arrays().items()} for i in range(0, ROWS, size)]
+
+
+def shuffled(seed=3):
+    """Data on the device, in another order each epoch."""
+    return DataLoaderBuilder().batch_size(BATCH).shuffle(seed).build(arrays())
+
+
+def streamed(seed=3):
+    """The same batches, item by item from a dataset."""
+    items = [{k: v[i] for k, v in arrays().items()} for i in range(ROWS)]
+    return DataLoaderBuilder().batch_size(BATCH).shuffle(seed).build(items)
+
+
+def valid_data(size=9):
+    return DataLoaderBuilder().batch_size(size).build({k: v[:20] for k, v in arrays().items()})
+
+
+def quiet(directory, **options):
+    """A builder without anything on the screen."""
+    return LearnerBuilder(directory, **options).renderer(None)
+
+
+def build_line(builder, lr=0.05, optimizer=optax.sgd, **options):
+    return builder.build(line(), optimizer, lr, train_step=line_step, valid_step=line_step, **options)
+
+
+# -- what is left ------------------------------------------------------------------------------------------------------
+
+
+def tree_of(directory):
+    """Every file below a directory: its bytes and when it was changed."""
+    files = [p for p in Path(directory).rglob("*") if p.is_file()]
+    return {p.relative_to(directory).as_posix(): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
+
+
+def logs_of(directory):
+    """The text of every metric file, by path."""
+    found = Path(directory).glob("*/epoch-*/*.log")
+    return {p.relative_to(directory).as_posix(): p.read_text() for p in found}
+
+
+def journal_of(directory):
+    return [json.loads(line) for line in (Path(directory) / "journal.jsonl").read_text().splitlines()]
+
+
+def numbers_of(directory):
+    """The journal's lines of numbers, without the time."""
+    lines = [line for line in journal_of(directory) if line["event"] in ("epoch", "validation")]
+    return [{k: v for k, v in line.items() if k != "time"} for line in lines]
+
+
+def saved_steps(directory):
+    return sorted(int(p.name) for p in (Path(directory) / "checkpoint").iterdir() if p.name.isdigit())
+
+
+def bits(tree):
+    """A tree as bytes, to be compared with ==. Random keys are their numbers."""
+    named = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        leaf = jax.random.key_data(leaf) if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key) else leaf
+        array = np.asarray(leaf)
+        named[jax.tree_util.keystr(path)] = str(array.dtype), array.shape, array.tobytes()
+    return named
+
+
+def checkpoint_bits(directory, step):
+    """The items of a checkpoint, read with Orbax alone."""
+    import orbax.checkpoint as ocp
+
+    place = Path(directory).absolute() / "checkpoint" / str(step)
+    with ocp.StandardCheckpointer() as reader:
+        return {item: bits(reader.restore(place / item)) for item in ("model", "optim", "scheduler")}
+
+
+def progress_of(directory, step):
+    place = Path(directory) / "checkpoint" / str(step) / "progress"
+    return json.loads((place / "metadata").read_text())
+
+
+def model_bits(model):
+    """The arrays of a model, whatever its library."""
+    return bits(nnx.as_pure(nnx.state(model))) if isinstance(model, nnx.Module) else bits(model)
