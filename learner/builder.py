@@ -353,7 +353,8 @@ def _whole(name: str, value: Any, least: int) -> int:
 def _hook(name: str, fn: Any) -> Callable[..., Any]:
     if not callable(fn):
         raise LearnerError(f"{name} got {fn!r}; it needs a function (info, model)")
-    return fn
+    hook: Callable[..., Any] = fn
+    return hook
 
 
 def _metric(metric: Any) -> MetricBase:

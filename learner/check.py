@@ -149,7 +149,8 @@ def _wrong_labels(output: Any, name: str, traced: PyTree, batch: PyTree) -> list
 def _wrong_metrics(output: Any, measure: Measure, name: str, batch: PyTree, state: TrainState) -> list[str]:
     problems = []
     info = Info(state.step, jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale, state.lr_scale)
-    for metric in (*measure.metrics, *measure.collecting):
+    metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
+    for metric in metrics:
         missing = [f for f in metric.fields if getattr(output, f, None) is None]
         if missing:
             has = ", ".join(_fields(output))

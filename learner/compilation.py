@@ -45,12 +45,12 @@ class CompileTimes:
             _listeners.remove(self._compiled)
 
 
-def _heard(event: str, seconds: float, **_: Any) -> None:
+def _heard(event: str, duration_secs: float, **_: Any) -> None:
     if event == COMPILED:
         with _lock:
             listeners = list(_listeners)
         for listener in listeners:
-            listener(seconds)
+            listener(duration_secs)
 
 
 def use_cache(platform: str, directory: str | None) -> str | None:
@@ -58,7 +58,7 @@ def use_cache(platform: str, directory: str | None) -> str | None:
 
     A cache that is already set is left alone. Returns where it is, or `None`.
     """
-    current: str | None = jax.config.jax_compilation_cache_dir
+    current: str | None = jax.config.values.get("jax_compilation_cache_dir")
     if current is None and directory is None and platform == "cpu":
         return None
     if directory is None and current is not None:

@@ -1,6 +1,7 @@
 """The parts of one run, and what its loop does with them."""
 
 import dataclasses
+import importlib.metadata
 import logging
 import platform as host
 import time
@@ -196,7 +197,8 @@ class Run:
         """Calls each with `(info, model)`; the numbers that they return are logged as the split `custom`."""
         if not hooks:
             return
-        p, numbers = self.position, {}
+        p = self.position
+        numbers: dict[str, Any] = {}
         model = self.rebuild(self.runner.copy(self.runner.state))
         info = EpochInfo(p.epoch, p.step, self.newest())
         for hook in hooks:
@@ -332,7 +334,7 @@ def fingerprint() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "jax": jax.__version__,
-        "jaxlib": jax.lib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "platform": device.platform,
         "device": device.device_kind,
         "devices": jax.device_count(),

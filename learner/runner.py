@@ -59,12 +59,13 @@ class Runner:
         self.leaves = jax.tree.leaves(strategy.place(state))
 
     def _with_scale(self, leaves: list[Any], scale: Any) -> TrainState:
-        return dataclasses.replace(self._tree.unflatten(leaves), lr_scale=scale)
+        state: TrainState = jax.tree.unflatten(self._tree, leaves)
+        return dataclasses.replace(state, lr_scale=scale)
 
     @property
     def state(self) -> TrainState:
         """The state as a tree; its arrays are gone after the next training dispatch."""
-        state: TrainState = self._tree.unflatten(self.leaves)
+        state: TrainState = jax.tree.unflatten(self._tree, self.leaves)
         return state
 
     def start(self, kind: str, metrics: PyTree = None) -> Tally:
@@ -80,6 +81,7 @@ class Runner:
             return self._train_parts(tally, dispatch)
         arguments = dispatch.feed, self._cursor(tally, dispatch), self.strategy.scalar(dispatch.count)
         program = self._train[dispatch.kind]
+        values: Values
         self.leaves, tally.metrics, tally.cursor, values = program(self.leaves, tally.metrics, *arguments)
         return values
 
@@ -98,6 +100,7 @@ class Runner:
             acc, cursor, index, rows = self._add[is_tail](self.leaves, acc, feed, cursor, index)
             collected.append(rows)
         tally.cursor = cursor
+        values: Values
         self.leaves, tally.metrics, values = self._finish(self.leaves, acc, tally.metrics)
         return dataclasses.replace(values, tail=collected)
 
@@ -108,12 +111,14 @@ class Runner:
             result = self._valid_loop(*arguments, self.strategy.scalar(dispatch.count))
         else:
             result = self._valid_one[dispatch.kind](*arguments)
+        values: Values
         tally.metrics, tally.cursor, tally.number, values = result
         return values
 
     def values(self, kind: str, tally: Tally) -> dict[str, Any]:
         """The metrics' values of a split so far, on the device."""
-        return self._values[kind](tally.metrics)
+        values: dict[str, Any] = self._values[kind](tally.metrics)
+        return values
 
     def outputs(self, batch: PyTree, number: int) -> PyTree:
         """The valid step's output for one batch, on the device."""

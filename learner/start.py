@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from learner.checkpoint import CheckpointStore, Entry, Retention
@@ -104,7 +105,7 @@ def restore(store: CheckpointStore, entry: Entry, state: TrainState) -> Restored
     """Reads a checkpoint into the shape of `state`; what differs is one error that lists it."""
     items = store.restore(entry.step, to_items(state))
     progress = store.progress(entry.step)
-    key = jax.random.wrap_key_data(np.asarray(progress["root_key"], np.uint32), impl=jax.random.key_impl(state.rng))
+    key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=jax.random.key_impl(state.rng))
     state = dataclasses.replace(from_items(items, state), rng=key)
     return Restored(entry, state, progress, store.metrics(entry.step))
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from learner.cli.keys import DEFAULTS, NEEDED, PARTS, PROCESS, names_for
+from learner.cli.importing import import_path
+from learner.cli.keys import DEFAULTS, NEEDED, OBJECTS, PARTS, PROCESS, names_for
 from learner.cli.options import Option, methods, option
 from learner.cli.recipes import Recipe, Seeds, recipe
 from learner.cli.sources import Source, source, sources
@@ -41,10 +42,11 @@ class Problems:
 class Config:
     """What a config says.
 
+    Mistakes in it are told when it is used, all together.
+
     Args:
       content: of the file, with what the command line changes in it.
       builder: the class that has the options; default: `learner.LearnerBuilder`.
-
     """
 
     def __init__(self, content: Mapping[str, Any], builder: type | None = None) -> None:
@@ -76,22 +78,14 @@ class Config:
 
     def _read_parts(self) -> None:
         said = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
-        with self._problems.noted():
-            if "model" in said:
-                self._recipes["model"] = recipe(said["model"], "model", model=True)
-        with self._problems.noted():
-            if "optimizer" in said:
-                names = names_for("optimizer")
-                self._recipes["optimizer"] = recipe(said["optimizer"], "optimizer", names, alone=True, partial=True)
-        with self._problems.noted():
-            if isinstance(said.get("lr"), str | Mapping):
-                self._recipes["lr"] = recipe(said["lr"], "lr", names_for("lr"), alone=True)
-            elif "lr" in said and not _is_number(said["lr"]):
-                raise LearnerError(f"lr is {said['lr']!r}: it needs a number or a schedule")
-        for key in ("train_step", "valid_step", "update", "trainable"):
+        for key, how in OBJECTS.items():
             with self._problems.noted():
-                if key in said:
-                    self._recipes[key] = recipe(said[key], key, alone=True, partial=True)
+                if key == "lr" and not isinstance(said.get("lr", ""), str | Mapping):
+                    _check_rate(said["lr"])
+                elif key == "trainable" and isinstance(said.get(key), str):
+                    self._recipes[key] = Recipe(said[key], import_path(said[key], key))
+                elif key in said:
+                    self._recipes[key] = recipe(said[key], key, names_for(key), **how)
         for key, read in (("train", source), ("valid", sources)):
             with self._problems.noted():
                 if key in said:
@@ -181,5 +175,6 @@ def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in left_out.items() if key != "num_epochs" or "num_steps" not in content}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _check_rate(lr: Any) -> None:
+    if not isinstance(lr, int | float) or isinstance(lr, bool) or not math.isfinite(lr):
+        raise LearnerError(f"lr is {lr!r}: it needs a number or a schedule")

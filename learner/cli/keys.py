@@ -8,6 +8,17 @@ from learner.cli.importing import exports
 PARTS = ("directory", "model", "optimizer", "lr", "train", "valid", "train_step", "valid_step", "update", "trainable")
 """Keys that are arguments of the builder, of `build` and of `fit`; all others are methods of the builder."""
 
+OBJECTS: dict[str, dict[str, bool]] = {
+    "model": {"model": True},
+    "optimizer": {"alone": True, "partial": True},
+    "lr": {"alone": True},
+    "train_step": {"alone": True, "partial": True},
+    "valid_step": {"alone": True, "partial": True},
+    "update": {"alone": True, "partial": True},
+    "trainable": {"alone": True, "partial": True},
+}
+"""Those of them that are objects, and how `learner.cli.recipes.recipe` reads them."""
+
 NEEDED = ("directory", "model", "optimizer", "lr", "train")
 
 PROCESS = ("overwrite", "resume", "checkpoint")

@@ -5,6 +5,7 @@ clock: cuts do not change a bit of the result.
 """
 
 import dataclasses
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -186,22 +187,22 @@ class Feeder:
 
     def _rows_dispatch(self, feed: Rows, epoch: int, batch: int, full: int, ragged: bool, step: int) -> Dispatch:
         size, left = self._plan.accumulate, full - batch
-        make = lambda kind, count, steps, batches: Dispatch(kind, epoch, feed, None, count, steps, batches, False)  # noqa: E731
-        groups = (
-            left // size if ragged else -(-left // size)
-        )  # a ragged micro-batch ends the group that the rest begins
+        make = functools.partial(Dispatch, epoch=epoch, start=None, ends_epoch=False)
+        # A ragged micro-batch ends the group that what is left of the full ones begins.
+        groups = left // size if ragged else -(-left // size)
         if not self._plan.loop and size > 1:
             count = min(size, left)
             with_tail = ragged and count < size
-            parts: list[tuple[Feed, bool]] = [(feed, False)] * count + [(feed, True)] * with_tail
-            return dataclasses.replace(make("parts", count, 1, count + with_tail), feed=parts)
+            parts: list[tuple[Feed, bool]] = [(feed, False) for _ in range(count)]
+            parts += [(feed, True)] * with_tail
+            return make("parts", feed=parts, count=count, steps=1, batches=count + with_tail)
         if groups == 0:
-            return make("tail", left, 1, left + 1)
+            return make("tail", feed=feed, count=left, steps=1, batches=left + 1)
         if not self._plan.loop:
-            return make("single", 1, 1, 1)
+            return make("single", feed=feed, count=1, steps=1, batches=1)
         steps = min(groups, self._plan.buffer, self._plan.limit(step))
         count = min(steps * size, left)
-        return make("loop", count, steps, count)
+        return make("loop", feed=feed, count=count, steps=steps, batches=count)
 
     # -- data that streams ---------------------------------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ def _stacked(batches: list[PyTree], size: int) -> PyTree:
 def _device_dtype(array: Any) -> np.ndarray:
     """64-bit numbers become 32-bit ones, as JAX does it, unless it is told otherwise."""
     array = np.asarray(array)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def _listed(batch: PyTree) -> str:

@@ -45,6 +45,7 @@ class Source(abc.ABC):
 
     def close(self) -> None:
         """Gives back what the data holds: worker processes."""
+        return
 
     def open(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """The batches of an epoch from batch number `start` on. What `peek` took is not lost."""

@@ -62,9 +62,15 @@ class Family(abc.ABC):
         return same_structure(self.read_all(model)[1], self.model_state, "a step changed the variables of the model")
 
 
+def same_tree(a: PyTree, b: PyTree) -> bool:
+    """Whether two trees have the same structure."""
+    structures: list[Any] = [jax.tree.structure(a), jax.tree.structure(b)]
+    return bool(structures[0] == structures[1])
+
+
 def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
     """`got`, or an error that names the paths in which it differs from `needed`."""
-    if jax.tree.structure(got) == jax.tree.structure(needed):
+    if same_tree(got, needed):
         return got
     new, old = set(named_leaves(got)), set(named_leaves(needed))
     parts = [
@@ -87,8 +93,8 @@ class NnxFamily(Family):
 
         self._nnx = nnx
         self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
-        graph, params, keys, counts, rest = nnx.split(model, *self._kinds)
-        self._graph: Any = graph
+        parts: Any = nnx.split(model, *self._kinds)
+        self._graph, params, keys, counts, rest = parts
         self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
         self._keys, self._counts = (jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
 
@@ -104,7 +110,8 @@ class NnxFamily(Family):
 
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
         """See `Family`."""
-        _, params, _, _, rest = tuple(self._nnx.split(model, *self._kinds))
+        parts: Any = self._nnx.split(model, *self._kinds)
+        _, params, _, _, rest = parts
         return self._nnx.as_pure(params), self._nnx.as_pure(rest)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
@@ -243,9 +250,9 @@ class TreeFamily(Family):
     def _leaves_in_state(self, model: PyTree) -> list[bool]:
         if not self._equinox:
             return [False] * len(self._names)
-        is_state = lambda node: isinstance(node, self._equinox.nn.State)  # noqa: E731
-        nodes = jax.tree.leaves(model, is_leaf=is_state)
-        return [is_state(node) for node in nodes for _ in jax.tree.leaves(node)]
+        state = self._equinox.nn.State
+        nodes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, state))
+        return [isinstance(node, state) for node in nodes for _ in jax.tree.leaves(node)]
 
     def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
         params = self._tree.unflatten(

@@ -90,11 +90,10 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
     if searched and accumulate > 1:
         return [
             f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), "
-            "which needs the whole "
-            f"batch at once, but grads_accumulation is {accumulate}: use grads_accumulation(1) or another optimizer"
+            f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use grads_accumulation(1) or another optimizer"
         ]
-    shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
-    if shapes(new_params) != shapes(params):
+    pairs = zip(jax.tree.leaves(new_params), jax.tree.leaves(params), strict=True)
+    if any((new.shape, new.dtype) != (old.shape, old.dtype) for new, old in pairs):
         return [f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters"]
     return []
 

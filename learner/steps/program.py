@@ -98,13 +98,12 @@ class Values:
 
     def put(self, index: Array, numbers: Array, weight: Array, rows: PyTree) -> "Values":
         """With those of one step."""
-        set_at = lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)  # noqa: E731
-        return Values(
-            set_at(self.numbers, numbers),
-            set_at(self.weights, weight),
-            jax.tree.map(set_at, self.rows, rows),
-            self.tail,
-        )
+
+        def set_at(buffer: Array, x: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)
+
+        rows = jax.tree.map(set_at, self.rows, rows)
+        return Values(set_at(self.numbers, numbers), set_at(self.weights, weight), rows, self.tail)
 
 
 def _no_values(measure: Measure, buffer: int, rows: PyTree) -> Values:
@@ -261,7 +260,9 @@ class Programs:
         shapes: PyTree = ()
         if self.step.train_measure.collecting:
             shapes = jax.eval_shape(lambda: self.step.micro(state, acc, micro(jnp.int32(0)), jnp.int32(0))[1])
-        return jax.lax.fori_loop(0, count, body, (acc, _buffers(shapes, self.step.accumulate)))
+        added: tuple[Accumulated, PyTree] = acc, _buffers(shapes, self.step.accumulate)
+        added = jax.lax.fori_loop(0, count, body, added)
+        return added  # noqa: RET504 (its type is known by name only)
 
     def _add(
         self, leaves: Leaves, acc: Leaves, batch: PyTree, cursor: Array, index: Array

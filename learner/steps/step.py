@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from learner.errors import LearnerError
 from learner.metrics.base import Info
 from learner.steps.measure import Measure
-from learner.steps.model import Family, same_structure
+from learner.steps.model import Family, same_structure, same_tree
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, rate_at, update_params
 from learner.steps.outputs import TrainOutput
 from learner.steps.state import TrainState, named_leaves
@@ -133,7 +133,8 @@ class Step:
         state = TrainState(
             jnp.int32(0), self.family.params, self.family.model_state, opt_state, scale, jax.random.key(seed), {}
         )
-        return jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
+        copied: TrainState = jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
+        return copied
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -298,7 +299,7 @@ def like(new: PyTree, old: PyTree, what: str) -> PyTree:
     """`new` with the very types of `old` (a weak type becomes strong); another shape or dtype is an error that names
     it.
     """
-    if jax.tree.structure(new) != jax.tree.structure(old):
+    if not same_tree(new, old):
         same_structure(new, old, f"a step changed the structure of {what}")
     for name, a, b in zip(named_leaves(old), jax.tree.leaves(new), jax.tree.leaves(old), strict=True):
         a = jnp.asarray(a)

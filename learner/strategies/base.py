@@ -34,8 +34,8 @@ class Strategy(abc.ABC):
         """Arrays on the devices, the same on each: state, scalars, row numbers, data that is gathered."""
 
     @abc.abstractmethod
-    def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """A function that runs the program on the devices; it compiles at its first call for each shape."""
+    def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
+        """The jitted program for the devices; it compiles at its first call for each shape."""
 
     def scalar(self, value: int) -> Any:
         """A placed int32, from a table: placing one costs more than the dispatch it is for."""

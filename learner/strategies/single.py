@@ -35,7 +35,7 @@ class SingleDevice(Strategy):
         """See `Strategy`."""
         return jax.device_put(tree, self._sharding)
 
-    def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
         """See `Strategy`."""
         return jax.jit(program, donate_argnums=donate)
 
