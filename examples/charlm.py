@@ -28,13 +28,13 @@ def main(directory: str = "runs/charlm", num_epochs: int = 2, max_rows: int | No
         LearnerBuilder(directory)
         .metrics(Accuracy(), Perplexity())
         .num_epochs(num_epochs)
-        .valid_every(steps=100)
+        .valid_every(steps=150)
         .with_file_checkpointer(keep_last=1, keep_best=1)
         .summary()
         .build(
-            CharTransformer(width=128, layers=4, heads=4, dropout=0.1, rngs=nnx.Rngs(0)),
+            CharTransformer(width=128, layers=4, heads=4, rngs=nnx.Rngs(0)),
             optimizer,
-            optax.warmup_cosine_decay_schedule(0.0, 2e-3, warmup_steps=50, decay_steps=880, end_value=1e-4),
+            optax.warmup_cosine_decay_schedule(0.0, 2e-3, warmup_steps=50, decay_steps=910, end_value=1e-4),
         )
     )
     return learner.fit(train, valid)

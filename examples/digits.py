@@ -24,7 +24,11 @@ def main(directory: str = "runs/digits", num_epochs: int = 20) -> LearningResult
         .num_epochs(num_epochs)
         .with_file_checkpointer(keep_last=2, keep_best=1)
         .summary()
-        .build(MLP([64, 128, 128, 10], dropout=0.1, rngs=nnx.Rngs(0)), partial(optax.adamw, weight_decay=1e-4), 2e-3)
+        .build(
+            MLP([64, 256, 256, 10], dropout=0.3, rngs=nnx.Rngs(0)),
+            partial(optax.adamw, weight_decay=1e-2),
+            optax.cosine_decay_schedule(2e-3, decay_steps=900),
+        )
     )
     return learner.fit(train, valid)
 

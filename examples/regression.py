@@ -13,7 +13,7 @@ from learner.metrics import LearningRate, MeanAbsoluteError
 
 
 def main(directory: str = "runs/regression", num_epochs: int = 40) -> LearningResult:
-    """Trains to a validation loss of about 0.5; a constant gets 1."""
+    """Trains to a validation loss of about 0.55; a constant gets 1."""
     train = DataLoaderBuilder().batch_size(32).shuffle(seed=0).build(diabetes("train"))
     valid = DataLoaderBuilder().batch_size(89).build(diabetes("valid"))
     learner = (

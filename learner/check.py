@@ -135,8 +135,8 @@ def _wrong_labels(output: Any, name: str, traced: PyTree, batch: PyTree) -> list
         return []
     classes = logits.shape[-1]
     for path, leaf in named_leaves(traced).items():
-        if leaf is targets:
-            labels = np.asarray(named_leaves(batch)[path])
+        if leaf is targets and not isinstance(given := named_leaves(batch)[path], jax.core.Tracer):
+            labels = np.asarray(given)
             low, high = labels.min(), labels.max()
             if low < 0 or high >= classes:
                 return [

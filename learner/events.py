@@ -218,6 +218,6 @@ class Outlet:
         try:
             deliver()
         except Exception as error:
-            if not self._detached:
+            was, self._detached = self._detached, True
+            if not was:
                 self._warn(f"{type(self._listener).__name__} failed and is detached; training goes on: {error!r}")
-            self._detached = True

@@ -137,15 +137,15 @@ class Run:
         p = self.position
         self.close_train()
         self.validate(at_step=None)
-        self.worker.put(EpochClosed(p.epoch, p.step))
         self.decide()
         self.call_hooks(self.options.on_epoch_end, at_step=None)
+        self.worker.put(EpochClosed(p.epoch, p.step))
         ended = p.epoch
         p.next_epoch()
         if self.options.checkpoints is not None and self.options.checkpoints.due(
             ended, time.monotonic() - self.saved_at
         ):
-            self.save(ends_epoch=ended)
+            self.save(ends_epoch=ended, at_stop=False)
 
     def close_train(self) -> None:
         """The train split's values over the epoch; its metrics begin anew."""
@@ -169,10 +169,12 @@ class Run:
         self.validated_step = p.step
 
     def decide(self) -> None:
-        """Early stopping and the plateau scheduler look at the newest values; only they make the loop wait for them."""
+        """Early stopping and the plateau scheduler look at the values of this step; only they make the loop wait for
+        them.
+        """
         if not (self.options.early_stopping or self.plateau):
             return
-        values = self.newest()
+        values = self.newest(at=self.position.step)
         for stopping in self.options.early_stopping:
             reason = stopping.update(values)
             self.stopped = self.stopped or (reason and f"early stopping: {reason}")
@@ -180,11 +182,13 @@ class Run:
             self.log.info("step %d: learning rate %g -> %g", self.position.step, rate, self.plateau.rate)
             self.runner.set_lr_scale(self.plateau.rate)
 
-    def newest(self) -> dict[str, float | str]:
-        """The newest value of every metric; waits until the worker has read them."""
+    def newest(self, at: int | None = None) -> dict[str, float | str]:
+        """The newest value of every metric, or of those that were measured at a step; waits until the worker has read
+        them.
+        """
         self.worker.wait()
-        history = self.worker.history
-        return {key: point.value for key in history if (point := history.last(key)) is not None}
+        last = {key: self.worker.history.last(key) for key in self.worker.history}
+        return {key: point.value for key, point in last.items() if point is not None and at in (None, point.step)}
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
@@ -238,15 +242,20 @@ class Run:
         if inside and reason == "num_steps" and self.valid_feeders and self.validated_step != p.step:
             self.validate(at_step=p.step)
         if self.options.checkpoints is not None and self.saved_step != p.step:
-            self.save(ends_epoch=None if inside else p.epoch - 1)
+            self.save(ends_epoch=None if inside else (p.epoch - 1 or None), at_stop=True)
         if inside and reason == "num_steps":
             self.close_train()
             self.worker.put(EpochClosed(p.epoch, p.step))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def save(self, ends_epoch: int | None) -> None:
-        """Copies the state, and leaves the rest of the save to the worker and the saver."""
+    def save(self, ends_epoch: int | None, at_stop: bool) -> None:
+        """Copies the state, and leaves the rest of the save to the worker and the saver.
+
+        Args:
+          ends_epoch: the epoch that the checkpoint is the end of.
+          at_stop: whether it is made because the run stops here, rather than because one was due.
+        """
         p = dataclasses.replace(self.position)
         state = self.runner.copy(self.runner.state)
         metrics = self.runner.copy(self.tally.metrics) if p.batch else None
@@ -256,29 +265,28 @@ class Run:
             "stopped": self.stopped,
         }
         self.saved_step, self.saved_at = p.step, time.monotonic()
-        self.worker.put(Call(lambda: self._complete_save(state, metrics, p, ends_epoch, decisions)))
+        kind = {"ends_epoch": ends_epoch, "at_stop": at_stop}
+        self.worker.put(Call(lambda: self._complete_save(state, metrics, p, {**kind, **decisions})))
 
-    def _complete_save(
-        self, state: TrainState, metrics: Any, p: Position, ends_epoch: int | None, decisions: Mapping[str, Any]
-    ) -> None:
+    def _complete_save(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> None:
         """On the worker's thread, in order: history and log lengths are those of the position."""
         assert self.saver is not None
         assert int(state.step) == p.step, f"the loop counted {p.step} steps, the device {int(state.step)}"
         point = self.worker.history.last(self.monitor)
+        scored = point is not None and point.step == p.step and np.isfinite(point.value)
         progress = {
             "format": FORMAT,
             "step": p.step,
             "position": dataclasses.asdict(p),
-            "ends_epoch": ends_epoch,
             "monitor": self.monitor,
             "higher_is_better": self.higher_is_better,
-            "score": point.value if point is not None and np.isfinite(point.value) else None,
+            "score": point.value if point is not None and scored else None,
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
             "history": self.worker.history.to_json(),
             "log": self.files.position(),
             "config": self.options.config_text,
             "made_on": fingerprint(),
-            **decisions,
+            **known,
         }
         further = {}
         if metrics is not None:

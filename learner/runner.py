@@ -48,12 +48,17 @@ class Runner:
         }
         self._valid_loop = compiled(programs.valid, (1,))
         self._valid_one = {"single": compiled(programs.valid_single, (1,)), "tail": compiled(programs.valid_tail, (1,))}
-        self._begin, self._finish = compiled(programs.begin), compiled(programs.finish, (0, 1, 2))
+        self._begin, self._finish = compiled(programs.begin), compiled(programs.finish, (0, 2))
         self._add = {False: compiled(programs.add, (1,)), True: compiled(programs.add_tail, (1,))}
         self._outputs = compiled(programs.outputs)
         measures = {"train": programs.step.train_measure, "valid": programs.step.valid_measure}
+        # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
         self._fresh = {kind: compiled(measure.init) for kind, measure in measures.items()}
-        self._values = {kind: compiled(measure.values) for kind, measure in measures.items()}
+        self._values = {
+            kind: compiled(lambda states, m=measure: (m.values(states), m.init()), (0,))
+            for kind, measure in measures.items()
+        }
+        self._spare: dict[str, PyTree] = {}
         self._copy = compiled(lambda tree: jax.tree.map(jnp.copy, tree))
         self._set_scale = compiled(lambda leaves, scale: jax.tree.leaves(self._with_scale(leaves, scale)))
         self.leaves = jax.tree.leaves(strategy.place(state))
@@ -70,9 +75,12 @@ class Runner:
 
     def start(self, kind: str, metrics: PyTree = None) -> Tally:
         """A split begins, or goes on from the metrics' states of a checkpoint."""
-        states = self._fresh[kind]() if metrics is None else self.strategy.place(metrics)
-        if kind == "train" and metrics is None:
-            states = self.strategy.place(states)
+        if metrics is not None:
+            states = self.strategy.place(metrics)
+        elif kind in self._spare:
+            states = self._spare.pop(kind)
+        else:
+            states = self.strategy.place(self._fresh[kind]())
         return Tally(states, number=self.strategy.scalar(0))
 
     def train(self, tally: Tally, dispatch: Dispatch) -> Values:
@@ -116,8 +124,9 @@ class Runner:
         return values
 
     def values(self, kind: str, tally: Tally) -> dict[str, Any]:
-        """The metrics' values of a split so far, on the device."""
-        values: dict[str, Any] = self._values[kind](tally.metrics)
+        """The metrics' values of a split, on the device. The split is over."""
+        values: dict[str, Any]
+        values, self._spare[kind] = self._values[kind](tally.metrics)
         return values
 
     def outputs(self, batch: PyTree, number: int) -> PyTree:

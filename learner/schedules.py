@@ -44,7 +44,7 @@ class ReduceOnPlateau:
         cooldown: int = 0,
         min_lr: float = 0.0,
     ):
-        if not (isinstance(lr, int | float) and 0 < lr < math.inf):
+        if isinstance(lr, bool) or not (isinstance(lr, int | float) and 0 < lr < math.inf):
             raise LearnerError(f"lr of ReduceOnPlateau is {lr!r}; it needs a positive number")
         if not (isinstance(factor, int | float) and 0 < factor < 1):
             raise LearnerError(f"factor of ReduceOnPlateau is {factor!r}; it needs a number between 0 and 1")
@@ -71,7 +71,9 @@ class ReduceOnPlateau:
         return self._rate
 
     def update(self, values: Mapping[str, Any]) -> float:
-        """After a validation: the rate from now on."""
+        """After a validation: the rate from now on. Without a new value of the metric nothing changes."""
+        if self._best.monitor not in values:
+            return self._rate
         if self._best.is_better(float(values[self._best.monitor])):
             self._without = 0
         elif self._resting == 0:

@@ -11,12 +11,13 @@ from types import FrameType
 def on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
     """Calls `stop` at the first SIGINT; the second raises `KeyboardInterrupt`. The handler before is put back.
 
-    Outside of the main thread Python takes no handlers: there it does nothing.
+    Outside of the main thread Python takes no handlers, and one that was installed from C it could not put back: there
+    it does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.getsignal(signal.SIGINT)
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

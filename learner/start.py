@@ -1,6 +1,7 @@
 """Starting a run: its programs, its checkpoint, its logs, its threads."""
 
 import dataclasses
+import importlib.metadata
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -13,8 +14,9 @@ import numpy as np
 from learner.checkpoint import CheckpointStore, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.options import CheckpointOptions
-from learner.data.feed import MAX_STEPS, Feeder, Plan, bytes_of, steps_for
+from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
 from learner.inputs import Inputs, default_monitor, direction_of
+from learner.metrics.base import CollectingMetric
 from learner.options import Options
 from learner.run import Position
 from learner.runner import Runner, Tally
@@ -42,7 +44,8 @@ def feeder_for(
     source = inputs.source(split)
     size = options.accumulate if split == "train" else 1
     first = inputs.firsts[split]
-    fit = MAX_STEPS if source.rows is not None else steps_for(bytes_of(first) * size)
+    collects = any(isinstance(metric, CollectingMetric) for metric in options.metrics_of(split))
+    fit = MAX_RESIDENT_STEPS if source.rows is not None and not collects else steps_for(bytes_of(first) * size)
     buffer = options.steps_per_dispatch or fit
     plan = Plan(size, buffer, True, lambda step: buffer)
     return Feeder(source, strategy, plan, first, warn), plan
@@ -140,16 +143,9 @@ def make_runner(step: Step, state: TrainState, buffer: int, strategy: Strategy) 
 
 def describe(log: logging.Logger, options: Options, step: Step, state: TrainState, strategy: Strategy) -> int:
     """Writes what a run is into its log; returns the number of parameters."""
-    import flax
-    import optax
-    import orbax.checkpoint
-
-    versions = {"learner": version(), "jax": jax.__version__, "flax": flax.__version__, "optax": optax.__version__}
-    versions |= {
-        "orbax-checkpoint": orbax.checkpoint.__version__,
-        "numpy": np.__version__,
-        "python": sys.version.split()[0],
-    }
+    packages = ("learner", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    versions["python"] = sys.version.split()[0]
     log.info("versions: %s", ", ".join(f"{name} {v}" for name, v in versions.items()))
     log.info("devices: %s of %d", strategy.description, jax.device_count())
     if jax.device_count() > 1 and options.devices is None:
@@ -162,10 +158,3 @@ def describe(log: logging.Logger, options: Options, step: Step, state: TrainStat
         log.info("  %-*s %-10s %s", width, name, x.dtype, list(x.shape))
     log.info("seed %d, %d micro-batches per step", options.seed, options.accumulate)
     return count
-
-
-def version() -> str:
-    """The installed version of this package."""
-    import importlib.metadata
-
-    return importlib.metadata.version("learner")

@@ -72,7 +72,9 @@ class MetricEarlyStopping:
         return self._best
 
     def update(self, values: Mapping[str, Any]) -> str | None:
-        """After a validation: why to stop, or `None`."""
+        """After a validation: why to stop, or `None`. Without a new value of the metric nothing changes."""
+        if self._best.monitor not in values:
+            return self.reason
         self._seen += 1
         better = self._best.is_better(float(values[self._best.monitor]))
         if self._seen > self.warmup:

@@ -31,14 +31,16 @@ def from_items(items: Mapping[str, Any], state: TrainState) -> TrainState:
 
 
 def _stored(tree: Any) -> dict[str, Any]:
-    return {_escaped(name): jax.random.key_data(x) if _is_key(x) else x for name, x in named_leaves(tree).items()}
+    """Orbax refuses arrays without elements; there is nothing to be stored of them."""
+    leaves = {name: x for name, x in named_leaves(tree).items() if x.size}
+    return {_escaped(name): jax.random.key_data(x) if _is_key(x) else x for name, x in leaves.items()}
 
 
 def _loaded(stored: Mapping[str, Any], tree: Any) -> Any:
     leaves = []
     for name, old in named_leaves(tree).items():
-        new = stored[_escaped(name)]
-        leaves.append(jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if _is_key(old) else new)
+        new = stored[_escaped(name)] if old.size else old
+        leaves.append(jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if old.size and _is_key(old) else new)
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from learner.errors import LearnerError
@@ -67,9 +67,16 @@ class Retention:
     every: int | None
     higher_is_better: bool
 
-    def kept(self, checkpoints: Mapping[int, tuple[int | None, float | None]]) -> set[int]:
-        """The steps that stay, of `{step: (epoch that it ends or None, value of the monitor or None)}`."""
+    def kept(
+        self, checkpoints: Mapping[int, tuple[int | None, float | None]], at_stop: Collection[int] = ()
+    ) -> set[int]:
+        """The steps that stay, of `{step: (epoch that it ends or None, value of the monitor or None)}`.
+
+        Those that were made only because a run was stopped (`at_stop`) count among the last as long as there is nothing
+        newer: a run that goes on keeps what it would have kept without the stop.
+        """
         steps = sorted(checkpoints)
+        last = [step for step in steps if step not in at_stop or step == steps[-1]]
         sign = -1.0 if self.higher_is_better else 1.0
         scored = [
             (sign * score, step)
@@ -80,16 +87,22 @@ class Retention:
         every = [
             s for s, (epoch, _) in checkpoints.items() if self.every and epoch is not None and epoch % self.every == 0
         ]
-        return {*steps[-self.last :], *best, *every}
+        return {*last[-self.last :], *best, *every}
 
 
 class KeepPolicy:
     """`Retention` as one of Orbax's preservation policies. It reads the table that the store fills."""
 
-    def __init__(self, retention: Retention, table: Mapping[int, tuple[int | None, float | None]]):
-        self._retention, self._table = retention, table
+    def __init__(
+        self,
+        retention: Retention,
+        table: Mapping[int, tuple[int | None, float | None]],
+        at_stop: Collection[int] = (),
+    ):
+        self._retention, self._table, self._at_stop = retention, table, at_stop
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Called by Orbax after a save is complete."""
-        kept = self._retention.kept({c.step: self._table.get(c.step, (None, None)) for c in checkpoints})
+        table = {c.step: self._table.get(c.step, (None, None)) for c in checkpoints}
+        kept = self._retention.kept(table, self._at_stop)
         return [c.step in kept for c in checkpoints]

@@ -7,6 +7,7 @@ rows collected so far.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,40 +41,59 @@ class CheckpointStore:
 
     def __init__(self, directory: Any, retention: Retention | None = None):
         """`retention` says what is kept; without one the store only reads."""
-        import orbax.checkpoint as ocp
+        self._place, self._retention = directory, retention
+        self._table: dict[int, tuple[int | None, float | None]] = {}
+        self._at_stop: set[int] = set()
+        self._higher_is_better = retention is not None and retention.higher_is_better
+
+    @functools.cached_property
+    def _ocp(self) -> Any:
+        """Orbax, which takes a second to import: a run has made its first steps before it needs it."""
+        import orbax.checkpoint
+
+        return orbax.checkpoint
+
+    @functools.cached_property
+    def _path(self) -> Any:
         from etils import epath
 
-        self._ocp = ocp
-        self._path = epath.Path(directory)
-        self._table: dict[int, tuple[int | None, float | None]] = {}
-        self._reads_only = read_only = retention is None
-        self._higher_is_better = retention is not None and retention.higher_is_better
-        self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=None if retention is None else KeepPolicy(retention, self._table),
-            enable_async_checkpointing=False,
-            cleanup_tmp_directories=not read_only,
-            create=not read_only,
-            read_only=read_only,
-            save_interval_steps=0 if read_only else 1,
-        )
-        arrays = {name: ocp.StandardCheckpointHandler() for name in ITEMS if name != "progress"}
-        handlers = {**arrays, "progress": ocp.JsonCheckpointHandler()}
-        with _quiet():
-            self._manager = ocp.CheckpointManager(self._path, options=self._options, item_handlers=handlers)
-        self._read_table()
+        return epath.Path(self._place)
 
-    def _read_table(self) -> None:
-        self._table.clear()
-        for step in self._manager.all_steps():
-            progress = self.progress(step)
-            self._table[step] = progress.get("ends_epoch"), progress.get("score")
-            if self._reads_only:
+    @functools.cached_property
+    def _manager(self) -> Any:
+        ocp, retention = self._ocp, self._retention
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=None if retention is None else KeepPolicy(retention, self._table, self._at_stop),
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=retention is not None,
+            create=retention is not None,
+            read_only=retention is None,
+            save_interval_steps=0 if retention is None else 1,
+        )
+        with _quiet():
+            arrays = {name: ocp.StandardCheckpointHandler() for name in ITEMS if name != "progress"}
+            handlers = {**arrays, "progress": ocp.JsonCheckpointHandler()}
+            manager = ocp.CheckpointManager(self._path, options=options, item_handlers=handlers)
+        for step in manager.all_steps():
+            progress = self._progress(manager, step)
+            self._note(step, progress)
+            if retention is None:
                 self._higher_is_better = bool(progress.get("higher_is_better"))
+        return manager
+
+    def _note(self, step: int, progress: Mapping[str, Any]) -> None:
+        """What decides whether a checkpoint stays."""
+        self._table[step] = progress.get("ends_epoch"), progress.get("score")
+        if progress.get("at_stop"):
+            self._at_stop.add(step)
 
     @property
     def entries(self) -> list[Entry]:
         """The complete checkpoints, oldest first."""
-        return [Entry(step, *self._table.get(step, (None, None))) for step in sorted(self._manager.all_steps())]
+        if not self._path.exists():
+            return []
+        steps = sorted(self._manager.all_steps())
+        return [Entry(step, *self._table.get(step, (None, None))) for step in steps]
 
     def path(self, step: int) -> Any:
         """Where a checkpoint lies."""
@@ -83,7 +103,7 @@ class CheckpointStore:
         """Writes a checkpoint, and removes those that need not stay once it is complete. Waits until then."""
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
-        self._table[step] = progress.get("ends_epoch"), progress.get("score")
+        self._note(step, progress)
         with _quiet():
             written = self._manager.save(step, args=args.Composite(progress=args.JsonSave(dict(progress)), **parts))
         if not written:
@@ -93,9 +113,12 @@ class CheckpointStore:
 
     def progress(self, step: int) -> dict[str, Any]:
         """The JSON item of a checkpoint."""
+        return self._progress(self._manager, step)
+
+    def _progress(self, manager: Any, step: int) -> dict[str, Any]:
+        args = self._ocp.args
         with _quiet():
-            restored = self._manager.restore(step, args=self._ocp.args.Composite(progress=self._ocp.args.JsonRestore()))
-        return dict(restored["progress"])
+            return dict(manager.restore(step, args=args.Composite(progress=args.JsonRestore()))["progress"])
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
         """The named items with the shapes, dtypes and shardings of the arrays given in `items`.
@@ -150,6 +173,7 @@ class CheckpointStore:
             target.mkdir(parents=True, exist_ok=True)
             self.path(step).rename(target / str(step))
             self._table.pop(step, None)
+            self._at_stop.discard(step)
         if newer:
             with _quiet():
                 self._manager.reload()
@@ -157,8 +181,9 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Gives Orbax's threads back."""
-        with _quiet():
-            self._manager.close()
+        if "_manager" in vars(self):
+            with _quiet():
+                self._manager.close()
 
 
 def _abstract(item: Any) -> Any:

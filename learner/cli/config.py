@@ -19,6 +19,12 @@ from learner.cli.sources import Source, source, sources
 from learner.errors import LearnerError, near, one_error
 
 
+HEADER = """\
+# What this run was started with, in full. `learner resume` goes on with it; `learner fit` can start another from it.
+# It names code, which is imported and run: trust it as you trust code.
+"""
+
+
 class Problems:
     """Mistakes that are told together."""
 
@@ -106,6 +112,11 @@ class Config:
         """The run directory."""
         return os.path.expanduser(str(self._content.get("directory") or ""))
 
+    @property
+    def resumes(self) -> bool:
+        """Whether to go on with the run that is in the directory."""
+        return bool(self._content.get("resume"))
+
     def text(self) -> str:
         """The config in full as YAML, without what is about one start of the run.
 
@@ -150,7 +161,7 @@ class Config:
                 made[key] = self.data(key)
         text = self.text()
         assert builder is not None
-        return builder._config_text(text).build(**{"lr": self._content["lr"], "optimizer": None, **made})
+        return builder._config_text(HEADER + text).build(**{"lr": self._content["lr"], "optimizer": None, **made})
 
     def _model(self) -> Any:
         """The model; of a class a function that makes it, so that it is initialised where it is needed."""

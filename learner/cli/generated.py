@@ -82,15 +82,16 @@ def yaml_type(annotation: Any, classes: Mapping[Any, type]) -> Any:
     kept = [a if a is Ellipsis else yaml_type(a, classes) for a in args]
     if not kept or None in kept or not isinstance(origin, type):
         return None
-    kind = next(
-        (k for abstract, k in ((tuple, tuple), (Mapping, dict), (Iterable, list)) if issubclass(origin, abstract)), None
-    )
-    return None if kind is None else types.GenericAlias(kind, tuple(kept))
+    for abstract, kind in ((tuple, tuple), (Mapping, dict), (Iterable, list)):
+        if issubclass(origin, abstract):
+            return types.GenericAlias(kind, tuple(kept))
+    return None
 
 
 def _union(args: Sequence[Any]) -> Any:
     """A number is a float, even where arrays and functions of the step are allowed. Trees and `Any` are left out."""
-    trees = any(isinstance(inner, typing.ForwardRef) for a in args for inner in typing.get_args(a))
+    containers = [a for a in args if typing.get_origin(a) is not Literal]
+    trees = any(isinstance(inner, str | typing.ForwardRef) for a in containers for inner in typing.get_args(a))
     kept = [] if trees or Any in args else [kind for kind in (yaml_type(a, {}) for a in args) if kind is not None]
     if float in kept:
         kept = [kind for kind in kept if kind not in (bool, int)]

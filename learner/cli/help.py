@@ -17,11 +17,14 @@ from learner.errors import LearnerError, near
 FIT = """\
 usage: learner fit CONFIG [--KEY=VALUE ...]
 
-Trains what a config file describes. Every key can be changed on the command line, also inside of mappings, lists and
-arguments: --num_epochs=3 --model.hidden=64 --metrics.0=Accuracy --optimizer=SGD
+Trains what a config file describes. Every key can be changed on the command
+line, also inside of mappings, lists and arguments:
 
-  --print_config          print the config in full, as it would be saved with the run, and stop
-  --KEY.help [CLASS]      what KEY can be, or the arguments of CLASS: --optimizer.help AdamW
+  --num_epochs=3 --model.hidden=64 --metrics.0=Accuracy --optimizer=SGD
+
+  --print_config          print the config in full, as the run would save it
+  --KEY.help [CLASS]      what KEY can be, or the arguments of CLASS:
+                          --optimizer.help AdamW
   -h, --help              this text
 """
 
@@ -94,12 +97,12 @@ def _signatures(key: str) -> list[str]:
     lines = []
     for name, path in names_for(key).items():
         parameters = inspect.signature(import_path(path, key)).parameters.values()
-        said = [p.name if p.default is p.empty else f"{p.name}={_default(p.default)}" for p in parameters]
+        said = [p.name if p.default is p.empty else f"{p.name}={_said(p.default)}" for p in parameters]
         lines += _wrapped(f"  {name}(", ", ".join(said) + ")", 6)
     return lines
 
 
-def _default(value: Any) -> str:
+def _said(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

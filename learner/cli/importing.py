@@ -85,7 +85,7 @@ def exports(module: str, base: str | None = None) -> dict[str, str]:
 
     Args:
       module: its name.
-      base: the import path of a class; then only its subclasses are given that are not abstract.
+      base: the import path of a class; then only its subclasses that are not abstract, or itself if it has none there.
 
     >>> exports("learner.cli.schedules")["LinearSchedule"]
     'learner.cli.schedules.LinearSchedule'
@@ -94,11 +94,9 @@ def exports(module: str, base: str | None = None) -> dict[str, str]:
     found = {name: getattr(exported, name) for name in exported.__all__}
     if base is not None:
         parent = import_path(base, base)
-        found = {
-            name: value
-            for name, value in found.items()
-            if inspect.isclass(value) and issubclass(value, parent) and not inspect.isabstract(value)
-        }
+        concrete = {n: v for n, v in found.items() if inspect.isclass(v) and not inspect.isabstract(v)}
+        below = {name: value for name, value in concrete.items() if issubclass(value, parent)}
+        found = {name: value for name, value in below.items() if value is not parent} or below
     return {name: f"{module}.{name}" for name, value in found.items() if callable(value)}
 
 

@@ -1,6 +1,7 @@
 """Arguments from a config, checked against the signature of what they are for, by jsonargparse."""
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -61,7 +62,10 @@ def check(
     learner.errors.LearnerError: model.init_args: head has no argument 'clases': did you mean 'classes'?
     """
     what = path if path == key else f"{key}: {path}"
-    parser, known = signature_parser(target, skip)
+    try:
+        parser, known = signature_parser(target, skip)
+    except Exception as error:  # whatever jsonargparse meets in code that is not ours
+        raise LearnerError(f"{what}: its signature cannot be read; it needs a class or a function ({error})") from error
     unknown = [name for name in given if name not in known]
     if unknown and not _takes_anything(target):
         raise LearnerError(f"{what} has no argument {unknown[0]!r}: {near(unknown[0], known)}")
@@ -82,9 +86,13 @@ def check(
 
 def signature_parser(target: Callable[..., Any], skip: Collection[str] = ()) -> tuple[ArgumentParser, list[str]]:
     """jsonargparse's parser of a signature, and the names of the parameters that it knows."""
+    left_out: set[str | int] = {*skip}
+    if isinstance(target, functools.partial):
+        left_out |= {*target.keywords, len(target.args)}
+        target = target.func
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, add_help=False, print_config=None)
     add = parser.add_class_arguments if inspect.isclass(target) else parser.add_function_arguments
-    added = add(target, skip=set(skip), fail_untyped=False, as_positional=False)
+    added = add(target, skip=left_out, fail_untyped=False, as_positional=False)
     return parser, list(dict.fromkeys(name.split(".")[0] for name in added))
 
 
@@ -135,11 +143,11 @@ def _parse(parser: ArgumentParser, given: Mapping[str, Any], key: str, target: C
 
 def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> str:
     """jsonargparse's message in one line."""
-    match = re.match(r'Parser key "([^".]+)[^"]*"[^:]*:\s*(.*)', text, re.DOTALL)
-    if match is None or match[1] not in given:
+    match = re.match(r'Parser key "([^".]+)[^"]*"[^:]*:\s*(.*)|the following arguments (are required): (\w+)', text, re.DOTALL)
+    if match is None or (match[1] or match[4]) not in given:
         return f"{key}: {' '.join(text.split())}"
-    name, reason = match[1], match[2]
-    if reason.startswith(("Expected a <class", "Expected a typing", "Does not validate against any")):
+    name, reason = match[1] or match[4], match[2] or match[3]  # null is as good as missing where it is required
+    if reason.startswith(("Expected a <class", "Expected a typing", "Does not validate against any", "are required")):
         annotation = _parameters(target)[name].annotation if name in _parameters(target) else "another type"
         reason = f"it needs {annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)}"
     return f"{key}.{name} is {given[name]!r}: {' '.join(reason.split())}"

@@ -61,11 +61,7 @@ def resume(words: Sequence[str]) -> int:
         return 0
     directory = run_directory(line, "resume")
     content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
-    before = read_summary(Path(directory))
-    code = _train(Config({**changed(content, line), "directory": directory, "resume": True}))
-    if before is not None and read_summary(Path(directory)) == before:
-        print(f"{directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
-    return code
+    return _train(Config({**changed(content, line), "directory": directory, "resume": True}))
 
 
 def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
@@ -103,13 +99,18 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
 
 def _train(config: Config) -> int:
     """Runs it. After Ctrl-C the exit code is 130."""
+    before = read_summary(Path(config.directory)) if config.resumes else None
     try:
-        stopped_by = config.learner().fit().stopped_by
+        result = config.learner().fit()
     except KeyboardInterrupt:
-        stopped_by = "ctrl-c"
-    if stopped_by != "ctrl-c":
+        return _interrupted(config.directory)
+    if before is not None and result.summary == before:
+        print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
         return 0
-    going_on = f"go on with: learner resume {config.directory}"
-    saved = Path(config.directory, "checkpoint").is_dir() or Path(config.directory, "config.yaml").is_file()
-    print(f"learner: interrupted{'; ' + going_on if saved else ''}", file=sys.stderr)
+    return _interrupted(config.directory) if result.stopped_by == "ctrl-c" else 0
+
+
+def _interrupted(directory: str) -> int:
+    going_on = f"; go on with: learner resume {directory}" if Path(directory, "config.yaml").is_file() else ""
+    print(f"learner: interrupted{going_on}", file=sys.stderr)
     return 130

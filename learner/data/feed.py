@@ -9,7 +9,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ PyTree = Any
 Kind = Literal["loop", "single", "tail", "parts"]
 BUFFER_BYTES = 64 * 2**20
 MAX_STEPS = 32
+MAX_RESIDENT_STEPS = 256  # what is gathered in the program needs no buffer
 MANY_SHAPES = 8
 
 
@@ -90,7 +91,7 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     except ValueError as error:
         raise LearnerError(f"a batch of the {split} data cannot be read as arrays: {error}") from error
     for name, array in arrays.items():
-        if array.dtype.kind in "OUSMm":
+        if array.dtype.kind in "OUSMm" or array.dtype.names:
             raise LearnerError(f"{_field(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers")
     shapes = {name: array.shape for name, array in arrays.items()}
     if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
@@ -114,6 +115,13 @@ def signature_of(batch: PyTree) -> Signature:
     return tree, tuple((x.shape, x.dtype) for x in leaves)
 
 
+class Micro(NamedTuple):
+    """A micro-batch of NumPy arrays, with its structure, shapes and dtypes."""
+
+    batch: PyTree
+    signature: Signature
+
+
 class Feeder:
     """Makes the dispatches of a split, epoch after epoch."""
 
@@ -135,9 +143,9 @@ class Feeder:
         """A feed as the looped program gets it, to trace the program with."""
         if self._rows is not None:
             return self._rows_feed(1)
-        buffer = self._buffer(self._first)
+        buffer = max(2, self._plan.buffer) * self._plan.accumulate
         zeros = lambda x: np.zeros((buffer, *x.shape), _device_dtype(x).dtype)  # noqa: E731
-        return Stack(self._strategy.place(jax.tree.map(zeros, self._first)))
+        return Stack(self._strategy.put(jax.tree.map(zeros, self._first)))
 
     def open(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
         """Dispatches from a position on, through the epoch numbered `last` (`None`: without end). Call `close()` on
@@ -145,7 +153,10 @@ class Feeder:
         """
         if self.resident:
             return self._epochs(epoch, batch, step, last)
-        return Ahead(self._epochs(epoch, batch, step, last))
+        # Small dispatches further ahead: the threads change hands less often.
+        dispatch_bytes = bytes_of(self._first) * self._plan.accumulate * self._plan.buffer
+        depth = int(np.clip(BUFFER_BYTES // max(dispatch_bytes, 1), 2, 16))
+        return Ahead(self._epochs(epoch, batch, step, last), depth)
 
     def _epochs(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
         dispatches = self._from_rows if self.resident else self._from_stream
@@ -207,11 +218,13 @@ class Feeder:
     # -- data that streams ---------------------------------------------------------------------------------------------
 
     def _from_stream(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:
-        pending: list[list[PyTree]] = []
+        pending: list[list[Micro]] = []
         for group, last in self._groups(epoch, batch):
-            shapes = {signature_of(b) for b in group}
-            uniform = len(shapes) == 1 and self._plan.loop and not self._is_ragged(group[0])
-            if pending and not (uniform and signature_of(pending[0][0]) in shapes):
+            shape = group[0].signature
+            uniform = (
+                self._plan.loop and all(micro.signature == shape for micro in group) and not self._is_ragged(shape)
+            )
+            if pending and not (uniform and pending[0][0].signature == shape):
                 yield self._loop(epoch, pending, False)
                 step, pending = step + len(pending), []
             if not uniform:
@@ -223,10 +236,10 @@ class Feeder:
                 yield self._loop(epoch, pending, last)
                 step, pending = step + len(pending), []
 
-    def _groups(self, epoch: int, batch: int) -> Iterator[tuple[list[PyTree], bool]]:
+    def _groups(self, epoch: int, batch: int) -> Iterator[tuple[list[Micro], bool]]:
         """Groups of micro-batches, and whether each is the last of its epoch."""
         batches = self._checked(self._source.open(epoch, batch))
-        group: list[PyTree] = []
+        group: list[Micro] = []
         current = next(batches, None)
         while current is not None:
             following = next(batches, None)
@@ -236,13 +249,18 @@ class Feeder:
                 group = []
             current = following
 
-    def _checked(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
+    def _checked(self, batches: Iterator[PyTree]) -> Iterator[Micro]:
         for raw in batches:
+            leaves, tree = jax.tree.flatten(raw)
+            signature = tree, tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
+            if signature in self._shapes:  # it was looked at when the shape was new
+                yield Micro(raw, signature)
+                continue
             batch = batch_arrays(raw, self._source.split)
             signature = signature_of(batch)
             if signature not in self._shapes:
                 self._new_shape(batch, signature)
-            yield batch
+            yield Micro(batch, signature)
 
     def _new_shape(self, batch: PyTree, signature: Signature) -> None:
         tree, leaves = signature
@@ -263,34 +281,34 @@ class Feeder:
                 f"{_listed(batch)}); pad batches to a few lengths"
             )
 
-    def _is_ragged(self, batch: PyTree) -> bool:
-        rows = zip(signature_of(batch)[1], self._regular[1], strict=True)
+    def _is_ragged(self, signature: Signature) -> bool:
+        rows = zip(signature[1], self._regular[1], strict=True)
         return all(a[0][0] < b[0][0] and a[0][1:] == b[0][1:] for a, b in rows)
 
-    def _steps(self, batch: PyTree) -> int:
-        return min(self._plan.buffer, max(2, steps_for(bytes_of(batch) * self._plan.accumulate)))
+    def _steps(self, micro: Micro) -> int:
+        if micro.signature == self._regular:
+            return self._plan.buffer
+        return min(self._plan.buffer, max(2, steps_for(bytes_of(micro.batch) * self._plan.accumulate)))
 
-    def _loop(self, epoch: int, groups: list[list[PyTree]], last: bool) -> Dispatch:
-        batches = [batch for group in groups for batch in group]
-        feed = Stack(self._strategy.place(_stacked(batches, self._buffer(batches[0]))))
+    def _loop(self, epoch: int, groups: list[list[Micro]], last: bool) -> Dispatch:
+        batches = [micro.batch for group in groups for micro in group]
+        buffer = max(2, self._steps(groups[0][0])) * self._plan.accumulate
+        feed = Stack(self._strategy.put(_stacked(batches, buffer)))
         return Dispatch("loop", epoch, feed, 0, len(batches), len(groups), len(batches), last)
 
-    def _buffer(self, batch: PyTree) -> int:
-        return max(2, self._steps(batch)) * self._plan.accumulate
-
-    def _alone(self, epoch: int, group: list[PyTree], last: bool) -> Dispatch:
-        size, put = self._plan.accumulate, self._strategy.place
-        if len(group) == 1 and size == 1:
-            return Dispatch("tail", epoch, Stack(None, put(group[0])), 0, 0, 1, 1, last)
-        full = group[:-1]
-        if self._plan.loop and self._is_ragged(group[-1]) and all(signature_of(b) == self._regular for b in full):
-            batches = _stacked(full or [self._first_arrays()], size)
-            return Dispatch("tail", epoch, Stack(put(batches), put(group[-1])), 0, len(full), 1, len(group), last)
-        parts: list[tuple[Feed, bool]] = [(Stack(None, put(b)), True) for b in group]
+    def _alone(self, epoch: int, group: list[Micro], last: bool) -> Dispatch:
+        size, place = self._plan.accumulate, self._strategy.place
+        batches = [micro.batch for micro in group]
+        if size == 1:
+            return Dispatch("tail", epoch, Stack(None, place(batches[0])), 0, 0, 1, 1, last)
+        regular = all(micro.signature == self._regular for micro in group[:-1])
+        if self._plan.loop and regular and self._is_ragged(group[-1].signature):
+            full = _stacked(batches[:-1] or [self._first], size)
+            return Dispatch(
+                "tail", epoch, Stack(place(full), place(batches[-1])), 0, len(group) - 1, 1, len(group), last
+            )
+        parts: list[tuple[Feed, bool]] = [(Stack(None, place(b)), True) for b in batches]
         return Dispatch("parts", epoch, parts, 0, len(group), 1, len(group), last)
-
-    def _first_arrays(self) -> PyTree:
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._first)
 
 
 def bytes_of(batch: PyTree) -> int:

@@ -90,7 +90,8 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
     if searched and accumulate > 1:
         return [
             f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), "
-            f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use grads_accumulation(1) or another optimizer"
+            f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use "
+                "grads_accumulation(1) or another optimizer"
         ]
     pairs = zip(jax.tree.leaves(new_params), jax.tree.leaves(params), strict=True)
     if any((new.shape, new.dtype) != (old.shape, old.dtype) for new, old in pairs):
@@ -189,7 +190,8 @@ def check_schedule(schedule: Schedule) -> list[str]:
             f"the learning-rate schedule ({name_of(schedule)}) gives {rate.dtype}{list(rate.shape)}; it needs "
             "one number"
         ]
-    first = float(schedule(0))
+    with _optax_promotion():
+        first = float(schedule(jnp.int32(0)))
     if not 0 <= first < float("inf"):
         return [
             f"the learning-rate schedule ({name_of(schedule)}) starts with {first}; a rate is 0 or more, and finite"

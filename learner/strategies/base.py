@@ -34,6 +34,10 @@ class Strategy(abc.ABC):
         """Arrays on the devices, the same on each: state, scalars, row numbers, data that is gathered."""
 
     @abc.abstractmethod
+    def put(self, tree: PyTree) -> PyTree:
+        """A buffer of batches, NumPy arrays of the same shapes each time, on the devices."""
+
+    @abc.abstractmethod
     def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
         """The jitted program for the devices; it compiles at its first call for each shape."""
 

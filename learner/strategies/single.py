@@ -20,6 +20,7 @@ class SingleDevice(Strategy):
         super().__init__()
         self.device = jax.devices()[0] if device is None else device
         self._sharding = jax.sharding.SingleDeviceSharding(self.device)
+        self._put = jax.jit(lambda tree: tree, out_shardings=self._sharding)
 
     @property
     def platform(self) -> str:
@@ -34,6 +35,10 @@ class SingleDevice(Strategy):
     def place(self, tree: Any) -> Any:
         """See `Strategy`."""
         return jax.device_put(tree, self._sharding)
+
+    def put(self, tree: Any) -> Any:
+        """See `Strategy`. Arguments of a jitted function take 10 µs to the device, `jax.device_put` takes 60."""
+        return self._put(tree)
 
     def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
         """See `Strategy`."""

@@ -11,7 +11,7 @@ from flax import nnx
 
 from learner import ClassificationOutput, LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
-from learner.metrics import CollectingMetric
+from learner.metrics import Accuracy, CollectingMetric, LearningRate
 
 ROWS, BATCH, STEPS = 22, 4, 6  # 6 batches, the last one of 2 rows
 _rng = np.random.default_rng(7)
@@ -64,6 +64,13 @@ class LastRow(CollectingMetric):
     def compute(self, rows):
         targets = rows["targets"].astype(np.float64).reshape(len(rows["targets"]), -1)[:, 0]
         return float(np.dot(np.arange(1, len(targets) + 1), targets))
+
+
+def build_net(builder, model=None):
+    """The net with all that a run may carry; the programs are the same wherever it is used."""
+    builder.metrics(Accuracy(), LastRow()).metric_train(LearningRate())
+    schedule = optax.cosine_decay_schedule(2e-2, 5 * STEPS)
+    return builder.build(Net() if model is None else model, optax.adamw, schedule)
 
 
 def arrays():

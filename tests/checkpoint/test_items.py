@@ -1,0 +1,105 @@
+"""A train state as items, and back."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import bits
+
+from learner import LearnerError, TrainState
+from learner.checkpoint.items import flat, from_items, refuse_differences, to_items
+
+
+def state_of(fill):
+    """A state with leaves of every kind, under names that are no names of files."""
+    leaf = lambda *shape, dtype=jnp.float32: jnp.full(shape, fill, dtype)  # noqa: E731
+    return TrainState(
+        step=leaf(dtype=jnp.int32),
+        params={"layers": [{"w/b": leaf(2, 3)}, {"100%": leaf(1, dtype=jnp.bfloat16)}], "%2F": leaf(0, 4)},
+        model_state={"count": leaf(dtype=jnp.uint8), "seen": leaf(3).astype(bool), "key": jax.random.key(fill)},
+        opt_state=(leaf(2), [leaf(2, dtype=jnp.float16)], ()),
+        lr_scale=leaf(),
+        rng=jax.random.key(fill),
+        extra={"ema": leaf(2)},
+    )
+
+
+def test_back_and_forth():
+    saved, other = state_of(7), state_of(1)
+    restored = from_items(to_items(saved), other)
+    assert bits(dataclasses.replace(restored, rng=saved.rng)) == bits(saved)
+    assert bits(restored.rng) == bits(other.rng)  # the root key is part of the progress
+    assert jax.tree.structure(restored) == jax.tree.structure(saved)
+    assert jax.random.key_impl(restored.model_state["key"]) == jax.random.key_impl(saved.model_state["key"])
+
+
+def test_one_item_alone():
+    saved, other = state_of(7), state_of(1)
+    restored = from_items({"model": to_items(saved)["model"]}, other)
+    assert bits(restored.params) == bits(saved.params)
+    assert bits(restored.model_state) == bits(saved.model_state)
+    assert bits(restored.opt_state) == bits(other.opt_state)
+
+
+def test_names_are_flat_and_no_two_are_one():
+    items = to_items(state_of(7))
+    assert set(items) == {"model", "optim", "scheduler"}
+    assert set(items["model"]["params"]) == {"layers.0.w%2Fb", "layers.1.100%25"}  # not the one without elements
+    assert not any("/" in name for parts in items.values() for leaves in parts.values() for name in leaves)
+
+
+def test_a_model_that_is_one_array_has_a_name():
+    state = dataclasses.replace(state_of(7), params=jnp.ones(2))
+    items = to_items(state)
+    assert list(items["model"]["params"]) == ["value"]
+    other = dataclasses.replace(state_of(1), params=jnp.zeros(2))
+    assert bits(from_items(items, other).params) == bits(state.params)
+
+
+def shape(*shape, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def test_every_difference_is_listed_in_one_error():
+    saved = {
+        "model/params/w": shape(3, 4),
+        "model/params/b": shape(4),
+        "optim/opt_state/mu": shape(2),
+        "same": shape(1),
+    }
+    needed = {
+        "model/params/w": shape(3, 8),
+        "model/params/b": shape(4, dtype=np.int32),
+        "new": shape(2),
+        "same": shape(1),
+    }
+    with pytest.raises(LearnerError) as error:
+        refuse_differences(saved, needed, "the checkpoint runs/a/6")
+    message = str(error.value)
+    assert "the checkpoint runs/a/6" in message
+    assert "differs in 4 arrays" in message
+    for line in (
+        "model/params/w: saved float32[3, 4], now float32[3, 8]",
+        "model/params/b: saved float32[4], now int32[4]",
+        "optim/opt_state/mu: saved float32[2], now nothing",
+        "new: saved nothing, now float32[2]",
+    ):
+        assert line in message
+    assert "same" not in message
+
+
+def test_a_long_list_is_cut():
+    saved = {f"layer{i:02}": shape(1) for i in range(30)}
+    with pytest.raises(LearnerError, match="differs in 30 arrays") as error:
+        refuse_differences(saved, {}, "it")
+    assert "layer19" in str(error.value)
+    assert "layer20" not in str(error.value)
+    assert "and 10 more" in str(error.value)
+
+
+def test_no_difference_is_no_error():
+    leaves = flat(to_items(state_of(7)))
+    assert leaves
+    refuse_differences(leaves, flat(to_items(state_of(1))), "it")

@@ -1,0 +1,119 @@
+"""When checkpoints are made and which stay."""
+
+import math
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner import LearnerError
+from learner.checkpoint import CheckpointOptions, Retention
+from learner.checkpoint.options import KeepPolicy
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"keep_last": 0}, "keep_last"),
+        ({"keep_last": True}, "keep_last"),
+        ({"keep_last": 1.5}, "keep_last"),
+        ({"keep_best": -1}, "keep_best"),
+        ({"keep_every": 0}, "keep_every"),
+        ({"every_epochs": 0}, "every_epochs"),
+        ({"every_epochs": "2"}, "every_epochs"),
+        ({"mode": "lowest"}, "mode"),
+    ],
+)
+def test_a_wrong_value_is_named(options, part):
+    with pytest.raises(LearnerError, match=part) as error:
+        CheckpointOptions(**options)
+    assert repr(options[part]) in str(error.value)
+
+
+def test_due_by_epochs():
+    options = CheckpointOptions(every_epochs=3)
+    assert [options.due(epoch, 0.0) for epoch in range(1, 8)] == [False, False, True, False, False, True, False]
+
+
+def test_due_at_the_first_epoch_end_after_each_minute():
+    options = CheckpointOptions(every_epochs=None, every_seconds=60.0)
+    assert [options.due(1, seconds) for seconds in (0.0, 59.9, 60.0, 400.0)] == [False, False, True, True]
+
+
+def scores(*values):
+    """Checkpoints of steps 10, 20, ... at the ends of epochs 1, 2, ..."""
+    return {10 * i: (i, value) for i, value in enumerate(values, 1)}
+
+
+@pytest.mark.parametrize(
+    ("keep", "checkpoints", "kept"),
+    [
+        pytest.param((1, 1, None, False), scores(0.5, 0.6, 0.7), {10, 30}, id="worsening"),
+        pytest.param((2, 0, None, False), scores(0.5, 0.6, 0.7), {20, 30}, id="only the last"),
+        pytest.param((1, 1, None, False), scores(0.7, 0.6, 0.5), {30}, id="the best is the last"),
+        pytest.param((1, 1, None, True), scores(0.7, 0.9, 0.8), {20, 30}, id="higher is better"),
+        pytest.param((1, 1, None, False), scores(0.9, 0.5, 0.5, 0.6), {20, 40}, id="of equals the earlier"),
+        pytest.param((1, 2, None, False), scores(0.5, 0.5, 0.5, 0.6), {10, 20, 40}, id="ties for two"),
+        pytest.param((1, 1, None, False), scores(NAN, 0.5, NAN, NAN), {20, 40}, id="nan is never the best"),
+        pytest.param((1, 1, None, True), scores(NAN, -math.inf, NAN), {20, 30}, id="nan is worse than anything"),
+        pytest.param((1, 3, None, False), scores(NAN, NAN, NAN), {30}, id="only nan"),
+        pytest.param((1, 1, None, False), scores(None, 0.5, None), {20, 30}, id="without a value"),
+        pytest.param((1, 0, 2, False), scores(1.0, 1.0, 1.0, 1.0, 1.0), {20, 40, 50}, id="every second epoch"),
+        pytest.param((1, 1, 3, False), scores(0.1, 0.9, 0.9, 0.9, 0.9), {10, 30, 50}, id="all three"),
+        pytest.param((1, 0, 2, False), {7: (None, None), 9: (None, None)}, {9}, id="inside of epochs"),
+        pytest.param((5, 5, None, False), scores(0.5, 0.6), {10, 20}, id="more than there are"),
+        pytest.param((1, 1, None, False), {}, set(), id="none"),
+    ],
+)
+def test_kept(keep, checkpoints, kept):
+    assert Retention(*keep).kept(checkpoints) == kept
+
+
+numbers = st.one_of(st.none(), st.just(NAN), st.integers(0, 3).map(float))
+
+
+@given(
+    values=st.lists(numbers, min_size=1, max_size=12),
+    last=st.integers(1, 3),
+    best=st.integers(0, 3),
+    every=st.one_of(st.none(), st.integers(1, 4)),
+    higher=st.booleans(),
+)
+def test_nothing_that_should_stay_is_ever_removed_too_early(values, last, best, every, higher):
+    """What stays when checkpoints come one by one is what stays when one chooses among all that ever were."""
+    retention = Retention(last, best, every, higher)
+    everything, on_disk = {}, {}
+    for epoch, value in enumerate(values, 1):
+        everything[epoch] = on_disk[epoch] = epoch, value
+        kept = retention.kept(on_disk)
+        on_disk = {step: entry for step, entry in on_disk.items() if step in kept}
+        order = sorted(everything)
+        scored = [s for s in order if everything[s][1] is not None and everything[s][1] == everything[s][1]]
+        scored.sort(key=lambda s: everything[s][1], reverse=higher)
+        expected = {*order[-last:], *scored[:best], *(s for s in order if every and s % every == 0)}
+        assert set(on_disk) == expected
+
+
+def test_the_policy_answers_orbax_for_each_checkpoint():
+    table = scores(0.5, 0.4, 0.9)
+    policy = KeepPolicy(Retention(1, 1, None, False), table)
+    asked = [types.SimpleNamespace(step=step) for step in table]
+    assert policy.should_preserve(asked, context=None) == [False, True, True]
+    assert policy.should_preserve([*asked, types.SimpleNamespace(step=40)], context=None) == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("last", "checkpoints", "at_stop", "kept"),
+    [
+        pytest.param(2, {6: (1, None), 12: (2, None), 14: (None, None)}, {14}, {12, 14}, id="stopped"),
+        pytest.param(2, {12: (2, None), 14: (None, None), 18: (3, None)}, {14}, {12, 18}, id="went on"),
+        pytest.param(2, {12: (2, None), 14: (None, None), 15: (None, None)}, {14, 15}, {12, 15}, id="stopped again"),
+        pytest.param(1, {12: (2, None), 14: (None, None)}, {14}, {14}, id="one"),
+        pytest.param(3, {6: (1, 0.1), 12: (2, 0.2), 14: (2, 0.05), 18: (3, 0.3)}, {14}, {6, 12, 14, 18}, id="best"),
+    ],
+)
+def test_what_was_made_at_a_stop_passes(last, checkpoints, at_stop, kept):
+    assert Retention(last, 1, None, False).kept(checkpoints, at_stop) == kept

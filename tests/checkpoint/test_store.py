@@ -1,0 +1,241 @@
+"""Checkpoints on disk."""
+
+import dataclasses
+import json
+import logging
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import bits, tree_of
+
+from learner import LearnerError, TrainState
+from learner.checkpoint import CheckpointStore, Entry, Retention
+from learner.checkpoint.items import from_items, to_items
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+ALL = Retention(last=100, best=0, every=None, higher_is_better=False)
+HARD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 3.4028235e38, 1 / 3]
+
+
+def state_of(step):
+    floats = jnp.asarray([*HARD, step], jnp.float32)
+    params = {"w": floats, "half": floats.astype(jnp.bfloat16), "empty": jnp.zeros((0, 2))}
+    carried = {"n": jnp.int32([-1, step]), "key": jax.random.key(step), "flag": jnp.array([True, False])}
+    opt_state = ({"mu": floats * 2, "count": jnp.int32(step)},)
+    return TrainState(jnp.int32(step), params, carried, opt_state, jnp.float32(0.1), jax.random.key(1), {})
+
+
+SMALL = {"model": {"params": {"w": np.float32([1, 2])}, "model_state": {}}}
+
+
+@pytest.fixture
+def opened():
+    """Opens stores, and closes them at the end."""
+    stores = []
+
+    def open_store(directory, retention=None):
+        stores.append(CheckpointStore(directory, retention))
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+def steps_in(directory):
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit())
+
+
+def save(store, step, epoch=None, score=None, **further):
+    store.save(step, SMALL, {"step": step, "ends_epoch": epoch, "score": score, **further})
+
+
+def test_every_bit_comes_back(tmp_path, opened):
+    saved = state_of(6)
+    progress = {"step": 6, "ends_epoch": 1, "score": 0.1, "history": {"a/b": [[1, 6, "NaN"]]}, "config": "ü: 1\n"}
+    opened(tmp_path / "c", ALL).save(6, to_items(saved), progress)
+    reader, other = opened(tmp_path / "c"), state_of(1)
+    restored = from_items(reader.restore(6, to_items(other)), other)
+    assert bits(dataclasses.replace(restored, rng=saved.rng)) == bits(saved)
+    assert reader.progress(6) == progress
+    assert reader.metrics(6) is None
+
+
+def test_what_comes_back_is_placed_where_it_was_asked_for(tmp_path, opened):
+    opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
+    device = jax.devices()[3]
+    asked = jax.device_put(SMALL, jax.sharding.SingleDeviceSharding(device))
+    restored = opened(tmp_path / "c").restore(6, asked)
+    assert restored["model"]["params"]["w"].devices() == {device}
+
+
+def test_each_item_is_readable_with_orbax_alone(tmp_path, opened):
+    import orbax.checkpoint as ocp
+
+    opened(tmp_path / "c", ALL).save(6, to_items(state_of(6)), {"step": 6, "score": 0.25})
+    with ocp.StandardCheckpointer() as reader:
+        model = reader.restore(tmp_path / "c" / "6" / "model")
+        scheduler = reader.restore(tmp_path / "c" / "6" / "scheduler")
+    assert np.asarray(model["params"]["w"]).tobytes() == np.asarray(state_of(6).params["w"]).tobytes()
+    assert int(scheduler["step"]["value"]) == 6
+    assert json.loads((tmp_path / "c" / "6" / "progress" / "metadata").read_text())["score"] == 0.25
+
+
+def test_metrics_in_flight(tmp_path, opened):
+    rows = {"train": {"0": {"0": np.arange(3, dtype=np.int32), "1": np.float32([0.5, math.nan])}}}
+    in_flight = {"states": {"0": np.int32(7), "1": np.float32(0.1)}, "rows": rows}
+    opened(tmp_path / "c", ALL).save(3, {**SMALL, "in_flight": in_flight}, {"step": 3})
+    assert bits(opened(tmp_path / "c").metrics(3)) == bits(in_flight)
+
+
+@pytest.mark.parametrize(
+    ("retention", "scores", "kept"),
+    [
+        pytest.param(
+            Retention(1, 1, None, False),
+            [0.5, 0.4, 0.6, math.nan, 0.4],
+            [[1], [2], [2, 3], [2, 4], [2, 5]],
+            id="a worsening metric does not evict the newest",
+        ),
+        pytest.param(
+            Retention(2, 1, 3, True),
+            [0.5, 0.4, 0.3, 0.2, 0.1, 0.5],
+            [[1], [1, 2], [1, 2, 3], [1, 3, 4], [1, 3, 4, 5], [1, 3, 5, 6]],
+            id="every third",
+        ),
+    ],
+)
+@pytest.mark.parametrize("reopened", [False, True], ids=["one store", "a new store for each"])
+def test_what_is_on_disk_after_each_save(tmp_path, opened, retention, scores, kept, reopened):
+    found, store = [], opened(tmp_path / "c", retention)
+    for epoch, score in enumerate(scores, 1):
+        save(store, epoch, epoch, None if math.isnan(score) else score)
+        found.append(steps_in(tmp_path / "c"))
+        store = opened(tmp_path / "c", retention) if reopened else store
+    assert found == kept
+    assert [entry.step for entry in store.entries] == kept[-1]
+
+
+def test_what_was_made_at_a_stop_passes(tmp_path, opened):
+    keep = Retention(2, 0, None, False)
+    store = opened(tmp_path / "c", keep)
+    for step, at_stop in ((6, False), (12, False), (14, True)):
+        save(store, step, None if at_stop else step // 6, at_stop=at_stop)
+    assert steps_in(tmp_path / "c") == [12, 14]
+    save(opened(tmp_path / "c", keep), 18, 3)
+    assert steps_in(tmp_path / "c") == [12, 18]
+
+
+@pytest.fixture
+def three(tmp_path, opened):
+    """Saved at the ends of epochs 1 and 3 and inside of epoch 2; the best is that of epoch 1."""
+    store = opened(tmp_path / "c", ALL)
+    save(store, 6, 1, 0.25, higher_is_better=False)
+    save(store, 10, higher_is_better=False)
+    save(store, 18, 3, 0.25, higher_is_better=False)
+    return opened(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("asked", "step"),
+    [({"epoch": 1}, 6), ({"epoch": 3}, 18), ({"step": 10}, 10), ({"epoch": "latest"}, 18), ({"epoch": "best"}, 6)],
+)
+def test_find(three, asked, step):
+    assert three.find(**asked).step == step
+
+
+def test_the_best_by_a_metric_that_should_be_high(tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    for step, score in ((1, 0.5), (2, None), (3, 0.75), (4, 0.75)):
+        save(store, step, step, score, higher_is_better=True)
+    assert opened(tmp_path / "c").find("best") == Entry(3, 3, 0.75)
+
+
+def test_without_any_score_the_best_is_the_newest(tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    save(store, 1)
+    save(store, 2)
+    assert store.best() is None
+    assert store.find("best").step == 2
+
+
+@pytest.mark.parametrize("asked", [{"epoch": 2}, {"step": 7}])
+def test_what_is_not_there_is_an_error_with_what_is(three, tmp_path, asked):
+    with pytest.raises(LearnerError) as error:
+        three.find(**asked)
+    message = str(error.value)
+    assert ("the end of epoch 2" if "epoch" in asked else "step 7") in message
+    assert str(tmp_path / "c") in message
+    assert "step 6 (epoch 1), step 10, step 18 (epoch 3)" in message
+
+
+@pytest.mark.parametrize("asked", [{"epoch": "latest"}, {"epoch": "best"}, {"epoch": 2}, {"step": 7}])
+def test_no_checkpoints_at_all(tmp_path, opened, asked):
+    with pytest.raises(LearnerError, match="no checkpoint"):
+        opened(tmp_path / "c").find(**asked)
+
+
+def test_reading_changes_nothing(three, tmp_path, opened):
+    (tmp_path / "c" / "24.orbax-checkpoint-tmp-0").mkdir()
+    before = tree_of(tmp_path)
+    store = opened(tmp_path / "c")
+    store.restore(18, SMALL)
+    assert [entry.step for entry in store.entries] == [6, 10, 18]
+    assert tree_of(tmp_path) == before
+    assert (tmp_path / "c" / "24.orbax-checkpoint-tmp-0").exists()
+    opened(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_save_that_was_cut_off_is_none_and_goes(three, tmp_path, opened):
+    cut_off = tmp_path / "c" / "24.orbax-checkpoint-tmp-0"
+    (cut_off / "model").mkdir(parents=True)
+    assert opened(tmp_path / "c").find("latest").step == 18
+    assert opened(tmp_path / "c", ALL).find("latest").step == 18
+    assert not cut_off.exists()
+
+
+def test_a_step_that_orbax_does_not_write_is_an_error(tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    save(store, 6)
+    with pytest.raises(RuntimeError, match="no checkpoint for step 3"):
+        save(store, 3)
+    assert steps_in(tmp_path / "c") == [6]
+
+
+def test_set_aside(three, tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    before = tree_of(tmp_path / "c" / "18")
+    assert store.set_aside(6, tmp_path / "away") == [10, 18]
+    assert steps_in(tmp_path / "c") == [6]
+    assert steps_in(tmp_path / "away") == [10, 18]
+    assert tree_of(tmp_path / "away" / "18") == before
+    save(store, 8, 2, 0.5)
+    assert [entry.step for entry in store.entries] == [6, 8]
+    assert store.set_aside(8, tmp_path / "again") == []
+    assert not (tmp_path / "again").exists()
+
+
+def test_another_model_is_one_error_that_names_the_checkpoint(three, tmp_path):
+    other = {"model": {"params": {"w": np.zeros((2, 2), np.float32)}, "model_state": {"mean": np.zeros(1)}}}
+    with pytest.raises(LearnerError) as error:
+        three.restore(18, other)
+    message = str(error.value)
+    assert str(tmp_path / "c" / "18") in message
+    assert "model/params/w: saved float32[2], now float32[2, 2]" in message
+    assert "model/model_state/mean: saved nothing, now float64[1]" in message
+
+
+def test_orbax_is_quiet_and_may_speak_again(tmp_path, opened, caplog):
+    absl = logging.getLogger("absl")
+    before = absl.level
+    with caplog.at_level(logging.INFO):
+        absl.setLevel(logging.INFO)
+        save(opened(tmp_path / "c", ALL), 6)
+        assert absl.level == logging.INFO
+    absl.setLevel(before)
+    assert [record for record in caplog.records if record.name == "absl"] == []

@@ -1,0 +1,187 @@
+import jax
+import numpy as np
+import pytest
+import yaml
+from flax import nnx
+
+from learner.cli.config import Config
+from learner.errors import LearnerError
+
+
+def reloaded(config):
+    return yaml.safe_load(config.text())
+
+
+def test_the_text_is_complete_and_comes_back(importable, line_config):
+    config = Config(line_config | {"metrics": ["LearningRate"], "early_stopping": "MetricEarlyStopping"})
+    said = reloaded(config)
+    assert list(said) == [*line_config, "metrics", "early_stopping", "seed", "grads_accumulation"]
+    assert said["model"] == {"class_path": "mymodule.linear", "init_args": {"size": 3}}
+    assert said["optimizer"]["class_path"] == "SGD"
+    assert said["optimizer"]["init_args"].keys() == {"momentum", "nesterov", "accumulator_dtype", "clip_norm"}
+    assert said["train"]["dataset"]["init_args"] == {"count": 12, "size": 3}
+    assert said["with_file_checkpointer"]["keep_best"] == 1
+    assert said["early_stopping"]["init_args"]["patience"] == 5
+    assert Config(said).text() == config.text()
+
+
+def test_what_is_about_one_start_is_not_in_the_text(importable, line_config):
+    config = Config(line_config | {"overwrite": True, "resume": True, "checkpoint": 3})
+    assert config.text() == Config(line_config).text()
+    assert config.resumes
+    assert not {"overwrite", "resume", "checkpoint"} & set(config.unset())
+
+
+def test_what_is_not_set(importable, line_config):
+    unset = Config(line_config | {"valid": None}).unset()
+    assert {"update", "trainable", "metrics", "num_steps"} <= set(unset)
+    assert not {"model", "num_epochs", "directory", "seed"} & set(unset)
+
+
+def test_num_steps_leaves_the_epochs_open(importable, line_config):
+    del line_config["num_epochs"]
+    assert reloaded(Config(line_config))["num_epochs"] == 1
+    assert "num_epochs" not in reloaded(Config(line_config | {"num_steps": 4}))
+
+
+def test_null_leaves_an_option_unset_unless_it_means_something(importable, line_config):
+    said = reloaded(Config(line_config | {"early_stopping": None, "num_steps": None, "renderer": None, "seed": None}))
+    assert said["renderer"] is None
+    assert "early_stopping" not in said
+    assert "num_steps" not in said
+    assert reloaded(Config(line_config | {"with_file_checkpointer": None}))["with_file_checkpointer"]["keep_last"] is None
+
+
+def test_all_mistakes_are_told_together(importable, line_config):
+    wrong = line_config | {
+        "num_epoch": 3,
+        "num_epochs": 0,
+        "optimizer": "SDG",
+        "lr": {"class_path": "CosineDecaySchedule", "init_args": {"init_value": 0.1, "decay_steps": 0}},
+        "metrics": ["Acuracy"],
+        "grads_accumulation": "many",
+        "train": {"dataset": "mymodule.rows", "batch_size": 0},
+        "valid": {"dataset": "mymodule.nothing"},
+        "early_stopping": {"class_path": "MetricEarlyStopping", "init_args": {"patience": 0}},
+        "overwrite": "maybe",
+        "directory": None,
+    }
+    with pytest.raises(LearnerError) as error:
+        Config(wrong).learner()
+    for message in (
+        "this config cannot be used, 11 problems",
+        "there is no option 'num_epoch': did you mean 'num_epochs'",
+        "directory is missing",
+        "overwrite is 'maybe': it needs true or false",
+        "optimizer: there is no 'SDG': did you mean 'SGD'",
+        "there is no 'Acuracy': did you mean 'Accuracy'",
+        "grads_accumulation is 'many': it needs int",
+        "valid.dataset is 'mymodule.nothing'",
+        "num_epochs is 0",
+        "patience of MetricEarlyStopping is 0",
+        "requires positive decay_steps",
+        "train: batch_size is 0",
+    ):
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize("lr", ["fast", [1], True, float("nan"), {"rate": 1}])
+def test_rates_that_are_none(importable, line_config, lr):
+    with pytest.raises(LearnerError, match=r"lr( is|: there is no)"):
+        Config(line_config | {"lr": lr}).text()
+
+
+@pytest.mark.parametrize("key", ["directory", "model", "optimizer", "lr", "train"])
+def test_what_is_needed(importable, line_config, key):
+    del line_config[key]
+    with pytest.raises(LearnerError, match=f"{key} is missing: give it in the config, or as --{key}=..."):
+        Config(line_config).text()
+
+
+class Recorder:
+    """A builder that writes down what `build` gets."""
+
+    def __init__(self, directory, overwrite=False):
+        self.given = {"directory": directory, "overwrite": overwrite}
+
+    def seed(self, n: int):
+        self.given["seed"] = n
+
+    def num_epochs(self, n: int): ...
+
+    def grads_accumulation(self, n: int): ...
+
+    def _config_text(self, text):
+        self.given["text"] = text
+        return self
+
+    def build(self, **parts):
+        return self.given | parts
+
+
+def built(config, **changes):
+    config = {key: value for key, value in config.items() if key != "with_file_checkpointer"}
+    return Config(config | changes, Recorder).learner()
+
+
+def test_what_the_builder_gets(importable, line_config):
+    given = built(line_config, seed=3, overwrite=True, trainable="flax.nnx.Param", valid_step=None)
+    assert given["directory"] == "run"
+    assert given["overwrite"] is True
+    assert given["seed"] == 3
+    assert given["lr"] == 0.1
+    assert given["trainable"] is nnx.Param
+    assert repr(given["optimizer"]).startswith("SGD(")
+    assert given["train"].batch_size == 4
+    assert given["valid"].batch_size == 12
+    assert given["train_step"].__name__ == "step"
+    assert "valid_step" not in given
+    assert given["model"]["w"].shape == (3,)
+    header, text = given["text"].split("directory:", 1)
+    assert all(line.startswith("# ") for line in header.splitlines())
+    assert "overwrite" not in text
+
+
+def test_functions_and_arguments_left_free(importable, line_config):
+    given = built(
+        line_config,
+        optimizer={"class_path": "mymodule.momentum", "init_args": {"decay": 0.5}},
+        lr="mymodule.halved",
+        train_step={"class_path": "mymodule.step", "init_args": {"scale": 2}},
+    )
+    assert given["optimizer"].keywords == {"decay": 0.5}
+    assert given["lr"](1) == 0.05
+    assert given["train_step"].keywords == {"scale": 2.0}
+    given = built(line_config, lr={"class_path": "optax.linear_schedule", "init_args": {"init_value": 1, "end_value": 0, "transition_steps": 4}})
+    assert float(given["lr"](1)) == 0.75
+
+
+def test_a_class_is_a_function_that_makes_the_model(importable, line_config):
+    (importable / "nets.py").write_text(
+        "from flax import nnx\n"
+        "class Net(nnx.Module):\n"
+        "    def __init__(self, size: int, *, rngs: nnx.Rngs):\n"
+        "        self.layer = nnx.Linear(size, 1, rngs=rngs)\n"
+    )
+    make = {seed: built(line_config, model={"class_path": "nets.Net", "init_args": {"size": 3}}, seed=seed)["model"] for seed in (0, 1)}
+    kernels = [jax.device_get(make[seed]().layer.kernel[...]) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert (kernels[0] != kernels[2]).any()
+
+
+def test_without_data(importable, line_config):
+    given = Config({k: v for k, v in line_config.items() if k != "with_file_checkpointer"}, Recorder).learner(with_data=False)
+    assert not {"train", "valid"} & set(given)
+
+
+def test_an_update_needs_no_optimizer(importable, line_config):
+    del line_config["optimizer"]
+    (importable / "updates.py").write_text("def update(state, batch, lr, rng): ...\n")
+    given = built(line_config, update="updates.update")
+    assert given["optimizer"] is None
+    assert given["update"].__name__ == "update"
+
+
+def test_the_home_directory(importable, line_config, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert Config(line_config | {"directory": "~/runs"}).directory == "/home/somebody/runs"

@@ -1,0 +1,343 @@
+"""The command from its words to its exit code and what it prints and leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+
+from learner.cli.main import COMMANDS
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+PARAMETERS = {"class_path": "mymodule.linear", "init_args": {"size": 3}}
+
+
+@pytest.fixture
+def config(workplace, line_config):
+    """The smallest run's config file; its directory will be `run`."""
+    (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
+    return "line.yaml"
+
+
+def saved():
+    with open("run/config.yaml") as file:
+        return yaml.safe_load(file)
+
+
+def summary():
+    with open("run/summary.json") as file:
+        return json.load(file)
+
+
+# -- commands -----------------------------------------------------------------------------------------------------------
+
+
+def test_help(learner):
+    code, out, err = learner("--help")
+    assert (code, err) == (0, "")
+    assert all(f"learner {command} " in out for command in COMMANDS)
+    assert learner() == (code, out, err)
+    for command in COMMANDS:
+        code, out, err = learner(command, "--help")
+        assert (code, err) == (0, "")
+        assert out.startswith(f"usage: learner {command} ")
+
+
+def test_version(learner):
+    code, out, _ = learner("--version")
+    assert code == 0
+    assert out.split()[0] == "learner"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fti"], "there is no command 'fti': did you mean 'fit'?"),
+        (["fit"], "learner fit needs a config file"),
+        (["fit", "a.yaml", "b.yaml"], "learner fit takes one config file, and got a.yaml, b.yaml"),
+        (["fit", "a.yaml"], "there is no config file a.yaml"),
+        (["resume"], "learner resume needs the directory of one run"),
+        (["resume", "nowhere"], "there is no directory nowhere"),
+        (["resume", "."], ". is not the directory of a run"),
+        (["evaluate", "nowhere"], "there is no directory nowhere"),
+        (["predict", "nowhere", "x.npz"], "learner predict DIR DATA -o FILE"),
+        (["predict", "nowhere", "x.npz", "-o", "y.txt"], "it needs the name of an .npz file"),
+        (["predict", "nowhere", "x.npz", "-o", "no/y.npz"], "in a directory that exists"),
+        (["summary"], "learner summary needs the directory of one run"),
+        (["summary", "nowhere"], "there is no directory nowhere"),
+        (["summary", "."], "it is not the directory of a run"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace, words, message):
+    code, out, err = learner(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("learner: ")
+    assert message in err
+    assert "Traceback" not in err
+    assert os.listdir() == ["mymodule.py"]
+
+
+# -- fit ----------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_leaves_a_run_and_its_config(learner, config):
+    code, out, err = learner("fit", config, "--metrics=[LearningRate]", "--train.batch_size", 6)
+    assert (code, err) == (0, "")
+    assert "epoch 2/2" in out
+    assert summary()["steps"] == 4
+    assert saved()["train"]["batch_size"] == 6
+    assert saved()["metrics"] == [{"class_path": "LearningRate"}]
+    assert saved()["num_epochs"] == 2
+
+
+def test_options_may_come_before_the_config_and_without_one(learner, config, line_config):
+    code, out, _ = learner("fit", "--seed", 3, "--print_config", config)
+    assert code == 0
+    assert yaml.safe_load(out)["seed"] == 3
+    words = [f"--{key}={json.dumps(value)}" for key, value in line_config.items()]
+    assert yaml.safe_load(learner("fit", *words, "--print_config")[1]) == yaml.safe_load(out) | {"seed": 0}
+
+
+def test_print_config_is_complete_and_can_be_fed_back(learner, config, workplace):
+    code, out, err = learner("fit", config, "--optimizer.momentum=0.5", "--overwrite=true", "--print_config")
+    assert (code, err) == (0, "")
+    (workplace / "full.yaml").write_text(out)
+    assert learner("fit", "full.yaml", "--print_config") == (0, out, "")
+    assert out.splitlines()[-1].startswith("# ")
+    assert yaml.safe_load(out)["optimizer"]["init_args"]["momentum"] == 0.5
+    assert not (workplace / "run").exists()
+    learner("fit", "full.yaml")
+    assert saved() == yaml.safe_load(out)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_epoch=3"], "there is no option 'num_epoch': did you mean 'num_epochs'"),
+        (["--num_epochs=many"], "num_epochs is 'many': it needs int"),
+        (["--num_epochs=0"], "num_epochs is 0"),
+        (["--optimizer=SDG"], "there is no 'SDG': did you mean 'SGD'"),
+        (["--optimizer.momentun=1"], "SGD has no argument 'momentun': did you mean 'momentum'"),
+        (["--model=mymodule.liner"], "mymodule has no 'liner': did you mean 'linear'"),
+        (["--model=broken.Model"], "broken.py, line 1"),
+        (["--lr=-1"], "the learning rate is -1"),
+        (["--train_step=null"], "no train_step"),
+        (["--early_stopping=MetricEarlyStopping", "--early_stopping.monitor=valid/Los"], "did you mean 'valid/Loss'"),
+        (["--metrics=[Accuracy]"], "the metric Accuracy needs logits"),
+        (["--directory=mymodule.py"], "mymodule.py is a file"),
+    ],
+)
+def test_a_config_that_is_wrong_leaves_nothing(learner, config, workplace, words, message):
+    (workplace / "broken.py").write_text("import nosuchthing\n")
+    code, out, err = learner("fit", config, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert not (workplace / "run").exists()
+
+
+def test_a_mistake_in_the_users_code_keeps_its_traceback(learner, config):
+    with pytest.raises(ZeroDivisionError):
+        learner("fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step")
+
+
+def test_a_directory_with_a_run_is_refused_replaced_or_gone_on_with(learner, config):
+    assert learner("fit", config)[0] == 0
+    code, _, err = learner("fit", config, "--seed=9")
+    assert code == 2
+    assert "run holds a run" in err
+    assert "--overwrite=true" in err
+    assert saved()["seed"] == 0
+    assert learner("fit", config, "--resume=true", "--num_epochs=3")[0] == 0
+    assert summary()["epochs"] == 3
+    assert learner("fit", config, "--overwrite=true", "--seed=9")[0] == 0
+    assert summary()["epochs"] == 2
+    assert saved()["seed"] == 9
+    assert not {"overwrite", "resume"} & set(saved())
+
+
+def test_resume_true_starts_afresh_where_there_is_nothing(learner, config):
+    assert learner("fit", config, "--resume=true")[0] == 0
+    assert summary()["epochs"] == 2
+
+
+# -- resume ---------------------------------------------------------------------------------------------------------
+
+
+def test_resume_goes_on_as_config_yaml_says(learner, config):
+    learner("fit", config, "--num_epochs=4", "--directory=straight")
+    learner("fit", config)
+    code, out, err = learner("resume", "run", "--num_epochs", 4)
+    assert code == 0
+    assert "goes on after step 6" in out
+    assert err == "learner: run/config.yaml names code, which is imported and run now\n"
+    with open("straight/summary.json") as file:
+        assert summary()["metrics"] == json.load(file)["metrics"]
+    assert saved()["num_epochs"] == 4
+    code, out, _ = learner("resume", "run")
+    assert code == 0
+    assert "run has nothing left to do: 4 epochs, 12 steps" in out
+    assert "epoch 4/4" not in out
+
+
+def test_resume_of_a_directory_that_was_moved(learner, config):
+    learner("fit", config)
+    os.rename("run", "elsewhere")
+    assert learner("resume", "elsewhere", "--num_epochs=3")[0] == 0
+    assert not os.path.exists("run")
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (["resume", "run"], ".num_epochs(...).resume().build(model, optimizer, lr).fit(train, valid)"),
+        (["evaluate", "run"], ".resume().build(model, optimizer, lr).evaluate(valid)"),
+        (["predict", "run", "x.npz", "-o", "y.npz"], ".resume().build(model, optimizer, lr).predict(data)"),
+    ],
+)
+def test_a_run_from_python_says_so_and_shows_the_call(learner, config, command, call):
+    learner("fit", config)
+    os.remove("run/config.yaml")
+    code, _, err = learner(*command)
+    assert code == 2
+    assert "run has no config.yaml: the run was started from Python" in err
+    assert f"LearnerBuilder('run'){call}" in err
+
+
+def test_ctrl_c_exits_with_130_and_says_how_to_resume(learner, config, workplace):
+    (workplace / "hooks.py").write_text(
+        "import os, signal\ndef stop(info, model):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    before = signal.getsignal(signal.SIGINT)
+    code, _, err = learner("fit", config, "--num_epochs=50", "--on_epoch_end=hooks.stop")
+    assert code == 130
+    assert err == "learner: interrupted; go on with: learner resume run\n"
+    assert summary()["epochs"] < 50
+    assert signal.getsignal(signal.SIGINT) is before
+    code, _, err = learner("resume", "run", "--num_epochs=3", "--on_epoch_end=null")
+    assert code == 0
+    assert summary()["epochs"] == 3
+
+
+def test_ctrl_c_before_a_run(learner, config, workplace):
+    (workplace / "slow.py").write_text("raise KeyboardInterrupt\n")
+    code, out, err = learner("fit", config, "--model=slow.Model")
+    assert (code, out, err) == (130, "", "learner: interrupted\n")
+
+
+# -- evaluate, predict, summary ---------------------------------------------------------------------------------------
+
+
+def test_evaluate(learner, config):
+    learner("fit", config, "--lr=0.01", "--num_epochs=3")
+    metric = summary()["metrics"]["valid/Loss"]
+    code, out, _ = learner("evaluate", "run")
+    assert code == 0
+    name, value = out.split()
+    assert name == "valid/Loss"
+    assert float(value) == pytest.approx(metric["last"]["value"], rel=1e-4)
+    files = sorted(os.listdir("run"))
+    code, out, _ = learner("evaluate", "run", "--checkpoint=best")
+    assert float(out.split()[1]) == pytest.approx(metric["best"]["value"], rel=1e-4)
+    assert sorted(os.listdir("run")) == files
+    code, _, err = learner("evaluate", "run", "--checkpoint=1")
+    assert code == 2
+    assert "epoch" in err
+
+
+def test_evaluate_several(learner, config):
+    several = "{dev: {dataset: mymodule.rows, batch_size: 12}, ood: {dataset: mymodule.rows, batch_size: 5}}"
+    learner("fit", config)
+    code, out, _ = learner("evaluate", "run", f"--valid={several}")
+    assert code == 0
+    values = dict(line.split() for line in out.splitlines())
+    assert values.keys() == {"valid-dev/Loss", "valid-ood/Loss"}
+    assert float(values["valid-dev/Loss"]) == pytest.approx(float(values["valid-ood/Loss"]), rel=1e-5)
+
+
+def test_evaluate_without_validation_data_or_checkpoint(learner, config):
+    learner("fit", config, "--valid=null", "--with_file_checkpointer=null")
+    code, _, err = learner("evaluate", "run", "--valid_step=null")
+    assert code == 2
+    assert "run has no validation data" in err
+    code, _, err = learner("evaluate", "run", "--valid.dataset=mymodule.rows", "--valid.batch_size=4")
+    assert code == 2
+    assert "checkpoint" in err
+
+
+def test_predict(learner, config, workplace):
+    learner("fit", config)
+    x = np.arange(21, dtype=np.float32).reshape(7, 3)
+    np.savez(workplace / "data.npz", x=x, y=x.sum(1))
+    code, out, _ = learner("predict", "run", "data.npz", "-o", "out.npz")
+    assert code == 0
+    assert "predictions" in out
+    with np.load("out.npz") as outputs:
+        assert set(outputs) == {"predictions", "targets"}
+        np.testing.assert_array_equal(outputs["targets"], x.sum(1))
+        weights = np.linalg.lstsq(x, outputs["predictions"], rcond=None)[0]
+        np.testing.assert_allclose(x @ weights, outputs["predictions"], rtol=1e-4)
+        first = outputs["predictions"]
+    (workplace / "data.yaml").write_text("dataset: "
+        "{class_path: numpy.load, init_args: {file: data.npz}}\nbatch_size: 2")
+    code, _, err = learner("predict", "run", "data.yaml", "--output=again.npz")
+    assert (code, "Traceback" in err) == (0, False)
+    with np.load("again.npz") as outputs:
+        np.testing.assert_allclose(outputs["predictions"], first, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "data.npz cannot be read as .npz"),
+        (b"not a zip file", "data.npz cannot be read as .npz"),
+        ({"x": np.array([object()])}, "data.npz cannot be read as .npz"),
+        ({"x": np.zeros((3, 3), np.float32), "y": np.zeros(2, np.float32)}, "x [3, 3], y [2]"),
+    ],
+)
+def test_predict_from_what_is_no_data(learner, config, workplace, content, message):
+    learner("fit", config)
+    if isinstance(content, dict):
+        np.savez(workplace / "data.npz", **content)
+    elif content is not None:
+        (workplace / "data.npz").write_bytes(content)
+    code, _, err = learner("predict", "run", "data.npz", "-o", "out.npz")
+    assert code == 2
+    assert message in err
+    assert not os.path.exists("out.npz")
+
+
+def test_summary(learner, config):
+    learner("fit", config, "--summary=false")
+    code, out, err = learner("summary", "run")
+    assert (code, err) == (0, "")
+    assert "2 epochs, 6 steps" in out
+    assert "valid/Loss" in out
+    os.remove("run/summary.json")
+    code, out, _ = learner("summary", "run")
+    assert code == 0
+    assert "run: this run has not ended" in out
+    assert "valid/Loss" in out
+
+
+def test_the_command_and_the_summary_load_no_jax(learner, config, workplace):
+    learner("fit", config)
+    package = os.path.dirname(os.path.dirname(sys.modules["learner.cli.main"].__file__))
+    script = f"""
+import sys, types
+package = types.ModuleType("learner")  # the package itself is for Python, and loads what Python needs
+package.__path__ = [{package!r}]
+sys.modules["learner"] = package
+from learner.cli.main import main
+for words in (["--help"], ["--version"], ["summary", "run"], ["evaluat"]):
+    main(words)
+print("loaded:", sorted({{"jax", "optax", "flax", "jsonargparse"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines() == ["learner: there is no command 'evaluat': did you mean 'evaluate'?"]
+    assert done.stdout.splitlines()[-1] == "loaded: []"

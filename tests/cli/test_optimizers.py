@@ -1,0 +1,120 @@
+import dataclasses
+import inspect
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner.cli import optimizers
+from learner.cli.optimizers import OPTIMIZERS, AdamW, Optimizer, ScheduleFree
+from learner.errors import LearnerError
+
+NEEDED = {
+    "DPSGD": {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "seed": 0},
+    "ScheduleFree": {"base_optimizer": OPTIMIZERS["SGD"]()},
+}
+
+CLASSES = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+def functions():
+    """Whatever of optax's public names is an optimizer: it takes a learning rate and returns a transformation."""
+    for module in (optax, optax.contrib):
+        for name in dir(module):
+            value = getattr(module, name)
+            if callable(value) and not inspect.isclass(value) and not name.startswith("_"):
+                try:
+                    parameters = inspect.signature(value).parameters
+                except ValueError:
+                    continue
+                if "learning_rate" in parameters:
+                    yield name, value
+
+
+def test_no_optimizer_of_optax_is_left_out():
+    expected = {value for name, value in functions() if not name.startswith("scale_by_")}
+    assert {made.function for made in OPTIMIZERS.values()} == expected
+    assert len(OPTIMIZERS) == len(expected) > 40
+
+
+@CLASSES
+def test_fields_are_the_parameters_with_their_defaults(optimizer, parameters):
+    theirs = parameters(optimizer.function)
+    for field in dataclasses.fields(optimizer):
+        if field.name == "clip_norm":
+            assert field.default is None
+        elif field.name == "key":
+            assert field.default == 0
+        elif theirs[field.name].default is inspect.Parameter.empty:
+            assert field.default is dataclasses.MISSING
+        elif "dtype" in field.name:
+            assert field.default == getattr(theirs[field.name].default, "__name__", None)
+        else:
+            assert field.default == theirs[field.name].default
+    kept = {field.name for field in dataclasses.fields(optimizer)}
+    for name in theirs.keys() - kept - {"learning_rate"}:
+        assert name in optimizer.__doc__ or name == "seed"
+
+
+@CLASSES
+def test_calling_it_with_a_rate_makes_the_transformation(optimizer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of optax, about some of its own
+        made = optimizer(**NEEDED.get(optimizer.__name__, {}))(1e-2)
+    assert callable(made.update)
+    with jax.numpy_dtype_promotion("standard"):
+        assert jax.tree.leaves(jax.eval_shape(made.init, {"w": jnp.ones((4, 4))})) is not None
+
+
+def test_the_rate_and_the_settings_arrive():
+    made = OPTIMIZERS["SGD"](momentum=0.5)(0.1)
+    params = {"w": jnp.float32(1.0)}
+    state = made.init(params)
+    first, state = made.update({"w": jnp.float32(2.0)}, state, params)
+    second, _ = made.update({"w": jnp.float32(2.0)}, state, params)
+    assert first["w"] == pytest.approx(-0.2)  # 0.1 * 2
+    assert second["w"] == pytest.approx(-0.3)  # 0.1 * (2 + 0.5 * 2)
+
+
+def test_clip_norm_comes_first():
+    made = OPTIMIZERS["SGD"](clip_norm=1.0)(0.1)
+    params = {"w": jnp.zeros(2)}
+    update, _ = made.update({"w": jnp.array([3.0, 4.0])}, made.init(params), params)
+    np.testing.assert_allclose(update["w"], [-0.06, -0.08], rtol=1e-6)  # a norm of 5 becomes 1
+
+
+def test_the_optimizer_inside_gets_the_same_rate():
+    rates = []
+
+    class Recorder(Optimizer):
+        def __call__(self, learning_rate):
+            rates.append(learning_rate)
+            return optax.sgd(learning_rate)
+
+    ScheduleFree(base_optimizer=Recorder())(0.25)
+    assert rates == [0.25]
+
+
+def test_the_rate_may_be_traced():
+    update = jax.jit(lambda lr, grads: AdamW(b1=0.0, eps=0.0, weight_decay=0.0)(lr).update(grads, state, grads)[0])
+    grads = jnp.array([2.0, -3.0])
+    state = AdamW()(1.0).init(grads)
+    with jax.numpy_dtype_promotion("standard"):
+        np.testing.assert_allclose(update(jnp.float32(0.5), grads), [-0.5, 0.5], rtol=1e-5)  # the sign, times the rate
+
+
+def test_what_optax_refuses_is_an_error_that_names_the_optimizer():
+    class Picky(Optimizer):
+        function = staticmethod(lambda learning_rate: (_ for _ in ()).throw(ValueError("too picky")))
+
+    picky = dataclasses.make_dataclass("Picky", [("clip_norm", float | None, None)], bases=(Picky,))
+    with pytest.raises(LearnerError, match=r"Picky\(clip_norm=None\): too picky"):
+        picky()(0.1)
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="AdamQ"):
+        optimizers.AdamQ  # noqa: B018

@@ -1,0 +1,134 @@
+import copy
+
+import pytest
+
+from learner.cli.overrides import override, read_yaml, split, value_of
+from learner.errors import LearnerError
+
+CONFIG = {
+    "num_epochs": 3,
+    "model": {"class_path": "m.MLP", "init_args": {"hidden": 8, "head": {"class_path": "m.Head"}}},
+    "optimizer": "AdamW",
+    "metrics": ["Accuracy", {"class_path": "TopK", "init_args": {"k": 3}}],
+    "lr": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "changed"),
+    [
+        ("num_epochs", 5, {"num_epochs": 5}),
+        ("seed", 5, {"seed": 5}),
+        ("model.hidden", 9, {"model": {**CONFIG["model"], "init_args": {**CONFIG["model"]["init_args"], "hidden": 9}}}),
+        (
+            "model.init_args.hidden",
+            9,
+            {"model": {**CONFIG["model"], "init_args": {**CONFIG["model"]["init_args"], "hidden": 9}}},
+        ),
+        (
+            "model.head.size",
+            2,
+            {
+                "model": {
+                    "class_path": "m.MLP",
+                    "init_args": {"hidden": 8, "head": {"class_path": "m.Head", "init_args": {"size": 2}}},
+                }
+            },
+        ),
+        ("model", "m.CNN", {"model": "m.CNN"}),
+        ("model.class_path", "m.CNN", {"model": {"class_path": "m.CNN"}}),
+        ("model.class_path", "m.MLP", {}),
+        ("optimizer.b1", 0.5, {"optimizer": {"class_path": "AdamW", "init_args": {"b1": 0.5}}}),
+        ("metrics.0", "Loss", {"metrics": ["Loss", CONFIG["metrics"][1]]}),
+        ("metrics.1.k", 5, {"metrics": ["Accuracy", {"class_path": "TopK", "init_args": {"k": 5}}]}),
+        ("lr.class_path", "Cosine", {"lr": {"class_path": "Cosine"}}),
+        ("with_file_checkpointer.keep_last", 1, {"with_file_checkpointer": {"keep_last": 1}}),
+        ("train.dataset.split", "a", {"train": {"dataset": {"split": "a"}}}),
+    ],
+)
+def test_overrides(key, value, changed):
+    config = copy.deepcopy(CONFIG)
+    override(config, key, value)
+    assert config == {**CONFIG, **changed}
+
+
+def test_a_list_needs_a_number_that_it_has():
+    for key in ("metrics.2", "metrics.first", "metrics.-1"):
+        with pytest.raises(LearnerError, match=f"--{key}: this is a list of 2; it needs a number from 0 to 1"):
+            override(copy.deepcopy(CONFIG), key, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("3e-4", 3e-4),
+        ("1e3", 1000.0),
+        ("true", True),
+        ("null", None),
+        ("[1, a]", [1, "a"]),
+        ("{k: 5}", {"k": 5}),
+        ("runs/a", "runs/a"),
+        ("", ""),
+        ("a: b: c", "a: b: c"),
+        ("2020-01-01", "2020-01-01"),
+    ],
+)
+def test_values(text, value):
+    assert value_of(text) == value
+    assert type(value_of(text)) is type(value)
+
+
+def test_words():
+    line = split(["run", "--a=1", "--b.c", "2", "-o", "f.npz", "--d=", "--e=x=y", "--print_config", "more", "--f", "-1"])
+    assert line.positional == ["run", "more"]
+    assert line.overrides == [("a", "1"), ("b.c", "2"), ("output", "f.npz"), ("d", ""), ("e", "x=y"), ("f", "-1")]
+    assert line.switches == {"print_config": ""}
+    assert split(["--model.help", "m.MLP", "a.yaml"]).switches == {"model.help": "m.MLP"}
+    assert split(["--model.help"]).switches == {"model.help": ""}
+    assert split(["-h"]).switches == {"help": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_epochs"], "--num_epochs has no value: --num_epochs=VALUE"),
+        (["--resume", "--a=1"], "--resume has no value"),
+        (["-x"], "there is no option -x"),
+    ],
+)
+def test_words_that_are_wrong(words, message):
+    with pytest.raises(LearnerError, match=message):
+        split(words)
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("lr: 1e-3  # a float, not a text\nname: é\n", encoding="utf-8")
+    assert read_yaml(path) == {"lr": 0.001, "name": "é"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1,\n", "b.yaml is not YAML: .*line"),
+        (b"- 1\n", "b.yaml is a list; it needs a mapping"),
+        (b"", "b.yaml is a NoneType; it needs a mapping"),
+        (b"1: 2\n", "b.yaml is a dict; it needs a mapping of options by name"),
+        (b"\xff\xfe\x00", "b.yaml cannot be read"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path, content, message):
+    (tmp_path / "b.yaml").write_bytes(content)
+    with pytest.raises(LearnerError, match=message):
+        read_yaml(tmp_path / "b.yaml")
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(LearnerError, match="there is no config file .*digits.yaml$"):
+        read_yaml(tmp_path / "digits.yaml")
+    (tmp_path / "digit.yaml").write_text("a: 1")
+    with pytest.raises(LearnerError, match=r"there is no config file .*: did you mean '.*digit.yaml'"):
+        read_yaml(tmp_path / "digits.yaml")
+    with pytest.raises(LearnerError, match="cannot be read"):
+        read_yaml(tmp_path)

@@ -1,0 +1,147 @@
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox
+import jax
+import pytest
+from flax import nnx
+
+from learner.cli.signatures import check, random_parameters
+from learner.errors import LearnerError
+
+
+def function(
+    size: int,
+    rate: float = 0.5,
+    mode: Literal["a", "b"] = "a",
+    pair: tuple[int, int] = (1, 2),
+    loose=(3, 4),
+    activation: Callable = jax.nn.relu,
+    wrong: int = None,  # type: ignore[assignment]
+):
+    return locals()
+
+
+class Module(nnx.Module):
+    def __init__(self, size: int, *, rngs: nnx.Rngs):
+        self.size = size
+
+
+class Tree(equinox.Module):
+    size: int
+    name: str = "tree"
+
+
+class Child(Module):
+    def __init__(self, depth: int = 1, **settings):
+        super().__init__(**settings)
+
+
+class Instance:
+    def method(self, x): ...
+
+
+def checked(target, given, **options):
+    return check(target, given, "model.init_args", "it", **options)
+
+
+def test_values_get_the_types_of_the_signature():
+    given = {"size": 3, "rate": 1, "pair": [5, 6], "loose": [7], "activation": "jax.nn.gelu", "mode": "b"}
+    values = checked(function, given).values()
+    assert values == {"size": 3, "rate": 1.0, "pair": (5, 6), "loose": (7,), "activation": jax.nn.gelu, "mode": "b"}
+    assert isinstance(values["rate"], float)
+
+
+def test_defaults_are_those_that_a_config_can_say():
+    assert checked(function, {"size": 3}).defaults == {
+        "rate": 0.5,
+        "mode": "a",
+        "pair": (1, 2),
+        "loose": (3, 4),
+        "wrong": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "model.init_args: it needs 'size'"),
+        ({"size": 1, "rat": 2}, "it has no argument 'rat': did you mean 'rate'"),
+        ({"size": "x"}, "model.init_args.size is 'x': it needs int"),
+        ({"size": 1.5}, "model.init_args.size is 1.5: it needs int"),
+        ({"size": None}, "model.init_args.size is None: it needs int"),
+        ({"size": True}, "model.init_args.size is True: it needs int"),
+        ({"size": 1, "rate": [1]}, r"model.init_args.rate is \[1\]: it needs float"),
+        ({"size": 1, "mode": "c"}, r"model.init_args.mode is 'c': it needs Literal\['a', 'b'\]"),
+        ({"size": 1, "pair": [1]}, r"model.init_args.pair is \[1\]: .*2 elements"),
+        ({"size": 1, "activation": "jax.nn.reloo"}, "model.init_args.activation is 'jax.nn.reloo': .*reloo"),
+    ],
+)
+def test_what_does_not_fit(given, message):
+    with pytest.raises(LearnerError, match=message) as error:
+        checked(function, given)
+    assert "\n" not in str(error.value)
+
+
+def test_classes_of_every_kind():
+    assert checked(Module, {"size": 3}, skip=["rngs"]).values() == {"size": 3}
+    assert checked(Tree, {"size": 3}).defaults == {"name": "tree"}
+    assert checked(Child, {"size": 3}, skip=["rngs"]).defaults == {"depth": 1}
+    with pytest.raises(LearnerError, match="it needs 'size'"):
+        checked(Tree, {})
+
+
+def test_what_takes_anything_gets_anything():
+    def anything(size: int = 1, **more: Any):
+        return size, more
+
+    assert checked(anything, {"size": 2, "colour": "red"}).values() == {"size": 2}
+
+
+def test_partial_needs_nothing():
+    arguments = checked(function, {"rate": 2}, partial=True)
+    assert arguments.values() == {"rate": 2.0}
+    assert arguments.defaults == {}
+
+
+def test_objects_are_checked_by_name_only():
+    assert checked(function, {"size": object(), "rate": 2}, objects=["size"]).values() == {"rate": 2.0}
+    with pytest.raises(LearnerError, match="no argument 'sice'"):
+        checked(function, {"sice": object()}, objects=["sice"])
+
+
+def test_functions_that_are_none():
+    partial = functools.partial(function, 3, mode="b")
+    assert checked(partial, {"rate": 2}).values() == {"rate": 2.0}
+    with pytest.raises(LearnerError, match="no argument 'mode'"):
+        checked(partial, {"mode": "a"})
+    assert checked(jax.jit(function), {"rate": 2}, partial=True).values() == {"rate": 2.0}
+    with pytest.raises(LearnerError, match="its signature cannot be read; it needs a class or a function"):
+        checked(Instance().method, {"x": 2})
+
+
+def key_is_a_name(key: str): ...
+def key_is_random(size, *, key): ...
+def key_may_be_random(key=None): ...
+def key_is_set(key=3): ...
+def seed_is_set(seed: int = 3): ...
+def seed_is_a_name(seed: str = "a"): ...
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        (Module, ["rngs"]),
+        (Tree, []),
+        (function, []),
+        (key_is_a_name, []),
+        (key_is_random, ["key"]),
+        (key_may_be_random, ["key"]),
+        (key_is_set, []),
+        (seed_is_set, ["seed"]),
+        (seed_is_a_name, []),
+    ],
+)
+def test_random_parameters(target, names):
+    assert list(random_parameters(target)) == names

@@ -1,0 +1,525 @@
+"""Every optimizer of optax, at a traced rate; and what is refused.
+
+The reference is a loop written by hand with a fixed rate, and optax itself.
+"""
+
+import dataclasses
+import functools
+import inspect
+import platform
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from flax import nnx
+
+from learner import LearnerBuilder, LearnerError, RegressionOutput, TrainOutput
+from learner.compilation import CompileTimes
+from learner.metrics import LearningRate
+from learner.steps.measure import Measure
+from learner.steps.model import family_of
+from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, rate_at, update_params
+from learner.steps.program import Programs, Rows
+from learner.steps.step import Step, step_fn
+
+# -- the registry ------------------------------------------------------------------------------------------------------
+
+
+def public_with_a_rate() -> dict[str, Callable[..., Any]]:
+    """Every public function of optax and optax.contrib with a parameter `learning_rate` (or `max_learning_rate`)."""
+    found = {}
+    for prefix, namespace in (("", optax), ("contrib.", optax.contrib)):
+        for name, thing in vars(namespace).items():
+            if not name.startswith("_") and inspect.isfunction(thing) and rate_name(thing):
+                found[prefix + name] = thing
+    return found
+
+
+def rate_name(function: Callable[..., Any]) -> str | None:
+    names = inspect.signature(function).parameters
+    return next((name for name in ("learning_rate", "max_learning_rate") if name in names), None)
+
+
+PUBLIC = public_with_a_rate()
+
+# What needs more than the rate, or what update is to be given besides the gradients.
+FURTHER: dict[str, Callable[..., dict[str, Any]]] = {
+    "noisy_sgd": lambda lr: {"key": jax.random.key(3)},
+    "contrib.schedule_free": lambda lr: {"base_optimizer": optax.sgd(lr)},
+    "contrib.dpsgd": lambda lr: {"l2_norm_clip": 0.5, "noise_multiplier": 0.1, "seed": 3},
+}
+EXTRA: dict[str, tuple[str, ...]] = {
+    "lbfgs": ("value", "grad", "value_fn"),
+    "polyak_sgd": ("value",),
+    "scale_by_polyak": ("value",),
+    "scale_by_backtracking_linesearch": ("value", "grad", "value_fn"),
+    "scale_by_zoom_linesearch": ("value", "grad", "value_fn"),
+    "contrib.momo": ("value",),
+    "contrib.momo_adam": ("value",),
+    "contrib.sophia": ("obj_fn",),
+}
+MORE_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "scale_by_backtracking_linesearch": {"max_backtracking_steps": 5},
+    "scale_by_zoom_linesearch": {"max_linesearch_steps": 5},
+}
+EACH_EXAMPLE = {"contrib.dpsgd"}
+# XLA folds a constant rate, so that a fixed rate has other last bits than the same loop with the rate as an argument; a
+# line search feeds them back into the length of its steps.
+FOLDED_BY_XLA = {"adafactor": 0.0, "fromage": 0.0, "lars": 0.0, "lbfgs": 1e-4}
+
+
+def maker(name: str) -> Callable[[Any], optax.GradientTransformation]:
+    """A public optimizer as a function of the rate alone."""
+    function = PUBLIC[name]
+    fixed = MORE_ARGUMENTS.get(name, {})
+    further = FURTHER.get(name, lambda lr: {})
+
+    def make(lr: Any) -> optax.GradientTransformation:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # optax's own
+            return function(**{rate_name(function): lr}, **fixed, **further(lr))
+
+    return make
+
+
+# What people build of them.
+COMPOSED: dict[str, Callable[[Any], optax.GradientTransformation]] = {
+    "partial": functools.partial(optax.adamw, weight_decay=0.1),
+    "clipped": lambda lr: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(lr)),
+    "by_part": lambda lr: optax.multi_transform(
+        {"fast": optax.sgd(lr), "slow": optax.adam(lr * 0.1)}, {"w": "fast", "b": "slow"}
+    ),
+    "frozen_part": lambda lr: optax.masked(optax.sgd(lr), {"w": True, "b": False}),
+    "finite": lambda lr: optax.apply_if_finite(optax.sgd(lr, momentum=0.9), 3),
+    "own_steps": lambda lr: optax.MultiSteps(optax.sgd(lr), 2).gradient_transformation(),
+}
+
+
+def test_the_registry_leaves_nothing_out():
+    assert set(PUBLIC) > {"adamw", "lbfgs", "rprop", "polyak_sgd", "contrib.muon", "contrib.prodigy", "contrib.dpsgd"}
+    assert len([name for name in PUBLIC if "." not in name]) >= 27
+    assert len([name for name in PUBLIC if "." in name]) >= 17
+    for name, function in PUBLIC.items():
+        parameters = inspect.signature(function).parameters.values()
+        needed = {p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+        given = {rate_name(function), *FURTHER.get(name, lambda lr: {})(0.1), *MORE_ARGUMENTS.get(name, {})}
+        assert needed <= given, f"{name} is new, or needs more: say in FURTHER what it is given"
+
+
+def test_the_tables_name_optimizers_that_exist():
+    for table in (FURTHER, EXTRA, MORE_ARGUMENTS, EACH_EXAMPLE, FOLDED_BY_XLA):
+        assert set(table) <= set(PUBLIC)
+
+
+# -- bits --------------------------------------------------------------------------------------------------------------
+
+STEPS, ROWS = 5, 8
+_rng = np.random.default_rng(0)
+PARAMS = {
+    "w": jnp.asarray(_rng.normal(size=(3, 4)), jnp.float32),
+    "b": jnp.asarray(_rng.normal(size=(4,)), jnp.float32),
+}
+DATA = {
+    "x": jnp.asarray(_rng.normal(size=(STEPS * ROWS, 3)), jnp.float32),
+    "y": jnp.asarray(_rng.normal(size=(STEPS * ROWS, 4)), jnp.float32),
+}
+
+
+def train_step(model, batch):
+    predicted = jnp.tanh(batch["x"] @ model["w"] + model["b"][None])
+    return RegressionOutput.from_predictions(predicted, batch["y"])
+
+
+def each_example_step(model, batch) -> TrainOutput:
+    one = jax.grad(lambda model, row: train_step(model, jax.tree.map(lambda x: x[None], row)).loss)
+    return TrainOutput(jax.vmap(one, (None, 0))(model, batch), train_step(model, batch))
+
+
+def by_hand(name: str, rate: float, as_argument: bool = False) -> Any:
+    """The loop that one would write, with the rate as a constant (or as an argument of the compiled function)."""
+    make, extra = ALL[name], EXTRA.get(name, ())
+
+    def loss_of(params, batch):
+        predicted = jnp.tanh(batch["x"] @ params["w"] + params["b"][None])
+        return jnp.square(predicted - batch["y"]).mean(-1).mean()
+
+    @jax.jit
+    def steps(params, data, count, argument):
+        optimizer = make(argument if as_argument else rate)
+
+        def body(i, carry):
+            params, opt_state = carry
+            batch = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * ROWS, ROWS), data)
+            value, grads = jax.value_and_grad(loss_of)(params, batch)
+            if name in EACH_EXAMPLE:
+                rows = jax.tree.map(lambda x: x[:, None], batch)
+                grads = jax.vmap(jax.grad(loss_of), (None, 0))(params, rows)
+            value_fn = lambda p: loss_of(p, batch)  # noqa: E731
+            have = {"value": value, "grad": grads, "value_fn": value_fn, "obj_fn": value_fn}
+            updates, opt_state = optimizer.update(grads, opt_state, params, **{name: have[name] for name in extra})
+            return optax.apply_updates(params, updates), opt_state
+
+        return jax.lax.fori_loop(0, count, body, (params, optimizer.init(params)))[0]
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return steps(PARAMS, DATA, jnp.int32(STEPS), jnp.float32(rate))
+
+
+class Ours:
+    """The learner's program for an optimizer; `run` takes any rate."""
+
+    def __init__(self, make: Callable[[Any], Any], own_grads: bool = False):
+        train = each_example_step if own_grads else train_step
+        nothing = Measure.of([])
+        self.step = Step(
+            family_of(PARAMS), make, None, step_fn(PARAMS, "train_step", train), None, None, nothing, nothing
+        )
+        self.step = dataclasses.replace(self.step, own_grads=own_grads)
+        self.tree = jax.tree.structure(self.step.init(0.1, 0))
+        self.program = jax.jit(Programs(self.step, self.tree, STEPS).train)
+        self.feed = Rows(DATA, jnp.arange(STEPS * ROWS, dtype=jnp.int32), ROWS)
+        self.epoch = nothing.init()
+
+    def run(self, rate: float) -> tuple[Any, int]:
+        """The parameters after `STEPS` steps, and how many programs were compiled for that."""
+        leaves = jax.tree.leaves(self.step.init(rate, 0))
+        cursor, count = jnp.int32(0), jnp.int32(STEPS)
+        with CompileTimes() as times:
+            leaves, *_ = self.program(leaves, self.epoch, self.feed, cursor, count)
+        return self.tree.unflatten(leaves).params, times.count
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    """Bit for bit between two programs on x86 CPUs, which is XLA's to keep; within 2 ulp for each step elsewhere."""
+    if platform.machine() in ("x86_64", "AMD64") and jax.default_backend() == "cpu":
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
+    else:
+        assert_near(got, expected, 0.0)
+
+
+def assert_near(got: Any, expected: Any, tolerance: float) -> None:
+    """Within 2 ulp of the largest number for each step, or a tolerance relative to it."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        largest = np.abs(b).max()
+        np.testing.assert_allclose(a, b, rtol=0, atol=max(2 * STEPS * np.spacing(largest), tolerance * largest))
+
+
+ALL = {**{name: maker(name) for name in PUBLIC}, **COMPOSED}
+
+
+# One of each kind; the others are compared bit by bit in the full run.
+SAMPLE = {
+    *("sgd", "adamw", "adafactor", "lbfgs", "rprop", "noisy_sgd", "novograd", "lamb", "sm3", "polyak_sgd"),
+    *("contrib.dpsgd", "contrib.momo", "contrib.muon", "contrib.prodigy", "contrib.schedule_free_adamw"),
+    *("contrib.sophia", "contrib.cocob", "clipped", "by_part"),
+}
+
+
+def sampled(name: str) -> list[Any]:
+    if name in SAMPLE:
+        return [pytest.param(name, True, id=f"{name}-compared")]
+    full = pytest.param(name, True, id=f"{name}-compared", marks=pytest.mark.full)
+    return [pytest.param(name, False, id=f"{name}-compiled"), full]
+
+
+@pytest.mark.parametrize(("name", "compared"), [param for name in ALL for param in sampled(name)])
+def test_a_traced_rate_gives_the_bits_of_a_fixed_one(name, compared):
+    ours = Ours(ALL[name], name in EACH_EXAMPLE)
+    first, compiled = ours.run(0.25)
+    assert compiled == 1
+    second, compiled = ours.run(0.03)
+    assert compiled == 0  # another rate is the same program
+    for changed in (first, second):
+        assert not np.array_equal(changed["w"], PARAMS["w"])
+    assert not np.array_equal(first["w"], second["w"])  # the rate that was given is the one that is used
+    if not compared:
+        return
+    if name in FOLDED_BY_XLA:
+        assert_same(second, by_hand(name, 0.03, as_argument=True))
+        assert_near(second, by_hand(name, 0.03), FOLDED_BY_XLA[name])
+    else:
+        assert_same(second, by_hand(name, 0.03))
+
+
+def test_the_comparison_would_notice_one_bit():
+    one = {"w": np.float32([1.0, 2.0])}
+    other = {"w": np.nextafter(one["w"], np.float32(3))}
+    if platform.machine() in ("x86_64", "AMD64") and jax.default_backend() == "cpu":
+        with pytest.raises(AssertionError):
+            assert_same(one, other)
+    with pytest.raises(AssertionError):
+        assert_near(one, {"w": one["w"] * np.float32(1.00001)}, 0.0)
+
+
+# -- what an optimizer is given ----------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What an update was called with."""
+
+    value: Any
+    grad: Any
+    again: Any
+
+
+def looking(lr: Any, again: bool = True) -> optax.GradientTransformationExtraArgs:
+    """SGD that keeps what it was given besides the gradients, and the loss evaluated again."""
+
+    def init(params):
+        zero = jnp.float32(0)
+        return Seen(zero, jax.tree.map(jnp.zeros_like, params), zero)
+
+    def update(updates, state, params=None, *, value, grad, value_fn=None, **extra):
+        loss = value_fn(params) if again else jnp.float32(0)
+        return jax.tree.map(lambda g: -lr * g, updates), Seen(value, grad, loss)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Dropped(nnx.Module):
+    """A model whose loss differs from call to call, unless the random keys are the same."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.linear, self.drop, self.norm = (
+            nnx.Linear(3, 4, rngs=rngs),
+            nnx.Dropout(0.5, rngs=rngs),
+            nnx.BatchNorm(4, rngs=rngs),
+        )
+
+    def train_step(self, batch, rng):
+        noise = jax.random.normal(rng, batch["y"].shape)
+        predicted = self.drop(self.norm(self.linear(batch["x"])))
+        return RegressionOutput.from_predictions(predicted, batch["y"] + noise)
+
+
+def some_rows(start: int, stop: int) -> dict[str, Any]:
+    return {name: x[start:stop] for name, x in DATA.items()}
+
+
+def build(model: Any, optimizer: Any, lr: Any, tmp_path: Any, accumulate: int = 1, **steps: Any) -> Any:
+    builder = LearnerBuilder(tmp_path / "run").grads_accumulation(accumulate)
+    return builder.metrics(LearningRate()).build(model, optimizer, lr, **steps)
+
+
+def test_extra_arguments_are_the_loss_the_gradients_and_the_same_loss_again(tmp_path):
+    learner = build(Dropped(), looking, 0.1, tmp_path)
+    step = jax.jit(learner.train_step)
+    state = learner.init()
+    for i in range(3):
+        before, (state, values) = state, step(state, some_rows(8 * i, 8 * i + 8))
+        seen = state.opt_state
+        np.testing.assert_allclose(seen.value, values["Loss"], rtol=1e-6)
+        np.testing.assert_allclose(seen.again, seen.value, rtol=1e-5)  # the same masks and the same noise
+        np.testing.assert_allclose(  # and the gradients are those that moved the parameters
+            seen.grad["linear"]["kernel"],
+            (before.params["linear"]["kernel"] - state.params["linear"]["kernel"]) / 0.1,
+            rtol=1e-2,
+            atol=1e-5,
+        )
+
+
+def test_the_value_of_an_accumulated_step_is_the_weighted_mean(tmp_path):
+    once = functools.partial(looking, again=False)
+    learner = build(PARAMS, once, 0.1, tmp_path, accumulate=2, train_step=train_step)
+    state, _ = jax.jit(learner.train_step)(learner.init(), some_rows(0, 6), some_rows(6, 8))
+    w, b, x, y = (np.asarray(a, np.float64) for a in (PARAMS["w"], PARAMS["b"], DATA["x"][:8], DATA["y"][:8]))
+    np.testing.assert_allclose(state.opt_state.value, ((np.tanh(x @ w + b) - y) ** 2).mean(), rtol=1e-6)
+
+
+def test_lbfgs_finds_the_least_squares_solution(tmp_path):
+    def linear_step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+
+    learner = build({"w": jnp.zeros((3, 4))}, optax.lbfgs, 1.0, tmp_path, train_step=linear_step)
+    step, state = jax.jit(learner.train_step), learner.init()
+    for _ in range(10):
+        state, _ = step(state, DATA)
+    expected = np.linalg.lstsq(np.asarray(DATA["x"], np.float64), np.asarray(DATA["y"], np.float64))[0]
+    np.testing.assert_allclose(state.params["w"], expected, atol=1e-4)
+
+
+def test_rprop_starts_with_the_first_rate_of_the_schedule(tmp_path):
+    schedule = optax.linear_schedule(0.25, 0.125, 10)
+    learner = build(PARAMS, optax.rprop, schedule, tmp_path, train_step=train_step)
+    sizes = [x for x in jax.tree.leaves(learner.init().opt_state) if x.shape == (3, 4) and x.any()]
+    assert len(sizes) == 1
+    assert (sizes[0] == 0.25).all()
+
+
+def test_update_params_works_alone():
+    params, grads = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([1.0, -1.0])}
+    opt_state = optax.sgd(0.5, momentum=0.5).init(params)
+    make = functools.partial(optax.sgd, momentum=0.5)
+    for _ in range(2):
+        params, opt_state = update_params(make, jnp.float32(0.5), grads, opt_state, params, loss=jnp.float32(0))
+    # velocity 1, then 1.5
+    np.testing.assert_array_equal(params["w"], [1 - 0.5 - 0.75, 2 + 0.5 + 0.75])
+
+
+# -- what is refused at build ------------------------------------------------------------------------------------------
+
+
+def problem_with(optimizer: Any, tmp_path: Any, accumulate: int = 1, train: Any = train_step, lr: Any = 0.1) -> str:
+    with pytest.raises(LearnerError) as error:
+        build(PARAMS, optimizer, lr, tmp_path, accumulate, train_step=train)
+    assert not (tmp_path / "run").exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "built", [optax.adamw(1e-3), optax.chain(optax.clip(1.0), optax.sgd(0.1)), optax.contrib.prodigy()]
+)
+def test_a_built_optimizer_is_refused_with_the_right_call(built, tmp_path):
+    message = problem_with(built, tmp_path)
+    assert "already built" in message
+    assert "optax.adamw" in message
+    assert "build(model, optimizer, lr)" in message
+
+
+def two_arguments(lr, other):
+    return optax.sgd(lr)
+
+
+def grows(lr):
+    return optax.stateless(lambda updates, params: jax.tree.map(lambda g: jnp.stack([g, g]), updates))
+
+
+def needs_a_kernel(lr):
+    return optax.stateless(lambda updates, params: {"kernel": updates["kernel"]})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        ("adamw", "the optimizer is 'adamw'"),
+        (None, "the optimizer is None"),
+        (two_arguments, "(two_arguments) cannot be called with a learning rate"),
+        (lambda lr: optax.adamw, "returned function for a rate"),
+        (lambda lr: None, "returned NoneType for a rate"),
+        (grows, "(grows) changes the shapes or dtypes of the parameters"),
+        (needs_a_kernel, "(needs_a_kernel) cannot update this model: 'kernel'"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(optimizer, said, tmp_path):
+    message = problem_with(optimizer, tmp_path)
+    assert said in message
+
+
+SEARCHING = {
+    "lbfgs": optax.lbfgs,
+    "sophia": optax.contrib.sophia,
+    "backtracking": lambda lr: optax.chain(optax.sgd(lr), optax.scale_by_backtracking_linesearch(5)),
+    "zoom": lambda lr: optax.chain(optax.sgd(lr), optax.scale_by_zoom_linesearch(5)),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHING)
+def test_a_line_search_needs_the_whole_batch(name, tmp_path):
+    assert check_optimizer(SEARCHING[name], PARAMS, 1) == []
+    message = problem_with(SEARCHING[name], tmp_path, accumulate=4)
+    assert "evaluates the loss again" in message
+    assert "grads_accumulation is 4" in message
+
+
+def test_no_other_optimizer_is_refused():
+    refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, 1)}
+    assert refused == EACH_EXAMPLE
+    refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, 2)}
+    searching = {"lbfgs", "contrib.sophia", "scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"}
+    assert refused == EACH_EXAMPLE | searching
+
+
+def test_dpsgd_needs_the_gradients_of_each_example(tmp_path):
+    dpsgd = maker("contrib.dpsgd")
+    message = problem_with(dpsgd, tmp_path)
+    assert "needs the gradient of each example" in message
+    assert "TrainOutput" in message
+    assert "cannot be added up" in problem_with(dpsgd, tmp_path, accumulate=2, train=each_example_step)
+    learner = build(PARAMS, dpsgd, 0.1, tmp_path, train_step=each_example_step)  # says that it returns them
+    state, values = jax.jit(learner.train_step)(learner.init(), some_rows(0, 8))
+    assert np.isfinite(values["Loss"])
+    assert not np.array_equal(state.params["w"], PARAMS["w"])
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_schedule_counts_optimizer_steps_from_0(accumulate, tmp_path):
+    schedule = optax.piecewise_constant_schedule(0.5, {1: 0.5, 3: 0.1})  # 0.5, 0.25, 0.25, 0.025
+    learner = build(
+        {"w": jnp.zeros(())}, optax.sgd, schedule, tmp_path, accumulate, train_step=lambda m, b: Slope(m["w"] + 0.0)
+    )
+    step, state, w = jax.jit(learner.train_step), learner.init(), 0.0
+    for i, rate in enumerate([0.5, 0.25, 0.25, 0.025]):
+        state, values = step(state, *[{"x": np.zeros(4, np.float32)}] * accumulate)
+        w -= rate  # the gradient is 1
+        np.testing.assert_allclose(state.params["w"], w, rtol=1e-6)
+        np.testing.assert_allclose(values["Learning Rate"], rate, rtol=1e-6)
+        assert state.step == i + 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Slope:
+    loss: Any
+
+
+SCHEDULES = {
+    "constant": optax.constant_schedule(0.1),
+    "cosine": optax.cosine_decay_schedule(0.1, 10),
+    "warm": optax.warmup_cosine_decay_schedule(0.0, 0.1, 3, 10),
+    "exponential": optax.exponential_decay(0.1, 2, 0.5),
+    "joined": optax.join_schedules([optax.linear_schedule(0.0, 0.1, 3), optax.constant_schedule(0.2)], [3]),
+    "inverse_root": lambda step: 0.1 / jnp.sqrt(step + 1.0),
+    "whole": lambda step: 1,
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_rate_is_the_schedule_times_the_scale(name):
+    schedule = SCHEDULES[name]
+    assert is_schedule(schedule)
+    assert check_schedule(schedule) == []
+    traced = jax.jit(lambda step, scale: rate_at(schedule, step, scale))
+    for step in range(12):
+        rate = traced(jnp.int32(step), jnp.float32(0.5))
+        assert rate.dtype == jnp.float32
+        with jax.numpy_dtype_promotion("standard"):
+            np.testing.assert_allclose(rate, 0.5 * np.float64(schedule(step)), rtol=1e-5, atol=1e-8)
+
+
+def test_without_a_schedule_the_rate_is_the_scale():
+    assert rate_at(None, jnp.int32(7), jnp.float32(0.3)) == jnp.float32(0.3)
+
+
+@pytest.mark.parametrize("thing", [0.1, "cosine", None, optax.adamw(0.1), float, lambda: 0.1, lambda a, b: 0.1])
+def test_what_is_no_schedule(thing):
+    assert not is_schedule(thing)
+
+
+def looks_at_the_step(step):
+    return 0.1 if step < 3 else 0.01
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (looks_at_the_step, "(looks_at_the_step) cannot be called with a traced step"),
+        (lambda step: jnp.stack([step, step]), "gives int32[2]; it needs one number"),
+        (lambda step: step > 3, "gives bool[]; it needs one number"),
+        (lambda step: "high", "cannot be called with a traced step"),
+        (optax.constant_schedule(-0.1), "starts with -0.1"),
+        (optax.constant_schedule(float("nan")), "starts with nan"),
+        (lambda step: 1 / step.astype(float), "starts with inf"),
+    ],
+)
+def test_a_wrong_schedule_is_refused_at_build(schedule, said, tmp_path):
+    assert said in problem_with(optax.sgd, tmp_path, lr=schedule)

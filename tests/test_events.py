@@ -1,0 +1,206 @@
+"""Listeners: each has a thread and a queue of its own, and whatever it does, who tells it never waits."""
+
+import dataclasses
+import pathlib
+import threading
+
+import pytest
+
+from learner import events
+from learner.events import Event, Listener, Message, MetricInfo, Outlet
+
+WAIT = 30  # seconds after which something that should have happened is said to hang
+
+
+class Memory(Listener):
+    """Keeps what it is told, and in which thread."""
+
+    def __init__(self):
+        self.told, self.threads, self.closed = [], set(), 0
+
+    def on_event(self, event):
+        self.told.append(event.text)
+        self.threads.add(threading.current_thread())
+
+    def close(self):
+        self.closed += 1
+        self.threads.add(threading.current_thread())
+
+
+class Blocked(Memory):
+    """Holds at its first event until `gate` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.gate = threading.Event(), threading.Event()
+
+    def on_event(self, event):
+        self.entered.set()
+        assert self.gate.wait(WAIT)
+        super().on_event(event)
+
+
+class Raising(Memory):
+    """Fails at every event from a given number on."""
+
+    def __init__(self, at=1, in_close=False):
+        super().__init__()
+        self.at, self.in_close = at, in_close
+
+    def on_event(self, event):
+        super().on_event(event)
+        if len(self.told) >= self.at:
+            raise ValueError("no such bar")
+
+    def close(self):
+        super().close()
+        if self.in_close:
+            raise RuntimeError("cannot close")
+
+
+def message(number):
+    return Message(0.0, 20, str(number))
+
+
+def texts(count):
+    return [str(number) for number in range(count)]
+
+
+def test_a_listener_is_told_everything_in_order_in_its_own_thread_and_closed_there():
+    listener, warnings = Memory(), []
+    outlet = Outlet(listener, warnings.append)
+    for number in range(500):
+        outlet.put(message(number))
+    outlet.close()
+    assert (listener.told, listener.closed, warnings) == (texts(500), 1, [])
+    (thread,) = listener.threads
+    assert thread is not threading.current_thread()
+    assert thread.name == "learner-Memory"
+    assert not thread.is_alive()
+
+
+def test_a_slow_listener_holds_nobody_and_what_it_missed_is_one_warning():
+    listener, warnings = Blocked(), []
+    outlet = Outlet(listener, warnings.append, size=10)
+    outlet.put(message("first"))
+    assert listener.entered.wait(WAIT)
+    for number in range(100):  # would wait for ever here
+        outlet.put(message(number))
+    listener.gate.set()
+    outlet.close(WAIT)
+    assert listener.told == ["first", *texts(10)]
+    assert listener.closed == 1
+    assert warnings == ["Blocked was too slow: 90 events were not shown to it"]
+
+
+def test_a_listener_that_was_slow_is_told_again_once_it_has_room():
+    listener, warnings = Blocked(), []
+    outlet = Outlet(listener, warnings.append, size=2)
+    outlet.put(message("first"))
+    assert listener.entered.wait(WAIT)
+    for number in range(5):
+        outlet.put(message(number))
+    listener.gate.set()
+    caught_up = threading.Event()
+    listener.on_event = lambda event: (Memory.on_event(listener, event), caught_up.set() if event.text == "1" else None)
+    assert caught_up.wait(WAIT)
+    outlet.put(message("last"))
+    outlet.close(WAIT)
+    assert listener.told == ["first", "0", "1", "last"]
+    assert warnings == ["Blocked was too slow: 3 events were not shown to it"]
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_listener_that_raises_is_detached_with_one_warning_and_still_closed(at):
+    listener, warnings = Raising(at), []
+    outlet = Outlet(listener, warnings.append)
+    for number in range(50):
+        outlet.put(message(number))
+    outlet.close()
+    assert listener.told == texts(at)
+    assert listener.closed == 1
+    assert warnings == ["Raising failed and is detached; training goes on: ValueError('no such bar')"]
+
+
+def test_what_a_detached_listener_misses_is_not_a_second_warning():
+    listener, warnings, warned = Raising(), [], threading.Event()
+    outlet = Outlet(listener, lambda text: (warnings.append(text), warned.set()), size=2)
+    outlet.put(message(0))
+    assert warned.wait(WAIT)
+    for number in range(1000):
+        outlet.put(message(number))
+    outlet.close()
+    assert listener.told == ["0"]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("fails_before", [True, False])
+def test_a_listener_that_cannot_close_is_one_warning(fails_before):
+    listener, warnings = Raising(1 if fails_before else 99, in_close=True), []
+    outlet = Outlet(listener, warnings.append)
+    outlet.put(message(0))
+    outlet.close()
+    error = "ValueError('no such bar')" if fails_before else "RuntimeError('cannot close')"
+    assert warnings == [f"Raising failed and is detached; training goes on: {error}"]
+
+
+@pytest.mark.parametrize("queued", [0, 2, 50], ids=["nothing queued", "full", "overfull"])
+def test_a_hanging_listener_is_left_behind(queued):
+    listener, warnings = Blocked(), []
+    outlet = Outlet(listener, warnings.append, size=2)
+    outlet.put(message("first"))
+    assert listener.entered.wait(WAIT)
+    for number in range(queued):
+        outlet.put(message(number))
+    thread = threading.Thread(target=outlet.close, args=(0.05,), daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    assert warnings[0] == "Blocked hangs and was left behind"
+    listener.gate.set()
+
+
+def test_outlets_do_not_wait_for_each_other():
+    blocked, memory = Blocked(), Memory()
+    outlets = [Outlet(blocked, pytest.fail), Outlet(memory, pytest.fail)]
+    for number in range(20):
+        for outlet in outlets:
+            outlet.put(message(number))
+    outlets[1].close(WAIT)
+    assert memory.told == texts(20)
+    assert blocked.told == []
+    blocked.gate.set()
+    outlets[0].close(WAIT)
+    assert blocked.told == texts(20)
+
+
+def test_put_after_close_does_nothing():
+    listener = Memory()
+    outlet = Outlet(listener, pytest.fail)
+    outlet.close()
+    outlet.put(message(0))
+    assert listener.told == []
+
+
+# -- the events themselves ---------------------------------------------------------------------------------------------
+
+EVENTS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
+
+
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
+def test_events_are_values_with_a_time_that_nobody_can_change(kind):
+    fields = [field.name for field in dataclasses.fields(kind)]
+    assert fields[0] == "time"
+    event = kind(**dict.fromkeys(fields, 1))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.time = 2
+
+
+def test_a_metrics_key_is_its_split_and_name():
+    assert MetricInfo("valid-ood", "Top-5 Accuracy").key == "valid-ood/Top-5 Accuracy"
+
+
+def test_the_base_listener_takes_every_event_and_closes():
+    listener = Listener()
+    listener.on_event(events.Saved(0.0, 1, 2, pathlib.Path("x"), 0.1))
+    listener.close()

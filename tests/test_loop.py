@@ -1,0 +1,583 @@
+"""The loop itself: it never waits for the device, compiles everything once, and nobody that listens can hold it."""
+
+import contextlib
+import errno
+import os
+import threading
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import learner.fit
+import learner.session
+from learner import LearnerBuilder, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
+from learner.compilation import CompileTimes
+from learner.data import DataLoaderBuilder
+from learner.data import feed as feed_module
+from learner.events import (
+    EpochEnded,
+    EpochStarted,
+    Listener,
+    Message,
+    Outlet,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    SplitEnded,
+    StepsEnded,
+)
+from learner.loggers import MemoryLogger
+from learner.loggers.files import RunFiles
+from learner.metrics import CollectingMetric, IterationSpeed
+from learner.run import Run
+from learner.strategies import SingleDevice
+
+WAIT = 60  # seconds after which something that should have happened is said to hang
+ROWS, SIZE, RATE = 22, 4, 0.05  # 5 full batches and one of 2 rows
+ArrayImpl = type(jnp.zeros(()))
+
+
+def arrays(rows=ROWS):
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    return {"x": x, "y": (x @ np.array([[1.0], [-2.0], [0.5]]) + 0.25).astype(np.float32)}
+
+
+def linear(model, batch):
+    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+
+
+def convolution(model, batch):
+    """The same function, as a convolution of width 3 without padding."""
+    made = jax.lax.conv_general_dilated(
+        batch["x"][:, :, None], model["w"][:, :, None], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    return RegressionOutput.from_predictions(made[:, :, 0], batch["y"])
+
+
+class Order(CollectingMetric):
+    """Depends on every row and on its place."""
+
+    name, fields, higher_is_better = "Order", ("targets",), True
+
+    def collect(self, output):
+        return output.targets
+
+    def compute(self, rows):
+        return order_of(rows)
+
+
+def order_of(targets):
+    return float(np.asarray(targets, np.float64)[:, 0] @ np.arange(1, len(targets) + 1))
+
+
+def loader(data=None, size=SIZE):
+    return DataLoaderBuilder().batch_size(size).build(data or arrays())
+
+
+def as_batches(data=None, size=SIZE):
+    return list(loader(data, size))
+
+
+def builder(directory, **options):
+    made = LearnerBuilder(directory).renderer(None).with_file_checkpointer(None)
+    for name, value in options.items():
+        getattr(made, name)(value)
+    return made
+
+
+def build(made, step=linear, lr=RATE):
+    return made.build({"w": np.zeros((3, 1), np.float32)}, optax.sgd, lr, train_step=step, valid_step=step)
+
+
+# -- what is watched ---------------------------------------------------------------------------------------------------
+
+
+class Reads:
+    """Notes every read of a device value, and every wait for one, with its thread.
+
+    NumPy's functions are watched as well: on a CPU an array is memory, which they read past all of the array's methods.
+    """
+
+    METHODS = ("__array__", "__buffer__", "__float__", "__int__", "__bool__", "__index__", "__format__", "__iter__")
+    METHODS += ("item", "tolist", "tobytes", "block_until_ready")
+
+    def __init__(self):
+        self.seen = []
+
+    def __enter__(self):
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(ArrayImpl, "_value", property(self._noting("value", ArrayImpl._value.fget)))
+        for owner, names in (
+            (ArrayImpl, [name for name in self.METHODS if hasattr(ArrayImpl, name)]),
+            (jax, ["device_get", "block_until_ready"]),
+            (np, ["asarray", "array", "stack", "concatenate"]),
+        ):
+            for name in names:
+                self._patch.setattr(owner, name, self._noting(name, getattr(owner, name)))
+        return self
+
+    def __exit__(self, *_):
+        self._patch.undo()
+
+    def _noting(self, name, function):
+        def noting(*args, **kwargs):
+            if any(isinstance(x, ArrayImpl) for x in jax.tree.leaves((args, kwargs))):
+                self.seen.append((threading.current_thread(), name))
+            return function(*args, **kwargs)
+
+        return noting
+
+    def of(self, thread):
+        return [name for where, name in self.seen if where is thread]
+
+
+class Program:
+    """A compiled program that notes its calls, and how many compilations each took."""
+
+    def __init__(self, name, program, calls, times):
+        self._name, self._program, self._calls, self._times = name, program, calls, times
+
+    def __call__(self, *args):
+        before = self._times.count
+        result = self._program(*args)
+        self._calls.append((self._name, self._times.count - before))
+        return result
+
+    def __getattr__(self, name):
+        return getattr(self._program, name)
+
+
+class Watched:
+    """A fit, and what its loop did.
+
+    Attributes:
+      result: of `fit`.
+      calls: `(program, compilations)` of every program that the loop called, by epoch.
+      compiled: how many compilations there were in the loop altogether.
+      reads: of the loop's thread.
+      all_reads: of every thread.
+      memory: what listeners were told.
+    """
+
+    def __init__(self, learner_, *data, memory=None, before_loop=lambda run: contextlib.nullcontext()):
+        self.calls, self.memory = [[]], memory
+        compile_program, times = SingleDevice.compile, CompileTimes()
+        inner_loop, end_epoch = learner.fit.loop, Run.end_epoch
+        calls = []
+
+        def compiled(strategy, program, donate=()):
+            name = getattr(program, "__name__", "program")
+            return Program(name, compile_program(strategy, program, donate), calls, times)
+
+        def ended(run):
+            end_epoch(run)
+            self.calls[-1], self.calls = list(calls), [*self.calls[:-1], list(calls), []]
+            calls.clear()
+
+        def loop(run):
+            calls.clear()
+            before = times.count
+            with Reads() as reads, jax.transfer_guard("disallow"), before_loop(run):
+                reason = inner_loop(run)
+                run.worker.wait()  # still watched: it reads what was dispatched last
+            self.compiled = times.count - before
+            self.reads, self.all_reads = reads.of(threading.current_thread()), reads.seen
+            self.calls[-1] = list(calls)
+            return reason
+
+        with pytest.MonkeyPatch.context() as patch, times:
+            patch.setattr(SingleDevice, "compile", compiled)
+            patch.setattr(Run, "end_epoch", ended)
+            patch.setattr(learner.fit, "loop", loop)
+            self.result = learner_.fit(*data)
+        self.calls = [epoch for epoch in self.calls if epoch]
+
+    def compilations(self, epoch):
+        """How many there were in an epoch by program; those without any are left out."""
+        counts = {}
+        for name, count in self.calls[epoch - 1]:
+            counts[name] = counts.get(name, 0) + count
+        return {name: count for name, count in counts.items() if count}
+
+
+def by_hand(accumulate, epochs, rows=ROWS):
+    """Gradient descent on the joined batches, in float64: the parameters, and the loss before each step."""
+    data, w, losses = arrays(rows), np.zeros((3, 1)), []
+    size = SIZE * accumulate
+    for _ in range(epochs):
+        for first in range(0, rows, size):
+            x, y = (np.float64(data[name][first : first + size]) for name in ("x", "y"))
+            losses.append(float(((x @ w - y) ** 2).mean()))
+            w = w - RATE * 2 / len(x) * x.T @ (x @ w - y)
+    return w, losses
+
+
+def column(directory, split, epoch, name):
+    """The values of a metric's file, and its last line."""
+    lines = (directory / split / f"epoch-{epoch}" / f"{name}.log").read_text().splitlines()
+    return [float(line.split(",")[0]) for line in lines[:-1]], lines[-1]
+
+
+# -- whole fits, in every way that steps are dispatched ----------------------------------------------------------------
+
+EPOCHS = 3
+LOOPED = {"train": 1, "train_tail": 1, "values": 2, "valid": 1, "valid_tail": 1}
+SHAPES = {"values": 2, "valid_tail": 2}  # without loops a stream has one program per shape: full and ragged batches
+MODES = {  # data, micro-batches per step, step, programs: how often each is compiled
+    "resident": (loader, 1, linear, LOOPED),
+    "resident, accumulation": (loader, 3, linear, LOOPED),
+    "stream": (as_batches, 1, linear, LOOPED),
+    "stream, accumulation": (as_batches, 3, linear, LOOPED),
+    "resident, no loop": (loader, 1, convolution, dict.fromkeys(("train_single", "train_tail", "valid_single"), 1) | {"valid_tail": 1, "values": 2}),
+    "resident, no loop, accumulation": (loader, 3, convolution, dict.fromkeys(("begin", "add", "add_tail", "finish"), 1) | {"valid_single": 1, "valid_tail": 1, "values": 2}),
+    "stream, no loop": (as_batches, 1, convolution, {"train_tail": 2, **SHAPES}),
+    "stream, no loop, accumulation": (as_batches, 3, convolution, {"begin": 1, "add_tail": 2, "finish": 1, **SHAPES}),
+}
+QUICK = ("resident", "stream, accumulation", "resident, no loop, accumulation", "stream, no loop")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(m, marks=() if m in QUICK else pytest.mark.full) for m in MODES], ids=list(MODES)
+)
+def fit(request, tmp_path_factory):
+    make, accumulate, step, programs = MODES[request.param]
+    directory, memory = tmp_path_factory.mktemp("run") / "run", MemoryLogger()
+    made = builder(directory, num_epochs=EPOCHS, grads_accumulation=accumulate, metric_loggers=memory)
+    made.metrics(Order(), IterationSpeed())
+    watched = Watched(build(made, step), make(), make(), memory=memory)
+    watched.directory, watched.accumulate, watched.step, watched.programs = directory, accumulate, step, programs
+    return watched
+
+
+def test_the_loop_runs_under_the_transfer_guard_and_reads_nothing(fit):
+    """The guard is around all of the loop: it would have raised."""
+    assert fit.result.stopped_by == "num_epochs"
+    assert fit.reads == []
+    assert {thread.name for thread, _ in fit.all_reads} == {"learner-worker"}
+
+
+def test_everything_compiles_once_in_the_first_epoch(fit):
+    assert fit.compilations(1) == fit.programs
+    assert [fit.compilations(epoch) for epoch in range(2, EPOCHS + 1)] == [{}] * (EPOCHS - 1)
+    assert fit.compiled == sum(fit.programs.values())
+
+
+def test_training_is_gradient_descent_on_the_joined_batches(fit):
+    w, losses = by_hand(fit.accumulate, EPOCHS)
+    np.testing.assert_allclose(fit.result.model["w"], w, rtol=1e-4)
+    logged = [x for epoch in range(1, EPOCHS + 1) for x in column(fit.directory, "train", epoch, "Loss")[0]]
+    np.testing.assert_allclose(logged, losses, rtol=1e-4)
+
+
+def test_every_step_has_a_line_in_every_file_whatever_the_dispatch(fit):
+    steps = -(-ROWS // (SIZE * fit.accumulate))
+    for epoch in range(1, EPOCHS + 1):
+        for split, count in (("train", steps), ("valid", 6)):
+            for name in ("Loss", "Iteration_Speed"):
+                values, last = column(fit.directory, split, epoch, name)
+                assert (len(values), last.endswith(",final")) == (count, True)
+
+
+def test_collected_rows_are_all_there_in_order(fit):
+    expected = order_of(arrays()["y"])
+    for split in ("train", "valid"):
+        np.testing.assert_allclose(fit.result.history[f"{split}/Order"], [expected] * EPOCHS, rtol=1e-5)
+
+
+def test_a_convolution_on_a_cpu_runs_step_by_step_and_the_log_says_so(fit):
+    log = (fit.directory / "experiment.log").read_text()
+    slow = fit.step is convolution
+    for split in ("train", "valid"):
+        said = "step by step, without a loop (it has a convolution" if slow else "up to 32 steps in one loop ("
+        assert f"dispatch of {split}: {said}" in log
+    looped = {name for epoch in fit.calls for name, _ in epoch} & {"train", "valid"}
+    assert looped == (set() if slow else {"train", "valid"})
+
+
+def test_the_log_counts_the_compilations(fit):
+    log = (fit.directory / "experiment.log").read_text()
+    (line,) = [line for line in log.splitlines() if "programs compiled in" in line]
+    assert int(line.split("INFO")[1].split()[0]) >= fit.compiled
+
+
+def test_events_come_in_order_and_are_whole(fit):
+    steps = -(-ROWS // (SIZE * fit.accumulate))
+    told = [event for event in fit.memory.events if not isinstance(event, Message)]
+    assert isinstance(told[0], RunStarted)
+    assert isinstance(told[-1], RunEnded)
+    position = 1
+    for epoch in range(1, EPOCHS + 1):
+        assert told[position] == EpochStarted(told[position].time, epoch, steps)
+        position += 1
+        for split, count in (("train", steps), ("valid", 6)):
+            done = 0
+            while isinstance(event := told[position], StepsEnded):
+                base = (epoch - 1) * steps if split == "train" else 0
+                assert (event.split, event.epoch, event.first) == (split, epoch, base + done + 1)
+                done += event.count
+                assert (event.in_epoch, event.total) == (done, count)
+                assert event.step == ((epoch - 1) * steps + done if split == "train" else epoch * steps)
+                assert {len(values) for values in (*event.values.values(), event.weights)} == {event.count}
+                position += 1
+            assert done == count
+            assert isinstance(event, SplitEnded)
+            assert (event.split, event.epoch, event.at_step) == (split, epoch, None)
+            position += 1
+        assert isinstance(told[position], EpochEnded)
+        assert {key.split("/")[0] for key in told[position].values} == {"train", "valid"}
+        position += 1
+    assert position == len(told) - 1
+    assert fit.memory.closed
+
+
+# -- the watch would notice --------------------------------------------------------------------------------------------
+
+WAYS = {
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "item": lambda x: x.item(),
+    "tolist": lambda x: x.tolist(),
+    "str": str,
+    "format": lambda x: f"{x:.3f}",
+    "if": lambda x: 1 if x > 0 else 0,
+    "np.asarray": lambda x: np.asarray(x),
+    "np.array": lambda x: np.array(x),
+    "np.stack": lambda x: np.stack([x, x]),
+    "device_get": lambda x: jax.device_get({"x": x}),
+    "block_until_ready": lambda x: x.block_until_ready(),
+    "jax.block_until_ready": lambda x: jax.block_until_ready([x]),
+}
+if hasattr(ArrayImpl, "__buffer__"):  # Python 3.12
+    WAYS |= {"np.float32": np.float32, "np.isfinite": np.isfinite}
+
+
+def test_a_read_in_the_loop_would_be_noticed_however_it_is_made(tmp_path, monkeypatch):
+    noticed, check = {}, Run.check
+
+    def reading(run):
+        check(run)
+        if noticed:
+            return
+        for name, read in WAYS.items():
+            value = run.runner.copy(run.runner.state).params["w"][0, 0] if False else run.runner.copy(run.runner.state.step)
+            with Reads() as reads:
+                read(value)
+            noticed[name] = bool(reads.of(threading.current_thread()))
+
+    monkeypatch.setattr(Run, "check", reading)
+    watched = Watched(build(builder(tmp_path / "run", num_epochs=1)), loader())
+    assert noticed == dict.fromkeys(WAYS, True)
+    assert len(watched.reads) >= len(WAYS)
+
+
+@pytest.mark.parametrize(
+    "careless",
+    [lambda run: run.tally.number + 1, lambda run: jnp.zeros(3), lambda run: jnp.sum(np.ones(3))],
+    ids=["number", "zeros", "numpy"],
+)
+def test_a_transfer_in_the_loop_would_raise(tmp_path, monkeypatch, careless):
+    monkeypatch.setattr(Run, "check", careless)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        Watched(build(builder(tmp_path / "run", num_epochs=1)), loader())
+
+
+def test_a_second_compilation_would_be_counted(tmp_path):
+    """Batches of another length in the second epoch."""
+    epochs = iter([as_batches(), as_batches(), as_batches({k: v[:8] for k, v in arrays().items()}, 8)])
+    watched = Watched(build(builder(tmp_path / "run", num_epochs=3)), lambda: next(epochs))
+    assert [watched.compilations(epoch) for epoch in (1, 2, 3)] == [
+        {"train": 1, "train_tail": 1, "values": 1},
+        {},
+        {"train": 1},
+    ]
+
+
+# -- everything that cuts an epoch -------------------------------------------------------------------------------------
+
+
+def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_nothing_either(tmp_path):
+    """Hooks may read; the loop around them does not. What they need is compiled once."""
+    hooked = []
+    made = LearnerBuilder(tmp_path / "run").renderer(None).with_file_checkpointer(keep_last=1).num_epochs(3)
+    made.valid_every(2).every(3, lambda info, model: hooked.append(("every", info.step)))
+    made.on_epoch_end(lambda info, model: hooked.append(("epoch", info.epoch)) or {"hooks": len(hooked)})
+    made.early_stopping(MetricEarlyStopping("valid/Loss", patience=50))
+    plateau = ReduceOnPlateau(RATE, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)  # at every validation
+    watched = Watched(build(made, lr=plateau), loader(), loader())
+    assert watched.reads == []
+    assert hooked == [(kind, n) for e in (1, 2, 3) for kind, n in (("every", 6 * e - 3), ("every", 6 * e), ("epoch", e))]
+    assert watched.result.history["custom/hooks"] == [2.0, 5.0, 8.0] or watched.result.history["custom/hooks"] == [3.0, 6.0, 9.0]
+    assert [watched.compilations(epoch) for epoch in (2, 3)] == [{}, {}]
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert "learning rate 0.05 -> 0.025" in log
+
+
+def test_cuts_do_not_change_a_bit(tmp_path):
+    """Validations, hooks and saves in the middle of epochs, and dispatches of 1 to 32 steps as the clock has it."""
+    plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
+    made = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
+    made.valid_every(2).every(3, lambda info, model: None)
+    cut = build(made).fit(loader(), loader())
+    np.testing.assert_array_equal(np.asarray(cut.model["w"]), np.asarray(plain.model["w"]))
+    for epoch in (1, 2, 3):
+        for name in ("Loss", "Order"):
+            files = [tmp_path / run / "train" / f"epoch-{epoch}" / f"{name}.log" for run in ("plain", "cut")]
+            assert files[0].read_bytes() == files[1].read_bytes()
+    assert cut.history["train/Loss"] == plain.history["train/Loss"]
+    assert cut.history["valid/Loss"][2::3] == plain.history["valid/Loss"]
+
+
+def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch):
+    """The training batches are so large that two fit into a buffer, those of validation are many and small."""
+    monkeypatch.setattr(feed_module, "BUFFER_BYTES", 2 * feed_module.bytes_of(as_batches()[0]))
+    monkeypatch.setattr(learner.session.Pace, "steps", 32)
+    learner_ = build(builder(tmp_path / "run", num_epochs=2))
+    result = learner_.fit(as_batches(), loader(size=2))
+    w, _ = by_hand(1, 2)
+    data = arrays()
+    errors = (data["x"] @ w - data["y"])[:, 0] ** 2
+    values, last = column(tmp_path / "run", "valid", 2, "Loss")
+    np.testing.assert_allclose(values, errors.reshape(-1, 2).mean(1), rtol=1e-4)
+    np.testing.assert_allclose(float(last.split(",")[0]), errors.mean(), rtol=1e-4)
+    assert result.stopped_by == "num_epochs"
+    evaluated = learner_.evaluate(loader(size=1))
+    np.testing.assert_allclose(evaluated["Loss"], errors.mean(), rtol=1e-4)
+
+
+# -- data of every kind ------------------------------------------------------------------------------------------------
+
+
+def test_an_endless_iterator_trains_for_so_many_steps(tmp_path):
+    def endless():
+        while True:
+            yield as_batches()[0]
+
+    result = build(builder(tmp_path / "run", num_steps=7)).fit(endless())
+    assert result.stopped_by == "num_steps"
+    assert len(column(tmp_path / "run", "train", 1, "Loss")[0]) == 7
+
+
+def test_an_exhausted_generator_is_an_error_in_epoch_2(tmp_path):
+    """After all of epoch 1, which stays logged."""
+    with pytest.raises(learner.LearnerError, match=r"train data is exhausted.*epoch 2"):
+        build(builder(tmp_path / "run", num_epochs=2)).fit(batch for batch in as_batches())
+    assert len(column(tmp_path / "run", "train", 1, "Loss")[0]) == 6
+
+
+def test_what_a_loader_raises_surfaces_with_its_own_traceback(tmp_path):
+    def broken_loader():
+        yield from as_batches()[:3]
+        raise OSError("the cable was pulled")
+
+    memory = MemoryLogger()
+    with pytest.raises(OSError, match="the cable was pulled") as info:
+        build(builder(tmp_path / "run", num_epochs=1, metric_loggers=memory)).fit(broken_loader)
+    assert "broken_loader" in [frame.name for frame in traceback.extract_tb(info.tb)]
+    assert isinstance(memory.events[-1], RunFailed)
+    assert "the cable was pulled" in (tmp_path / "run" / "experiment.log").read_text()
+    assert len(column_so_far(tmp_path / "run")) == 3
+
+
+def column_so_far(directory):
+    return (directory / "train" / "epoch-1" / "Loss.log").read_text().splitlines()
+
+
+def test_evaluate_uses_every_batch_of_an_iterator(tmp_path):
+    learner_ = build(builder(tmp_path / "run"))
+    whole = learner_.evaluate(loader())
+    assert learner_.evaluate(iter(as_batches())) == whole
+
+
+# -- another device ----------------------------------------------------------------------------------------------------
+
+
+def test_everything_runs_on_the_device_that_was_chosen(tmp_path):
+    device = jax.devices()[3]
+    watched = Watched(build(builder(tmp_path / "run", num_epochs=2, devices=[device])), loader(), as_batches())
+    assert watched.result.model["w"].devices() == {device}
+    assert watched.compilations(2) == {}
+    np.testing.assert_allclose(watched.result.model["w"], by_hand(1, 2)[0], rtol=1e-4)
+
+
+# -- nobody holds the loop ---------------------------------------------------------------------------------------------
+
+
+class Blocked(Listener):
+    """Holds at its first event, as a server that does not answer."""
+
+    def __init__(self):
+        self.gate, self.entered, self.gave_up = threading.Event(), threading.Event(), False
+
+    def on_event(self, event):
+        self.entered.set()
+        self.gave_up |= not self.gate.wait(WAIT)
+
+
+class Hanging(Blocked):
+    """Never comes back."""
+
+
+class Raising(Listener):
+    def on_event(self, event):
+        raise ValueError("no such bar")
+
+
+def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_path, monkeypatch):
+    """The loop ends while two of three listeners have not come back from their first event."""
+    close = Outlet.close
+    monkeypatch.setattr(learner.session, "Outlet", lambda listener, warn: Outlet(listener, warn, size=4))
+    monkeypatch.setattr(
+        Outlet, "close", lambda outlet: close(outlet, 0.1 if isinstance(outlet._listener, Hanging) else WAIT)
+    )
+    blocked, hanging, memory, at_end, inner = Blocked(), Hanging(), MemoryLogger(), [], learner.fit.loop
+
+    def loop(run):
+        assert blocked.entered.wait(WAIT)
+        assert hanging.entered.wait(WAIT)
+        reason = inner(run)
+        run.worker.wait()
+        at_end.extend([blocked.gate.is_set(), blocked.gave_up, hanging.gave_up])
+        blocked.gate.set()
+        return reason
+
+    monkeypatch.setattr(learner.fit, "loop", loop)
+    made = builder(tmp_path / "run", num_epochs=2)
+    result = build(made.metric_loggers(blocked, hanging, Raising(), memory)).fit(loader())
+    hanging.gate.set()
+    assert at_end == [False, False, False]
+    assert result.stopped_by == "num_epochs"
+    np.testing.assert_allclose(result.model["w"], by_hand(1, 2)[0], rtol=1e-4)
+    assert len(column(tmp_path / "run", "train", 2, "Loss")[0]) == 6
+    warnings = [w.split("WARNING ")[1] for w in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARN" in w]
+    assert [w for w in warnings if "Raising" in w] == [
+        "Raising failed and is detached; training goes on: ValueError('no such bar')"
+    ]
+    assert [w.split(":")[0] for w in warnings if "Blocked" in w] == ["Blocked was too slow"]
+    assert "Hanging hangs and was left behind" in warnings
+
+
+def test_a_full_disk_ends_the_run_with_its_own_error(tmp_path, monkeypatch):
+    """The files are part of the run. Afterwards no thread of it is left."""
+    memory, steps = MemoryLogger(), RunFiles.steps
+
+    def full(files, split, epoch, values, weights):
+        if epoch == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "Loss.log")
+        steps(files, split, epoch, values, weights)
+
+    monkeypatch.setattr(RunFiles, "steps", full)
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="No space left on device") as info:
+        build(builder(tmp_path / "run", num_epochs=50, metric_loggers=memory)).fit(as_batches(), loader())
+    assert info.value.errno == errno.ENOSPC
+    assert "full" in [frame.name for frame in traceback.extract_tb(info.tb)]
+    assert isinstance(memory.events[-1], RunFailed)
+    assert memory.closed
+    left = [t.name for t in set(threading.enumerate()) - before if t.is_alive() and t.name.startswith("learner")]
+    assert left == []
+    assert "No space left" in (tmp_path / "run" / "experiment.log").read_text()

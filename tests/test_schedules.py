@@ -1,0 +1,93 @@
+"""Schedulers with a state."""
+
+import json
+import math
+
+import pytest
+
+from learner import LearnerError, ReduceOnPlateau
+
+NAN = math.nan
+
+
+def rates(plateau, values):
+    """The rate after each value."""
+    return [plateau.update({"valid/Loss": value}) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "expected"),
+    [
+        pytest.param(
+            {"factor": 0.5, "patience": 1},
+            [4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 2.0],
+            [1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25],
+            id="each second one",
+        ),
+        pytest.param({"factor": 0.5, "patience": 0}, [1.0, 2.0, 0.5, 0.5], [1.0, 0.5, 0.5, 0.25], id="no patience"),
+        pytest.param(
+            {"factor": 0.5, "patience": 1},
+            [1.0, 2.0, 0.5, 2.0, 0.25, 2.0],
+            [1.0] * 6,
+            id="improving starts anew",
+        ),
+        pytest.param(
+            {"factor": 0.5, "patience": 0, "cooldown": 2},
+            [1.0] * 8,
+            [1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125],
+            id="cooldown",
+        ),
+        pytest.param(
+            {"factor": 0.25, "patience": 0, "min_lr": 0.1}, [1.0] * 4, [1.0, 0.25, 0.1, 0.1], id="not below min_lr"
+        ),
+        pytest.param({"factor": 0.5, "patience": 0, "mode": "max"}, [1.0, 2.0, 2.0], [1.0, 1.0, 0.5], id="max"),
+        pytest.param(
+            {"factor": 0.5, "patience": 0, "min_delta": 0.5}, [2.0, 1.75, 1.0], [1.0, 0.5, 0.5], id="min_delta"
+        ),
+        pytest.param({"factor": 0.5, "patience": 1}, [NAN, NAN, 1.0, NAN], [1.0, 0.5, 0.5, 0.5], id="nan"),
+    ],
+)
+def test_the_rate(options, values, expected):
+    assert rates(ReduceOnPlateau(1.0, "valid/Loss", **options), values) == expected
+
+
+def test_a_metric_without_a_new_value_changes_nothing():
+    plateau = ReduceOnPlateau(1.0, "valid/Loss", patience=0)
+    before = plateau.get_state()
+    assert plateau.update({"train/Loss": 1.0}) == 1.0
+    assert plateau.get_state() == before
+
+
+@pytest.mark.parametrize("cut", range(9))
+def test_it_goes_on_where_it_was(cut):
+    options, values = {"factor": 0.5, "patience": 1, "cooldown": 1}, [2.0, 2.0, NAN, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0]
+    first, second = (ReduceOnPlateau(0.1, "valid/Loss", **options) for _ in range(2))
+    expected = rates(ReduceOnPlateau(0.1, "valid/Loss", **options), values)
+    before = rates(first, values[:cut])
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    assert before + rates(second, values[cut:]) == expected
+    assert len(set(expected)) == 4
+
+
+@pytest.mark.parametrize(
+    ("lr", "options", "part"),
+    [
+        (0.0, {}, "lr"),
+        (-1.0, {}, "lr"),
+        (math.inf, {}, "lr"),
+        ("fast", {}, "lr"),
+        (True, {}, "lr"),
+        (0.1, {"factor": 0.0}, "factor"),
+        (0.1, {"factor": 1.0}, "factor"),
+        (0.1, {"patience": -1}, "patience"),
+        (0.1, {"patience": 1.5}, "patience"),
+        (0.1, {"cooldown": -1}, "cooldown"),
+        (0.1, {"min_lr": 0.2}, "min_lr"),
+        (0.1, {"min_lr": -0.2}, "min_lr"),
+        (0.1, {"mode": "lowest"}, "mode"),
+        (0.1, {"min_delta": -1.0}, "min_delta"),
+    ],
+)
+def test_a_wrong_value_is_named(lr, options, part):
+    with pytest.raises(LearnerError, match=part):
+        ReduceOnPlateau(lr, **options)

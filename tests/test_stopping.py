@@ -1,0 +1,110 @@
+"""Early stopping and interrupters."""
+
+import json
+import math
+import threading
+
+import pytest
+
+from learner import Interrupter, LearnerError, MetricEarlyStopping
+
+NAN = math.nan
+
+
+def fed(stopping, values):
+    """Whether it stopped, after each value."""
+    return [stopping.update({"valid/Loss": value}) is not None for value in values]
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "stops_after"),
+    [
+        pytest.param({"patience": 2}, [1.0, 0.5, 0.6, 0.5, 0.4], 4, id="two without improving"),
+        pytest.param({"patience": 1}, [1.0, 1.0], 2, id="an equal value is no improvement"),
+        pytest.param({"patience": 2}, [1.0, 0.9, 1.0, 0.8, 0.9, 0.7], None, id="improving starts anew"),
+        pytest.param({"patience": 2, "mode": "max"}, [0.1, 0.2, 0.2, 0.1], 4, id="higher is better"),
+        pytest.param({"patience": 2, "min_delta": 0.1}, [1.0, 0.95, 0.91], 3, id="too little"),
+        pytest.param({"patience": 2, "min_delta": 0.1}, [1.0, 0.95, 0.85, 0.8, 0.8], 5, id="little by little"),
+        pytest.param({"patience": 1, "min_delta": 0.25, "mode": "max"}, [1.0, 1.5, 1.75], 3, id="exactly min_delta"),
+        pytest.param({"patience": 2}, [NAN, NAN, 1.0], 2, id="nan from the start"),
+        pytest.param({"patience": 2}, [1.0, NAN, 0.5, NAN, NAN], 5, id="nan never improves"),
+        pytest.param({"patience": 1, "warmup": 3}, [1.0, 2.0, 3.0, 4.0], 4, id="warmup"),
+        pytest.param({"patience": 1, "warmup": 2}, [0.5, 2.0, 1.0], 3, id="the best of the warmup counts"),
+    ],
+)
+def test_stops(options, values, stops_after):
+    stopped = fed(MetricEarlyStopping("valid/Loss", **options), values)
+    assert stopped.index(True) + 1 == stops_after if stops_after else not any(stopped)
+
+
+def test_the_reason_says_what_happened():
+    stopping = MetricEarlyStopping("valid/Loss", patience=3)
+    fed(stopping, [0.25, 0.5, 0.5, 0.5])
+    assert stopping.reason == "valid/Loss has not improved on 0.25 for 3 validations"
+
+
+def test_a_metric_without_a_new_value_changes_nothing():
+    stopping = MetricEarlyStopping("valid/Loss", patience=1)
+    assert stopping.update({"train/Loss": 1.0}) is None
+    assert stopping.get_state() == MetricEarlyStopping("valid/Loss", patience=1).get_state()
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_it_goes_on_where_it_was(cut):
+    options, values = {"patience": 3, "warmup": 1}, [3.0, NAN, 2.5, 2.5, 2.6, 2.7, 2.8]
+    whole = MetricEarlyStopping("valid/Loss", **options)
+    first, second = (MetricEarlyStopping("valid/Loss", **options) for _ in range(2))
+    expected = fed(whole, values)
+    before = fed(first, values[:cut])
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    assert before + fed(second, values[cut:]) == expected
+    assert any(expected)
+    assert second.reason == whole.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"patience": 0}, "patience"),
+        ({"patience": True}, "patience"),
+        ({"patience": 2.0}, "patience"),
+        ({"warmup": -1}, "warmup"),
+        ({"mode": "lower"}, "mode"),
+        ({"min_delta": -0.1}, "min_delta"),
+        ({"min_delta": NAN}, "min_delta"),
+        ({"min_delta": "a lot"}, "min_delta"),
+    ],
+)
+def test_a_wrong_value_is_named(options, part):
+    with pytest.raises(LearnerError, match=part):
+        MetricEarlyStopping("valid/Loss", **options)
+
+
+def test_an_interrupter_keeps_the_first_reason():
+    interrupter = Interrupter()
+    assert interrupter.reason is None
+    interrupter.stop("enough")
+    interrupter.stop("really")
+    assert interrupter.reason == "enough"
+
+
+def test_an_interrupter_without_a_reason_stops_too():
+    interrupter = Interrupter()
+    interrupter.stop()
+    assert interrupter.reason
+
+
+def test_an_interrupter_may_be_stopped_from_many_threads():
+    interrupter, begin = Interrupter(), threading.Barrier(9)
+
+    def stop(number):
+        begin.wait()
+        interrupter.stop(f"thread {number}")
+
+    threads = [threading.Thread(target=stop, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    begin.wait()
+    for thread in threads:
+        thread.join()
+    assert interrupter.reason in {f"thread {number}" for number in range(8)}
