@@ -4,6 +4,8 @@ epochs, and that then writes some: a few minutes on two cores.
 python -m examples.charlm
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -45,7 +47,7 @@ def write(model: CharTransformer, start: str, characters: int, seed: int = 0) ->
     graph, state = nnx.split(model)
 
     @jax.jit
-    def next_character(state: nnx.State, text: jax.Array, key: jax.Array) -> jax.Array:
+    def next_character(state: Any, text: jax.Array, key: jax.Array) -> jax.Array:
         logits = nnx.merge(graph, state)(text[None])[0, -1]
         return jax.random.categorical(key, logits / 0.7)
 

@@ -10,7 +10,7 @@ start of your own:
 `rngs` may be left out of a config: it comes from the config's `seed`.
 """
 
-from typing import Any
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,7 @@ class MLP(nnx.Module):
     """
 
     def __init__(self, features: list[int], dropout: float = 0.0, *, rngs: nnx.Rngs):
-        pairs = zip(features[:-1], features[1:], strict=True)
-        self.layers = nnx.List([nnx.Linear(inside, outside, rngs=rngs) for inside, outside in pairs])
+        self.layers = nnx.List([nnx.Linear(*sizes, rngs=rngs) for sizes in itertools.pairwise(features)])
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -61,11 +60,9 @@ class CNN(nnx.Module):
     """
 
     def __init__(self, channels: list[int], classes: int = 10, size: int = 8, dropout: float = 0.0, *, rngs: nnx.Rngs):
-        pairs = list(zip([1, *channels[:-1]], channels, strict=True))
-        self.convolutions = nnx.List(
-            [nnx.Conv(inside, outside, (3, 3), use_bias=False, rngs=rngs) for inside, outside in pairs]
-        )
-        self.norms = nnx.List([nnx.BatchNorm(outside, momentum=0.9, rngs=rngs) for outside in channels])
+        pairs = itertools.pairwise([1, *channels])
+        self.convolutions = nnx.List([nnx.Conv(*sizes, (3, 3), use_bias=False, rngs=rngs) for sizes in pairs])
+        self.norms = nnx.List([nnx.BatchNorm(size, momentum=0.9, rngs=rngs) for size in channels])
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         rest = size // 2 ** len(channels)
         self.head = nnx.Linear(rest * rest * channels[-1], classes, rngs=rngs)
@@ -95,8 +92,7 @@ class Regressor(nnx.Module):
     """
 
     def __init__(self, inputs: int, hidden: list[int], dropout: float = 0.0, *, rngs: nnx.Rngs):
-        pairs = zip([inputs, *hidden[:-1]], hidden, strict=True)
-        self.layers = nnx.List([nnx.Linear(inside, outside, rngs=rngs) for inside, outside in pairs])
+        self.layers = nnx.List([nnx.Linear(*sizes, rngs=rngs) for sizes in itertools.pairwise([inputs, *hidden])])
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         self.head = nnx.Linear(hidden[-1], 1, rngs=rngs)
 
@@ -199,7 +195,7 @@ class CharTransformer(nnx.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-    def train_step(self, batch: dict[str, Any]) -> SequenceOutput:
+    def train_step(self, batch: Batch) -> SequenceOutput:
         """Cross-entropy of the characters that follow, `batch["target"]`."""
         return SequenceOutput.from_logits(self(batch["text"]), batch["target"])
 

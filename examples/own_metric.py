@@ -65,7 +65,7 @@ class BalancedAccuracy(Confusion):
         """float32; NaN where no class occurs."""
         rows = state.sum(-1)
         shares = jnp.diagonal(state).astype(jnp.float32) / rows.astype(jnp.float32)
-        return shares.mean(where=rows > 0)
+        return jnp.mean(shares, where=rows > 0)
 
 
 def main(directory: str = "runs/own_metric", num_epochs: int = 10) -> LearningResult:

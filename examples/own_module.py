@@ -3,6 +3,7 @@
 Nothing in here knows that there is a config: arguments become keys, and their types are checked.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -35,8 +36,7 @@ class SpiralModel(nnx.Module):
 
     def __init__(self, width: int = 64, depth: int = 2, *, rngs: nnx.Rngs):
         widths = [2, *[width] * depth]
-        pairs = zip(widths[:-1], widths[1:], strict=True)
-        self.layers = nnx.List([nnx.Linear(inside, outside, rngs=rngs) for inside, outside in pairs])
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
         self.head = nnx.Linear(width, 2, rngs=rngs)
 
     def __call__(self, points: jax.Array) -> jax.Array:

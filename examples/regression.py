@@ -1,4 +1,4 @@
-"""Progression of diabetes from ten measurements of a patient; the rate is lowered when the validation loss stops falling.
+"""Progression of diabetes from ten measurements of a patient; the rate is lowered when the loss stops falling.
 
 python -m examples.regression
 """

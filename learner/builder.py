@@ -15,7 +15,7 @@ from learner.directory import problem_with
 from learner.errors import LearnerError, one_error
 from learner.events import Listener
 from learner.fit import Learner
-from learner.loggers.files import file_name
+from learner.loggers.files import refuse_same_files
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
 from learner.options import Options
@@ -47,8 +47,8 @@ class LearnerBuilder:
     ... )
     >>> x = jnp.array([[1.0], [2.0]])
     >>> result = learner.fit([{"x": x, "y": 3 * x}])
-    >>> print(result.model["w"].round(3))
-    [[3.]]
+    >>> print(f"{result.model['w'].item():.3f}")
+    3.000
     """
 
     def __init__(self, directory: str | Path, overwrite: bool = False):
@@ -94,7 +94,7 @@ class LearnerBuilder:
             raise LearnerError(
                 f"there are two metrics named {metric.name!r} in the {kind} split; give each a name of its own"
             )
-        file_name(metric.name)
+        refuse_same_files([*(m.name for m in metrics), metric.name])
         metrics.append(metric)
         if plotted:
             self._options.plotted.add((kind, metric.name))

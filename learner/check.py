@@ -37,11 +37,16 @@ def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
             result = step.update(model, batch, state.lr_scale, key)
             if not (isinstance(result, tuple) and len(result) == 2):
                 raise LearnerError(f"update= returned {type(result).__name__}; it needs to return (state, output)")
+            step.updated(result[0], state)
             seen.append(result[1])
         else:
             assert step.train is not None
-            seen.append(step.train(model, batch, key)[0])
+            returned, new_model = step.train(model, batch, key)
+            step.model_state_after(model, new_model, state.model_state)
+            seen.append(returned)
         own = isinstance(seen[-1], TrainOutput)
+        if own and step.update is None:
+            step.grads_like(state.params, seen[-1].grads)
         problems.extend(_problems(seen[-1].output if own else seen[-1], step.train_measure, name, batch, values, state))
 
     problems: list[str] = []

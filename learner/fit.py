@@ -134,14 +134,16 @@ class Learner:
                 "with another directory"
             )
         options = self._options
-        state = self.init()
-        going_on = options.start is not None and directory.holds_run(options.directory)
+        going_on = self._goes_on()
         if not going_on:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
-        inputs = self._inputs(train, valid, state)
-        restored = self._restored(state) if going_on else None
-        if restored is not None and (finished := self._finished(restored)) is not None:
-            return finished
+        inputs = self._inputs(train, valid)
+        restored = self._restored() if going_on else None
+        if restored is not None:
+            if (finished := self._finished(restored)) is not None:
+                return finished
+            inputs.source("train").refuse_position(restored.position.epoch, restored.position.batch)
+        state = self.init() if restored is None else restored.state
         self._fitted = True
         directory.prepare(options.directory, keep=going_on)
         start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on)
@@ -150,21 +152,35 @@ class Learner:
         self._runner = run.runner
         return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
 
-    def _inputs(self, train: Any, valid: Any, state: TrainState) -> Inputs:
+    def _goes_on(self) -> bool:
+        """Whether the run in the directory goes on."""
+        start, place = self._options.start, self._options.directory
+        if start is None or directory.holds_run(place):
+            return start is not None
+        if not start.get("resume"):
+            asked = " ".join(f"{key} {value}" for key, value in start.items())
+            raise LearnerError(
+                f"there is no run in {place}, so there is no checkpoint of {asked}; resume() starts afresh there"
+            )
+        return False
+
+    def _inputs(self, train: Any, valid: Any) -> Inputs:
         train = self._train_data if train is None else train
         valid = self._valid_data if valid is None else valid
         inputs = read_inputs(self._options, train, valid)
-        self._step = checked_step(self._options, self._step, state, inputs, self._plateau)
+        shapes = jax.eval_shape(self.init)
+        self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau)
         return inputs
 
-    def _restored(self, state: TrainState) -> Restored | None:
+    def _restored(self) -> Restored | None:
         """The checkpoint to go on from: `None` when there is none and that is all right."""
         start = self._options.start or {}
         store = open_store(self._options)
         try:
             if not store.entries and start.get("resume"):
                 return None
-            return restore(store, store.find(start.get("epoch", "latest"), start.get("step")), state)
+            epoch = start.get("epoch", None if "step" in start else "latest")
+            return restore(store, store.find(epoch, start.get("step")), self.init)
         finally:
             store.close()
 
@@ -183,7 +199,7 @@ class Learner:
             return None
         self._fitted = True
         strategy = options.devices or SingleDevice()
-        self._runner = make_runner(self._step, restored.state, 2, strategy)
+        self._runner = make_runner(self._step, restored.state, strategy)
         return self._result(self._runner.state, read_history(options.directory), summary["stopped_by"], summary)
 
     def _result(
@@ -253,10 +269,7 @@ class Learner:
             raise LearnerError(no_step("valid_step"))
         inputs = read_valid(self._options, data)
         if self._runner is None:
-            state = self.init()
-            if self._options.start is not None and directory.holds_run(self._options.directory):
-                restored = self._restored(state)
-                state = state if restored is None else restored.state
-            buffer = self._options.steps_per_dispatch or 32
-            self._runner = make_runner(self._step, state, buffer, self._options.devices or SingleDevice())
+            restored = self._restored() if self._goes_on() else None
+            state = self.init() if restored is None else restored.state
+            self._runner = make_runner(self._step, state, self._options.devices or SingleDevice())
         return self._runner, inputs

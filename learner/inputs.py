@@ -1,7 +1,8 @@
 """What `fit` is given, read and checked before anything is compiled or written."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from learner.check import check_train, check_valid
 from learner.data.feed import batch_arrays
 from learner.data.source import Source, source_of
 from learner.errors import LearnerError, near, one_error
+from learner.loggers.files import refuse_same_files
 from learner.options import Options
 from learner.schedules import ReduceOnPlateau
 from learner.steps.state import TrainState
@@ -73,6 +75,7 @@ def valid_sources(options: Options, valid: Any) -> dict[str, Source]:
                 "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
             )
         named = {f"valid-{name}": loader for name, loader in valid.items()}
+        refuse_same_files(list(named))
     return {split: source_of(data, split, batch_size=options.batch_size) for split, data in named.items()}
 
 
@@ -88,21 +91,45 @@ def checked_step(
     if step.train is None and step.update is None:
         problems.append(no_step("train_step"))
     else:
-        found, own = check_train(step, state, inputs.firsts["train"])
-        problems += found
-        step = dataclasses.replace(step, own_grads=own)
+        with _collecting(problems):
+            found, own = check_train(step, state, inputs.firsts["train"])
+            problems += found
+            step = dataclasses.replace(step, own_grads=own)
     if inputs.valid and step.valid is None:
         problems.append(f"there is validation data, but {no_step('valid_step')}")
     elif inputs.valid:
         for split in inputs.valid:
-            problems += check_valid(step, state, inputs.firsts[split], split)
+            with _collecting(problems):
+                problems += check_valid(step, state, inputs.firsts[split], split)
     problems += set_directions(options, list(inputs.valid), plateau)
+    problems += read_too_often(options, inputs)
     wrong = directory.problem_with(options.directory)
     if wrong:
         problems.append(wrong)
     if problems:
         raise one_error(list(dict.fromkeys(problems)))
     return step
+
+
+@contextlib.contextmanager
+def _collecting(problems: list[str]) -> Iterator[None]:
+    """An error inside becomes one of the problems, so that the next ones are seen too."""
+    try:
+        yield
+    except LearnerError as error:
+        problems.append(str(error))
+
+
+def read_too_often(options: Options, inputs: Inputs) -> list[str]:
+    """What is wrong with data that can be read once, where it is known that it is needed more often."""
+    if options.num_steps is not None or options.num_epochs in (None, 1):
+        return []
+    splits = [split for split in ("train", *inputs.valid) if not inputs.source(split).repeats]
+    return [
+        f"the {split} data is an iterator (or generator) that can be read once, but num_epochs is "
+        f"{options.num_epochs}: pass a loader, a list, or the generator function itself rather than its result"
+        for split in splits
+    ]
 
 
 def no_step(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from learner.data.feed import Dispatch
 from learner.steps.program import Feed, Programs, Values
@@ -139,7 +140,7 @@ class Runner:
 
     def set_lr_scale(self, scale: float) -> None:
         """A scheduler sets the rate."""
-        self.leaves = self._set_scale(self.leaves, self.strategy.place(jnp.float32(scale)))
+        self.leaves = self._set_scale(self.leaves, self.strategy.place(np.float32(scale)))
 
     def traced(self, kind: str, feed: Feed) -> Any:
         """The traced training or validation loop, to be looked at. It is not traced again when it is compiled."""

@@ -114,7 +114,7 @@ def _started(
     state = start.state if restored is None else restored.state
     parameters = describe(log, options, start.step, state, strategy)
     feeder, plan = feeder_for(inputs, "train", strategy, options, warn)
-    runner = make_runner(start.step, state, plan.buffer, strategy)
+    runner = make_runner(start.step, state, strategy)
     how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
     plan.loop = how.loop
     _log_dispatch(log, "train", how)
@@ -202,15 +202,25 @@ def _go_back(start: Start, files: RunFiles, store: CheckpointStore | None, log: 
         log.info("resume: there is no checkpoint yet, so the run starts afresh")
         files.cut(NOTHING_LOGGED)
         return
-    keep_in = None
-    if store is not None and any(entry.step > restored.entry.step for entry in store.entries):
-        superseded = options.directory / "superseded"
-        superseded.mkdir(exist_ok=True)
-        keep_in = superseded / str(1 + len(list(superseded.iterdir())))
-        moved = store.set_aside(restored.entry.step, keep_in.absolute() / "checkpoint")
-        log.info("checkpoints of steps %s and the logs after step %d moved to %s", moved, restored.entry.step, keep_in)
+    if store is None:  # nothing is saved from now on, but what is newer must go all the same
+        with contextlib.closing(open_store(options)) as reader:
+            keep_in = _set_aside(options, restored, reader, log)
+    else:
+        keep_in = _set_aside(options, restored, store, log)
     files.cut(restored.progress["log"], keep_in)
     log.info("resume: from %s", f"the checkpoint of step {restored.entry.step}")
+
+
+def _set_aside(options: Options, restored: Restored, store: CheckpointStore, log: logging.Logger) -> Path | None:
+    """Moves the checkpoints that are newer to a directory in `superseded/` and returns it; `None`: there are none."""
+    if all(entry.step <= restored.entry.step for entry in store.entries):
+        return None
+    superseded = options.directory / "superseded"
+    superseded.mkdir(exist_ok=True)
+    place = superseded / str(1 + len(list(superseded.iterdir())))
+    moved = store.set_aside(restored.entry.step, place.absolute() / "checkpoint")
+    log.info("checkpoints of steps %s and the logs after step %d moved to %s", moved, restored.entry.step, place)
+    return place
 
 
 def _restore_decisions(run: Run, restored: Restored) -> None:

@@ -104,10 +104,10 @@ class Restored:
         return Position(**self.progress["position"])
 
 
-def restore(store: CheckpointStore, entry: Entry, state: TrainState) -> Restored:
-    """Reads a checkpoint into the shape of `state`; what differs is one error that lists it."""
-    items = store.restore(entry.step, to_items(state))
-    progress = store.progress(entry.step)
+def restore(store: CheckpointStore, entry: Entry, init: Callable[[], TrainState]) -> Restored:
+    """Reads a checkpoint into the shape of the state that `init` makes; what differs is one error that lists it."""
+    items = store.restore(entry.step, jax.eval_shape(lambda: to_items(init())))
+    progress, state = store.progress(entry.step), init()
     key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=jax.random.key_impl(state.rng))
     state = dataclasses.replace(from_items(items, state), rng=key)
     return Restored(entry, state, progress, store.metrics(entry.step))
@@ -136,9 +136,9 @@ def rows_in_flight(
     return held
 
 
-def make_runner(step: Step, state: TrainState, buffer: int, strategy: Strategy) -> Runner:
+def make_runner(step: Step, state: TrainState, strategy: Strategy) -> Runner:
     """The programs of a run, with the state placed."""
-    return Runner(Programs(step, jax.tree.structure(state), max(2, buffer)), strategy, state)
+    return Runner(Programs(step, jax.tree.structure(state)), strategy, state)
 
 
 def describe(log: logging.Logger, options: Options, step: Step, state: TrainState, strategy: Strategy) -> int:

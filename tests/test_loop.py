@@ -1,10 +1,11 @@
 """The loop itself: it never waits for the device, compiles everything once, and nobody that listens can hold it."""
 
-import contextlib
 import errno
+import itertools
 import os
 import threading
 import traceback
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ import pytest
 import learner.fit
 import learner.session
 from learner import LearnerBuilder, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
-from learner.compilation import CompileTimes
 from learner.data import DataLoaderBuilder
 from learner.data import feed as feed_module
 from learner.events import (
@@ -34,7 +34,6 @@ from learner.loggers import MemoryLogger
 from learner.loggers.files import RunFiles
 from learner.metrics import CollectingMetric, IterationSpeed
 from learner.run import Run
-from learner.strategies import SingleDevice
 
 WAIT = 60  # seconds after which something that should have happened is said to hang
 ROWS, SIZE, RATE = 22, 4, 0.05  # 5 full batches and one of 2 rows
@@ -135,73 +134,48 @@ class Reads:
         return [name for where, name in self.seen if where is thread]
 
 
-class Program:
-    """A compiled program that notes its calls, and how many compilations each took."""
+COMPILED = []  # the names of all programs that were compiled so far, in any thread; JAX takes no listener back
 
-    def __init__(self, name, program, calls, times):
-        self._name, self._program, self._calls, self._times = name, program, calls, times
 
-    def __call__(self, *args):
-        before = self._times.count
-        result = self._program(*args)
-        self._calls.append((self._name, self._times.count - before))
-        return result
+def _compiled(event, seconds, fun_name="?", **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED.append(fun_name.removeprefix("jit(").removesuffix(")"))
 
-    def __getattr__(self, name):
-        return getattr(self._program, name)
+
+jax.monitoring.register_event_duration_secs_listener(_compiled)
 
 
 class Watched:
-    """A fit, and what its loop did.
+    """A fit whose loop runs under the transfer guard, and what else it did.
 
     Attributes:
       result: of `fit`.
-      calls: `(program, compilations)` of every program that the loop called, by epoch.
-      compiled: how many compilations there were in the loop altogether.
-      reads: of the loop's thread.
-      all_reads: of every thread.
-      memory: what listeners were told.
+      compiled: how often each program was compiled while the loop ran, for each epoch and for what came after.
+      reads: of device values by the loop's thread.
+      all_reads: by every thread.
     """
 
-    def __init__(self, learner_, *data, memory=None, before_loop=lambda run: contextlib.nullcontext()):
-        self.calls, self.memory = [[]], memory
-        compile_program, times = SingleDevice.compile, CompileTimes()
-        inner_loop, end_epoch = learner.fit.loop, Run.end_epoch
-        calls = []
-
-        def compiled(strategy, program, donate=()):
-            name = getattr(program, "__name__", "program")
-            return Program(name, compile_program(strategy, program, donate), calls, times)
+    def __init__(self, learner_, *data):
+        marks, inner_loop, end_epoch = [], learner.fit.loop, Run.end_epoch
 
         def ended(run):
             end_epoch(run)
-            self.calls[-1], self.calls = list(calls), [*self.calls[:-1], list(calls), []]
-            calls.clear()
+            marks.append(len(COMPILED))
 
         def loop(run):
-            calls.clear()
-            before = times.count
-            with Reads() as reads, jax.transfer_guard("disallow"), before_loop(run):
+            marks.append(len(COMPILED))
+            with Reads() as reads, jax.transfer_guard("disallow"):
                 reason = inner_loop(run)
                 run.worker.wait()  # still watched: it reads what was dispatched last
-            self.compiled = times.count - before
+            marks.append(len(COMPILED))
             self.reads, self.all_reads = reads.of(threading.current_thread()), reads.seen
-            self.calls[-1] = list(calls)
             return reason
 
-        with pytest.MonkeyPatch.context() as patch, times:
-            patch.setattr(SingleDevice, "compile", compiled)
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Run, "end_epoch", ended)
             patch.setattr(learner.fit, "loop", loop)
             self.result = learner_.fit(*data)
-        self.calls = [epoch for epoch in self.calls if epoch]
-
-    def compilations(self, epoch):
-        """How many there were in an epoch by program; those without any are left out."""
-        counts = {}
-        for name, count in self.calls[epoch - 1]:
-            counts[name] = counts.get(name, 0) + count
-        return {name: count for name, count in counts.items() if count}
+        self.compiled = [Counter(COMPILED[a:b]) for a, b in itertools.pairwise(marks)]
 
 
 def by_hand(accumulate, epochs, rows=ROWS):
@@ -225,31 +199,45 @@ def column(directory, split, epoch, name):
 # -- whole fits, in every way that steps are dispatched ----------------------------------------------------------------
 
 EPOCHS = 3
-LOOPED = {"train": 1, "train_tail": 1, "values": 2, "valid": 1, "valid_tail": 1}
-SHAPES = {"values": 2, "valid_tail": 2}  # without loops a stream has one program per shape: full and ragged batches
-MODES = {  # data, micro-batches per step, step, programs: how often each is compiled
+LOOPED = ["train", "train_tail", "valid", "valid_tail"]  # the loop, and the ragged batch
+SHAPES = ["valid_tail", "valid_tail"]  # a stream without loops has one program per shape: full and ragged batches
+MODES = {  # data, micro-batches per step, step, and the programs that are compiled
     "resident": (loader, 1, linear, LOOPED),
     "resident, accumulation": (loader, 3, linear, LOOPED),
     "stream": (as_batches, 1, linear, LOOPED),
     "stream, accumulation": (as_batches, 3, linear, LOOPED),
-    "resident, no loop": (loader, 1, convolution, dict.fromkeys(("train_single", "train_tail", "valid_single"), 1) | {"valid_tail": 1, "values": 2}),
-    "resident, no loop, accumulation": (loader, 3, convolution, dict.fromkeys(("begin", "add", "add_tail", "finish"), 1) | {"valid_single": 1, "valid_tail": 1, "values": 2}),
-    "stream, no loop": (as_batches, 1, convolution, {"train_tail": 2, **SHAPES}),
-    "stream, no loop, accumulation": (as_batches, 3, convolution, {"begin": 1, "add_tail": 2, "finish": 1, **SHAPES}),
+    "resident, no loop": (loader, 1, convolution, ["train_single", "train_tail", "valid_single", "valid_tail"]),
+    "resident, no loop, accumulation": (
+        loader,
+        3,
+        convolution,
+        ["begin", "add", "add_tail", "finish", "valid_single", "valid_tail"],
+    ),
+    "stream, no loop": (as_batches, 1, convolution, ["train_tail", "train_tail", *SHAPES]),
+    "stream, no loop, accumulation": (
+        as_batches,
+        3,
+        convolution,
+        ["begin", "add_tail", "add_tail", "finish", *SHAPES],
+    ),
 }
+VALUES = 2  # and the values of each split at its end, two small programs
 QUICK = ("resident", "stream, accumulation", "resident, no loop, accumulation", "stream, no loop")
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(m, marks=() if m in QUICK else pytest.mark.full) for m in MODES], ids=list(MODES)
+    scope="module",
+    params=[pytest.param(m, marks=() if m in QUICK else pytest.mark.full) for m in MODES],
+    ids=list(MODES),
 )
 def fit(request, tmp_path_factory):
     make, accumulate, step, programs = MODES[request.param]
     directory, memory = tmp_path_factory.mktemp("run") / "run", MemoryLogger()
     made = builder(directory, num_epochs=EPOCHS, grads_accumulation=accumulate, metric_loggers=memory)
     made.metrics(Order(), IterationSpeed())
-    watched = Watched(build(made, step), make(), make(), memory=memory)
+    watched = Watched(build(made, step), make(), make())
     watched.directory, watched.accumulate, watched.step, watched.programs = directory, accumulate, step, programs
+    watched.memory = memory
     return watched
 
 
@@ -261,9 +249,10 @@ def test_the_loop_runs_under_the_transfer_guard_and_reads_nothing(fit):
 
 
 def test_everything_compiles_once_in_the_first_epoch(fit):
-    assert fit.compilations(1) == fit.programs
-    assert [fit.compilations(epoch) for epoch in range(2, EPOCHS + 1)] == [{}] * (EPOCHS - 1)
-    assert fit.compiled == sum(fit.programs.values())
+    first, *others = fit.compiled
+    assert Counter({name: first[name] for name in fit.programs}) == Counter(fit.programs)
+    assert first.total() == len(fit.programs) + VALUES
+    assert others == [Counter()] * EPOCHS
 
 
 def test_training_is_gradient_descent_on_the_joined_batches(fit):
@@ -294,14 +283,13 @@ def test_a_convolution_on_a_cpu_runs_step_by_step_and_the_log_says_so(fit):
     for split in ("train", "valid"):
         said = "step by step, without a loop (it has a convolution" if slow else "up to 32 steps in one loop ("
         assert f"dispatch of {split}: {said}" in log
-    looped = {name for epoch in fit.calls for name, _ in epoch} & {"train", "valid"}
-    assert looped == (set() if slow else {"train", "valid"})
+    assert {"train", "valid"} & set(fit.compiled[0]) == (set() if slow else {"train", "valid"})
 
 
 def test_the_log_counts_the_compilations(fit):
     log = (fit.directory / "experiment.log").read_text()
     (line,) = [line for line in log.splitlines() if "programs compiled in" in line]
-    assert int(line.split("INFO")[1].split()[0]) >= fit.compiled
+    assert int(line.split("INFO")[1].split()[0]) >= fit.compiled[0].total()
 
 
 def test_events_come_in_order_and_are_whole(fit):
@@ -344,7 +332,7 @@ WAYS = {
     "tolist": lambda x: x.tolist(),
     "str": str,
     "format": lambda x: f"{x:.3f}",
-    "if": lambda x: 1 if x > 0 else 0,
+    "if": lambda x: 1 if x else 0,
     "np.asarray": lambda x: np.asarray(x),
     "np.array": lambda x: np.array(x),
     "np.stack": lambda x: np.stack([x, x]),
@@ -364,7 +352,7 @@ def test_a_read_in_the_loop_would_be_noticed_however_it_is_made(tmp_path, monkey
         if noticed:
             return
         for name, read in WAYS.items():
-            value = run.runner.copy(run.runner.state).params["w"][0, 0] if False else run.runner.copy(run.runner.state.step)
+            value = run.runner.copy(run.runner.state.lr_scale)  # of its own: an array keeps what was read of it
             with Reads() as reads:
                 read(value)
             noticed[name] = bool(reads.of(threading.current_thread()))
@@ -387,14 +375,12 @@ def test_a_transfer_in_the_loop_would_raise(tmp_path, monkeypatch, careless):
 
 
 def test_a_second_compilation_would_be_counted(tmp_path):
-    """Batches of another length in the second epoch."""
-    epochs = iter([as_batches(), as_batches(), as_batches({k: v[:8] for k, v in arrays().items()}, 8)])
+    """Batches of another length in the third epoch. `fit` looks at the first one of the first epoch beforehand."""
+    wide = {name: values[:8] for name, values in arrays().items()}
+    epochs = iter([as_batches(), as_batches(), as_batches(wide, 8)])
     watched = Watched(build(builder(tmp_path / "run", num_epochs=3)), lambda: next(epochs))
-    assert [watched.compilations(epoch) for epoch in (1, 2, 3)] == [
-        {"train": 1, "train_tail": 1, "values": 1},
-        {},
-        {"train": 1},
-    ]
+    named = [{name: count for name, count in epoch.items() if "train" in name} for epoch in watched.compiled]
+    assert named == [{"train": 1, "train_tail": 1}, {}, {"train": 1}, {}]
 
 
 # -- everything that cuts an epoch -------------------------------------------------------------------------------------
@@ -410,9 +396,11 @@ def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_
     plateau = ReduceOnPlateau(RATE, "valid/Loss", factor=0.5, patience=0, min_delta=1e6)  # at every validation
     watched = Watched(build(made, lr=plateau), loader(), loader())
     assert watched.reads == []
-    assert hooked == [(kind, n) for e in (1, 2, 3) for kind, n in (("every", 6 * e - 3), ("every", 6 * e), ("epoch", e))]
-    assert watched.result.history["custom/hooks"] == [2.0, 5.0, 8.0] or watched.result.history["custom/hooks"] == [3.0, 6.0, 9.0]
-    assert [watched.compilations(epoch) for epoch in (2, 3)] == [{}, {}]
+    assert hooked == [
+        (kind, n) for e in (1, 2, 3) for kind, n in (("every", 6 * e - 3), ("every", 6 * e), ("epoch", e))
+    ]
+    assert watched.result.history["custom/hooks"] == [3.0, 6.0, 9.0]
+    assert [epoch.total() for epoch in watched.compiled[1:]] == [0, 0, 0]
     log = (tmp_path / "run" / "experiment.log").read_text()
     assert "learning rate 0.05 -> 0.025" in log
 
@@ -480,11 +468,7 @@ def test_what_a_loader_raises_surfaces_with_its_own_traceback(tmp_path):
     assert "broken_loader" in [frame.name for frame in traceback.extract_tb(info.tb)]
     assert isinstance(memory.events[-1], RunFailed)
     assert "the cable was pulled" in (tmp_path / "run" / "experiment.log").read_text()
-    assert len(column_so_far(tmp_path / "run")) == 3
-
-
-def column_so_far(directory):
-    return (directory / "train" / "epoch-1" / "Loss.log").read_text().splitlines()
+    assert (tmp_path / "run" / "train" / "epoch-1" / "Loss.log").read_text().count("\n") == 2  # one is looked ahead
 
 
 def test_evaluate_uses_every_batch_of_an_iterator(tmp_path):
@@ -500,7 +484,7 @@ def test_everything_runs_on_the_device_that_was_chosen(tmp_path):
     device = jax.devices()[3]
     watched = Watched(build(builder(tmp_path / "run", num_epochs=2, devices=[device])), loader(), as_batches())
     assert watched.result.model["w"].devices() == {device}
-    assert watched.compilations(2) == {}
+    assert [epoch.total() for epoch in watched.compiled[1:]] == [0, 0]
     np.testing.assert_allclose(watched.result.model["w"], by_hand(1, 2)[0], rtol=1e-4)
 
 
@@ -553,7 +537,9 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     assert result.stopped_by == "num_epochs"
     np.testing.assert_allclose(result.model["w"], by_hand(1, 2)[0], rtol=1e-4)
     assert len(column(tmp_path / "run", "train", 2, "Loss")[0]) == 6
-    warnings = [w.split("WARNING ")[1] for w in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARN" in w]
+    warnings = [
+        w.split("WARNING ")[1] for w in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARN" in w
+    ]
     assert [w for w in warnings if "Raising" in w] == [
         "Raising failed and is detached; training goes on: ValueError('no such bar')"
     ]

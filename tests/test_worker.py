@@ -1,6 +1,7 @@
 """The ordered worker: what goes in comes out in order, or as an error in the loop's thread. Nothing ever hangs."""
 
 import errno
+import functools
 import os
 import threading
 import traceback
@@ -83,6 +84,12 @@ def made(first, *numbers, split="train", epoch=1, batches=None, **values):
     count = len(numbers)
     last = first + count - 1
     return Made(split, epoch, first, count, batches or count, last, 10, last, values_of(*numbers, **values))
+
+
+def put_all(worker, *items):
+    for item in items:
+        worker.put(item)
+    worker.wait()
 
 
 def held(worker):
@@ -281,10 +288,7 @@ def test_an_error_of_the_files_is_raised_in_the_loops_thread_with_its_own_traceb
     setattr(files, method, failing_writer)
     worker = start(files=files)
     with pytest.raises(OSError, match="No space left") as info:
-        worker.put(made(1, 0.5))
-        worker.put(Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
-        worker.put(EpochClosed(1, 1))
-        worker.wait()
+        put_all(worker, made(1, 0.5), Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5)}), EpochClosed(1, 1))
     assert info.value.errno == errno.ENOSPC
     assert "failing_writer" in [frame.name for frame in traceback.extract_tb(info.tb)]
     for again in (worker.check, worker.wait, lambda: worker.put(made(2, 0.5))):
@@ -301,8 +305,7 @@ def test_a_full_disk_surfaces_through_the_real_files(start, tmp_path, monkeypatc
     worker.wait()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*Loss\.log'"):
-        worker.put(Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
-        worker.wait()
+        put_all(worker, Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
 
 
 def test_after_an_error_nothing_more_is_delivered(start):
@@ -337,8 +340,7 @@ def test_a_failed_computation_surfaces_in_the_loop(start):
     deleted.numbers.delete()
     worker = start()
     with pytest.raises(RuntimeError, match="deleted"):
-        worker.put(Made("train", 1, 1, 1, 1, 1, 1, 1, deleted))
-        worker.wait()
+        put_all(worker, Made("train", 1, 1, 1, 1, 1, 1, 1, deleted))
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -362,7 +364,9 @@ class Blocking(threading.Semaphore):
 def blocked(start, monkeypatch):
     """A worker that is held by `gate`, and a thread that puts more than it takes."""
     spaces = []
-    monkeypatch.setattr(worker_module.threading, "Semaphore", lambda value: spaces.append(Blocking(value)) or spaces[-1])
+    monkeypatch.setattr(
+        worker_module.threading, "Semaphore", lambda value: spaces.append(Blocking(value)) or spaces[-1]
+    )
     worker, gate, entered, count, errors = start(), threading.Event(), threading.Event(), [], []
 
     def hold():
@@ -372,7 +376,7 @@ def blocked(start, monkeypatch):
     def fill(call):
         try:
             for number in range(1000):
-                worker.put(Call(lambda: call(number)))
+                worker.put(Call(functools.partial(call, number)))
                 count.append(number)
         except BaseException as error:
             errors.append(error)
@@ -397,7 +401,7 @@ def test_put_waits_where_the_queue_is_full_and_goes_on_when_there_is_room(blocke
 
 
 def test_who_waits_for_room_is_freed_when_the_worker_fails_and_told_so(blocked):
-    worker, gate, space, count, errors, thread_of = blocked
+    _, gate, space, count, errors, thread_of = blocked
 
     def fail(number):
         raise OSError("broken")
@@ -413,7 +417,7 @@ def test_who_waits_for_room_is_freed_when_the_worker_fails_and_told_so(blocked):
 
 
 def test_put_soon_never_waits(blocked):
-    worker, gate, space, count, errors, thread_of = blocked
+    worker, gate, space, _, _, thread_of = blocked
     done = []
     thread = thread_of(lambda number: None)
     thread.start()

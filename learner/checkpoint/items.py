@@ -39,8 +39,10 @@ def _stored(tree: Any) -> dict[str, Any]:
 def _loaded(stored: Mapping[str, Any], tree: Any) -> Any:
     leaves = []
     for name, old in named_leaves(tree).items():
-        new = stored[_escaped(name)] if old.size else old
-        leaves.append(jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if old.size and _is_key(old) else new)
+        if old.size:
+            new = stored[_escaped(name)]
+            old = jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if _is_key(old) else new
+        leaves.append(old)
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 

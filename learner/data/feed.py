@@ -182,7 +182,8 @@ class Feeder:
         if self._placed is None or self._placed[0] != epoch:
             _, order_of, size = self._rows
             order = np.asarray(order_of(epoch), np.int32)
-            self._placed = epoch, Rows(self._data, self._strategy.place(order), min(size, len(order)))
+            room = max(2, self._plan.buffer) * self._plan.accumulate
+            self._placed = epoch, Rows(self._data, self._strategy.place(order), min(size, len(order)), room)
         return self._placed[1]
 
     def _from_rows(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:

@@ -27,7 +27,10 @@ class Source(abc.ABC):
     Attributes:
       split: its name, for messages.
       batches: batches per epoch, or `None` where that is not known.
+      repeats: whether it can be read more than once.
     """
+
+    repeats = True
 
     def __init__(self, split: str, batches: int | None):
         self.split = split
@@ -37,6 +40,9 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def _open(self, epoch: int, start: int) -> Iterator[Any]:
         """The batches of an epoch from batch number `start` on."""
+
+    def refuse_position(self, epoch: int, start: int) -> None:  # noqa: B027 (most can be read from anywhere)
+        """Raises `LearnerError` where the batches from there on cannot be had again."""
 
     @property
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
@@ -57,9 +63,10 @@ class Source(abc.ABC):
     def peek(self, epoch: int) -> PyTree:
         """The first batch of an epoch. It stays part of the epoch."""
         batches = iter(self._open(epoch, 0))
-        first = next(batches, None)
-        if first is None:
-            raise LearnerError(f"the {self.split} data has no batches: the loader is empty")
+        try:
+            first = next(batches)
+        except StopIteration:
+            raise LearnerError(f"the {self.split} data has no batches: the loader is empty") from None
         self._kept = epoch, itertools.chain([first], batches)
         return first
 
@@ -106,19 +113,23 @@ class _Once(Source):
         self._iterator = iterator
         self._used = False
 
-    def _open(self, epoch: int, start: int) -> Iterator[Any]:
-        if start:
+    repeats = False
+
+    def refuse_position(self, epoch: int, start: int) -> None:
+        """See `Source`."""
+        if (epoch, start) != (1, 0):
             raise LearnerError(
-                f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to "
-                f"batch {start}: "
-                "pass a loader, or a function that returns a new iterator"
+                f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to batch "
+                f"{start} of epoch {epoch}: pass a loader, or a function that returns a new iterator"
             )
+
+    def _open(self, epoch: int, start: int) -> Iterator[Any]:
         if self._used:
+            again = f"epoch {epoch}" if self.split == "train" else "another validation"
             raise LearnerError(
-                f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, "
-                "and it is needed "
-                f"again for epoch {epoch}. Pass a loader, a list, or the generator function itself rather "
-                "than its result"
+                f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, and it "
+                f"is needed again for {again}. Pass a loader, a list, or the generator function itself rather than its "
+                "result"
             )
         self._used = True
         return self._iterator

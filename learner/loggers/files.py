@@ -11,7 +11,7 @@ error of the run. A line costs the same however long the files are.
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,21 @@ def file_name(name: str) -> str:
             f"{name!r} cannot be the name of a metric or split, because a file is called by it: {problem}"
         )
     return name.replace(" ", "_")
+
+
+def refuse_same_files(names: Sequence[str]) -> None:
+    """Raises `LearnerError` where a name is none for a file, or two of them are the same one.
+
+    >>> refuse_same_files(["Top-1 Accuracy", "Top-1_accuracy"])
+    Traceback (most recent call last):
+    learner.errors.LearnerError: 'Top-1 Accuracy' and 'Top-1_accuracy' would share their files: rename one
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        file = file_name(name).casefold()
+        if file in seen:
+            raise LearnerError(f"{seen[file]!r} and {name!r} would share their files: rename one")
+        seen[file] = name
 
 
 def _problem(name: str) -> str | None:

@@ -59,7 +59,10 @@ class Family(abc.ABC):
 
     def read(self, model: Any) -> PyTree:
         """The model state after a step. A step that adds or removes variables is an error that names them."""
-        return same_structure(self.read_all(model)[1], self.model_state, "a step changed the variables of the model")
+        params, model_state = self.read_all(model)
+        what = "a step changed the variables of the model"
+        same_structure(params, self.params, what)
+        return same_structure(model_state, self.model_state, what)
 
 
 def same_tree(a: PyTree, b: PyTree) -> bool:
@@ -128,12 +131,15 @@ class NnxFamily(Family):
 def _nnx_filter(trainable: Trainable) -> Any:
     from flax import nnx
 
-    if trainable is None:
-        return nnx.Param
+    chosen = nnx.Param if trainable is None else trainable
     if isinstance(trainable, types.FunctionType | types.MethodType | partial):
-        predicate = lambda path, value: bool(trainable(".".join(map(str, path)), value))  # noqa: E731
-        return nnx.All(nnx.Param, predicate)
-    return trainable
+        chosen = nnx.All(nnx.Param, lambda path, value: bool(trainable(".".join(map(str, path)), value)))
+    # A filter such as nnx.PathContains("head") takes in all that is there.
+    return nnx.All(chosen, nnx.Not(nnx.Any(nnx.RngState, nnx.BatchStat)), _is_inexact)
+
+
+def _is_inexact(path: Any, value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
 class Linen:
@@ -275,14 +281,14 @@ class TreeFamily(Family):
 
     def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
         """See `Family`."""
-        leaves = jax.tree.leaves(model)
-        if len(leaves) != len(self._names):
+        rows = jax.tree_util.tree_leaves_with_path(model)
+        if [path_name(path) for path, _ in rows] != self._names:
             same_structure(model, self._tree.unflatten(self._names), "a step returned another model than it was given")
-        return self._divide(leaves)
+        return self._divide([leaf for _, leaf in rows])
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> PyTree:
         """See `Family`."""
-        return self.merge(params, model_state, jnp.zeros(()), train=False)
+        return self.merge(params, model_state, None, train=False)
 
     @property
     def changes_in_place(self) -> bool:

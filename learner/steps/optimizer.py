@@ -94,7 +94,8 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
                 "grads_accumulation(1) or another optimizer"
         ]
     pairs = zip(jax.tree.leaves(new_params), jax.tree.leaves(params), strict=True)
-    if any((new.shape, new.dtype) != (old.shape, old.dtype) for new, old in pairs):
+    # Models made of NumPy arrays may hold 64-bit numbers, which become 32-bit ones on the device.
+    if any((new.shape, new.dtype) != (old.shape, jax.dtypes.canonicalize_dtype(old.dtype)) for new, old in pairs):
         return [f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters"]
     return []
 

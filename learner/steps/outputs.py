@@ -42,7 +42,7 @@ class ClassificationOutput:
 
         >>> out = ClassificationOutput.from_logits(jnp.zeros((4, 10)), jnp.arange(4))
         >>> print(f"{out.loss:.4f} over {out.weight} rows")   # ln(10)
-        2.3026 over 4 rows
+        2.3026 over 4.0 rows
         """
         if logits.ndim != 2 or labels.shape != logits.shape[:1]:
             raise LearnerError(
@@ -50,6 +50,7 @@ class ClassificationOutput:
                 f"{labels.shape}; "
                 "it needs [batch, classes] and [batch]"
             )
+        _check_mask(mask, labels.shape)
         each = _cross_entropy("ClassificationOutput.from_logits", _kept(logits, mask), _kept(labels, mask))
         loss, weight = weighted_mean(each, mask)
         return cls(loss, logits, labels, weight, mask)
@@ -88,6 +89,7 @@ class MultiLabelOutput:
                 f"{targets.shape}; "
                 "both must be [batch, labels]"
             )
+        _check_mask(mask, logits.shape[:1])
         kept = _kept(logits, mask).astype(jnp.float32), _kept(targets, mask).astype(jnp.float32)
         each = optax.sigmoid_binary_cross_entropy(*kept).mean(-1)
         loss, weight = weighted_mean(each, mask)
@@ -126,6 +128,7 @@ class RegressionOutput:
                 f"RegressionOutput.from_predictions got predictions of shape {predictions.shape} and targets of shape "
                 f"{targets.shape}; they must be the same (a missing [:, 0] is the usual reason)"
             )
+        _check_mask(mask, predictions.shape[:1])
         difference = _kept(predictions, mask).astype(jnp.float32) - _kept(targets, mask).astype(jnp.float32)
         each = jnp.square(difference).reshape(difference.shape[0], -1).mean(-1)
         loss, weight = weighted_mean(each, mask)
@@ -165,6 +168,7 @@ class SequenceOutput:
                 f"SequenceOutput.from_logits got logits of shape {logits.shape} and targets of shape {targets.shape}; "
                 "it needs [batch, length, classes] and [batch, length]"
             )
+        _check_mask(mask, targets.shape)
         each = _cross_entropy("SequenceOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
         loss, weight = weighted_mean(each, mask)
         return cls(loss, logits, targets, weight, mask)
@@ -181,13 +185,15 @@ def weighted_mean(each: Array, mask: Array | None) -> tuple[Array, Array]:
     """
     if mask is None:
         return each.mean(), float(each.size)
-    if mask.shape != each.shape:
-        raise LearnerError(
-            f"the mask has shape {mask.shape}; it needs {each.shape}, one number for each value of the loss"
-        )
+    _check_mask(mask, each.shape)
     keep = mask.astype(bool)
     weight = keep.sum().astype(jnp.float32)
     return jnp.where(keep, each, 0).sum() / jnp.maximum(weight, 1), weight
+
+
+def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
+    if mask is not None and mask.shape != shape:
+        raise LearnerError(f"the mask has shape {mask.shape}; it needs {shape}, one number for each value of the loss")
 
 
 def _kept(values: Array, mask: Array | None) -> Array:

@@ -34,11 +34,13 @@ class Rows:
       order: int32 `[rows of an epoch]`, the row numbers in the order of this epoch; the last ones may be a ragged
         micro-batch.
       size: rows of a full micro-batch.
+      room: at most how many micro-batches a dispatch has.
     """
 
     data: PyTree
     order: Array
     size: int = dataclasses.field(metadata={"static": True})
+    room: int = dataclasses.field(metadata={"static": True})
 
     def micro(self, index: Array) -> PyTree:
         """The `index`-th full micro-batch of the epoch."""
@@ -64,6 +66,11 @@ class Stack:
 
     batches: PyTree
     last: PyTree = None
+
+    @property
+    def room(self) -> int:
+        """At most how many micro-batches a dispatch has."""
+        return int(jax.tree.leaves(self.batches)[0].shape[0])
 
     def micro(self, index: Array) -> PyTree:
         """The `index`-th micro-batch of the buffer."""
@@ -122,12 +129,10 @@ class Programs:
     Attributes:
       step: what they compute.
       tree: the structure of the state.
-      buffer: at most how many steps a dispatch has.
     """
 
     step: Step
     tree: Any
-    buffer: int
 
     def train(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, count: Array) -> Trained:
         """Optimizer steps over `count` micro-batches in one loop; the last group may be short."""
@@ -144,7 +149,7 @@ class Programs:
 
         shapes = jax.eval_shape(lambda: one(leaves, epoch, jnp.int32(0))[4]) if measure.collecting else ()
         steps = (count + (size - 1)) // size
-        carry = leaves, epoch, _no_values(measure, self.buffer, shapes)
+        carry = leaves, epoch, _no_values(measure, -(-feed.room // size), shapes)
         leaves, epoch, values = jax.lax.fori_loop(0, steps, body, carry)
         return leaves, epoch, cursor + count, values
 
@@ -198,7 +203,7 @@ class Programs:
         shapes: PyTree = ()
         if measure.collecting:
             shapes = jax.eval_shape(lambda: _grouped(self.step.valid_metrics(state, feed.micro(cursor), number)[2]))
-        epoch, values = jax.lax.fori_loop(0, count, body, (epoch, _no_values(measure, self.buffer, shapes)))
+        epoch, values = jax.lax.fori_loop(0, count, body, (epoch, _no_values(measure, feed.room, shapes)))
         return epoch, cursor + count, number + count, values
 
     def valid_single(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array) -> Validated:

@@ -169,19 +169,24 @@ class Step:
             model = self.family.merge(params, model_state, jax.random.fold_in(key, 1), train=True)
             returned, new_model = step(model, batch, key)
             grads, output = (returned.grads, returned.output) if self.own_grads else (None, returned)
-            new_state = self._model_state_after(model, new_model, model_state)
+            new_state = self.model_state_after(model, new_model, model_state)
             return output.loss, (grads, output, new_state)
 
         if self.own_grads:
             _, (grads, output, new_state) = forward(params)
-            grads = same_structure(
-                self.family.grads(grads), params, f"{step.name} returned other gradients than the model's"
-            )
+            grads = self.grads_like(params, grads)
         else:
             (_, (_, output, new_state)), grads = jax.value_and_grad(forward, has_aux=True)(params)
         return grads, output, new_state
 
-    def _model_state_after(self, given: Any, returned: Any, before: PyTree) -> PyTree:
+    def grads_like(self, params: PyTree, grads: Any) -> PyTree:
+        """The gradients that the train step returned, under the names of `params`."""
+        assert self.train is not None
+        what = f"{self.train.name} returned other gradients than the model's"
+        return same_structure(self.family.grads(grads), params, what)
+
+    def model_state_after(self, given: Any, returned: Any, before: PyTree) -> PyTree:
+        """The model's state after a step that was `given` a model and `returned` one, or `None`."""
         if returned is not None:
             return like(self.family.read(returned), before, "the model's state")
         if self.family.changes_in_place:
@@ -233,17 +238,21 @@ class Step:
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
         model = self.family.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=True)
         model, output = self.update(model, batch, rate, key)
-        params, model_state = self.family.read_all(model)
-        model_state = same_structure(model_state, state.model_state, "update= changed the variables of its state")
+        params, model_state = self.updated(model, state)
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
         info = Info(state.step, weight, rate, jnp.float32(jnp.nan))
         metrics = self.train_measure.update_step(
             self.train_measure.update(self.train_measure.init(), output, info), info
         )
-        params = like(params, state.params, "the state of update=")
-        model_state = like(model_state, state.model_state, "the state of update=")
         new = dataclasses.replace(state, step=state.step + 1, params=params, model_state=model_state)
         return new, metrics, weight, self.train_measure.collect(output)
+
+    def updated(self, model: Any, state: TrainState) -> tuple[PyTree, PyTree]:
+        """`(params, model_state)` of what `update=` returned, which must be as it was."""
+        params, model_state = self.family.read_all(model)
+        model_state = same_structure(model_state, state.model_state, "update= changed the variables of its state")
+        what = "the state of update="
+        return like(params, state.params, what), like(model_state, state.model_state, what)
 
     def whole(self, state: TrainState, batches: list[Batch]) -> tuple[TrainState, PyTree, Array]:
         """A whole optimizer step on a list of micro-batches, unrolled: the state, the metrics' states and the

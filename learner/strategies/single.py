@@ -41,8 +41,8 @@ class SingleDevice(Strategy):
         return self._put(tree)
 
     def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
-        """See `Strategy`."""
-        return jax.jit(program, donate_argnums=donate)
+        """See `Strategy`. An argument that is not used is kept: it is what commits the results to the device."""
+        return jax.jit(program, donate_argnums=donate, keep_unused=True)
 
 
 def choose_devices(devices: int | str | Sequence[Any]) -> Strategy:
@@ -54,6 +54,8 @@ def choose_devices(devices: int | str | Sequence[Any]) -> Strategy:
     if isinstance(devices, bool) or not (
         isinstance(devices, int) or (isinstance(devices, Sequence) and not isinstance(devices, str))
     ):
+        raise LearnerError(f"devices is {devices!r}; it needs 1 or a list with one jax.Device")
+    if not isinstance(devices, int) and not all(isinstance(device, jax.Device) for device in devices):
         raise LearnerError(f"devices is {devices!r}; it needs 1 or a list with one jax.Device")
     count = devices if isinstance(devices, int) else len(devices)
     if count != 1:

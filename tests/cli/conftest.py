@@ -8,7 +8,7 @@ from learner.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 
-MODULE = '''
+MODULE = """
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,12 +50,12 @@ def broken_step(model, batch):
 
 def halved(step):
     return 0.1 * 0.5**step
-'''
+"""
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A directory to work in, with a module of the user's, `mymodule`; what is imported from there is forgotten again."""
+    """A directory to work in, with a module of the user's, `mymodule`; its imports are forgotten again."""
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
     (tmp_path / "mymodule.py").write_text(MODULE)

@@ -49,7 +49,9 @@ def test_null_leaves_an_option_unset_unless_it_means_something(importable, line_
     assert said["renderer"] is None
     assert "early_stopping" not in said
     assert "num_steps" not in said
-    assert reloaded(Config(line_config | {"with_file_checkpointer": None}))["with_file_checkpointer"]["keep_last"] is None
+    assert (
+        reloaded(Config(line_config | {"with_file_checkpointer": None}))["with_file_checkpointer"]["keep_last"] is None
+    )
 
 
 def test_all_mistakes_are_told_together(importable, line_config):
@@ -152,7 +154,13 @@ def test_functions_and_arguments_left_free(importable, line_config):
     assert given["optimizer"].keywords == {"decay": 0.5}
     assert given["lr"](1) == 0.05
     assert given["train_step"].keywords == {"scale": 2.0}
-    given = built(line_config, lr={"class_path": "optax.linear_schedule", "init_args": {"init_value": 1, "end_value": 0, "transition_steps": 4}})
+    given = built(
+        line_config,
+        lr={
+            "class_path": "optax.linear_schedule",
+            "init_args": {"init_value": 1, "end_value": 0, "transition_steps": 4},
+        },
+    )
     assert float(given["lr"](1)) == 0.75
 
 
@@ -163,14 +171,19 @@ def test_a_class_is_a_function_that_makes_the_model(importable, line_config):
         "    def __init__(self, size: int, *, rngs: nnx.Rngs):\n"
         "        self.layer = nnx.Linear(size, 1, rngs=rngs)\n"
     )
-    make = {seed: built(line_config, model={"class_path": "nets.Net", "init_args": {"size": 3}}, seed=seed)["model"] for seed in (0, 1)}
+    make = {
+        seed: built(line_config, model={"class_path": "nets.Net", "init_args": {"size": 3}}, seed=seed)["model"]
+        for seed in (0, 1)
+    }
     kernels = [jax.device_get(make[seed]().layer.kernel[...]) for seed in (0, 0, 1)]
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert (kernels[0] != kernels[2]).any()
 
 
 def test_without_data(importable, line_config):
-    given = Config({k: v for k, v in line_config.items() if k != "with_file_checkpointer"}, Recorder).learner(with_data=False)
+    given = Config({k: v for k, v in line_config.items() if k != "with_file_checkpointer"}, Recorder).learner(
+        with_data=False
+    )
     assert not {"train", "valid"} & set(given)
 
 

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import jax
 import pytest
@@ -19,7 +19,7 @@ class Ours:
         (str, str),
         (Literal["a", "b"], Literal["a", "b"]),
         (jax.typing.ArrayLike, float),
-        (Union[float, jax.Array, Callable[[int], float]], float),
+        (float | jax.Array | Callable[[int], float], float),
         (jax.typing.ArrayLike | None, float | None),
         (tuple[float, jax.typing.ArrayLike], tuple[float, float]),
         (tuple[jax.typing.ArrayLike, ...], tuple[float, ...]),
@@ -29,8 +29,8 @@ class Ours:
         (Ours, Ours),
         (Callable[[int], float], None),
         (Any, None),
-        (Union[Any, Callable[[int], float], None], None),
-        (Union[float, Iterable["Tree"], Mapping[Any, "Tree"]], None),  # noqa: F821
+        (Any | Callable[[int], float] | None, None),
+        (float | Iterable["Tree"] | Mapping[Any, "Tree"], None),  # noqa: F821
         (jax.Array, None),
         (None, None),
     ],
@@ -41,7 +41,12 @@ def test_what_yaml_can_give_of_a_type(annotation, kept):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("adamw", "AdamW"), ("sgd", "SGD"), ("sign_sgd", "SignSGD"), ("warmup_constant_schedule", "WarmupConstantSchedule")],
+    [
+        ("adamw", "AdamW"),
+        ("sgd", "SGD"),
+        ("sign_sgd", "SignSGD"),
+        ("warmup_constant_schedule", "WarmupConstantSchedule"),
+    ],
 )
 def test_names(name, expected):
     assert camel_case(name) == expected

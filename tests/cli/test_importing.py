@@ -39,7 +39,10 @@ def test_what_is_not_there(importable, path, message):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("import os\nimport nosuchthing\n", r"ModuleNotFoundError: No module named 'nosuchthing' \(.*broken.py, line 2\)"),
+        (
+            "import os\nimport nosuchthing\n",
+            r"ModuleNotFoundError: No module named 'nosuchthing' \(.*broken.py, line 2\)",
+        ),
         ("x = 1\ny = x.z\n", r"AttributeError: .* \(.*broken.py, line 2\)"),
         ("def f(:\n", r"SyntaxError: .* \(.*broken.py, line 1\)"),
         ("import sys\n\nsys.exit(3)\n", r"SystemExit: 3 \(.*broken.py, line 3\)"),

@@ -34,7 +34,7 @@ def summary():
         return json.load(file)
 
 
-# -- commands -----------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------------------------
 
 
 def test_help(learner):
@@ -82,7 +82,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace, words, m
     assert os.listdir() == ["mymodule.py"]
 
 
-# -- fit ----------------------------------------------------------------------------------------------------------------
+# -- fit -------------------------------------------------------------------------------------------------------------
 
 
 def test_fit_leaves_a_run_and_its_config(learner, config):
@@ -166,7 +166,7 @@ def test_resume_true_starts_afresh_where_there_is_nothing(learner, config):
     assert summary()["epochs"] == 2
 
 
-# -- resume ---------------------------------------------------------------------------------------------------------
+# -- resume ----------------------------------------------------------------------------------------------------------
 
 
 def test_resume_goes_on_as_config_yaml_says(learner, config):
@@ -230,7 +230,7 @@ def test_ctrl_c_before_a_run(learner, config, workplace):
     assert (code, out, err) == (130, "", "learner: interrupted\n")
 
 
-# -- evaluate, predict, summary ---------------------------------------------------------------------------------------
+# -- evaluate, predict, summary --------------------------------------------------------------------------------------
 
 
 def test_evaluate(learner, config):
@@ -283,8 +283,8 @@ def test_predict(learner, config, workplace):
         weights = np.linalg.lstsq(x, outputs["predictions"], rcond=None)[0]
         np.testing.assert_allclose(x @ weights, outputs["predictions"], rtol=1e-4)
         first = outputs["predictions"]
-    (workplace / "data.yaml").write_text("dataset: "
-        "{class_path: numpy.load, init_args: {file: data.npz}}\nbatch_size: 2")
+    stored = "{class_path: mymodule.stored, init_args: {path: data.npz}}"
+    (workplace / "data.yaml").write_text(f"dataset: {stored}\nbatch_size: 2")
     code, _, err = learner("predict", "run", "data.yaml", "--output=again.npz")
     assert (code, "Traceback" in err) == (0, False)
     with np.load("again.npz") as outputs:

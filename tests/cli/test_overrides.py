@@ -80,7 +80,9 @@ def test_values(text, value):
 
 
 def test_words():
-    line = split(["run", "--a=1", "--b.c", "2", "-o", "f.npz", "--d=", "--e=x=y", "--print_config", "more", "--f", "-1"])
+    line = split(
+        ["run", "--a=1", "--b.c", "2", "-o", "f.npz", "--d=", "--e=x=y", "--print_config", "more", "--f", "-1"]
+    )
     assert line.positional == ["run", "more"]
     assert line.overrides == [("a", "1"), ("b.c", "2"), ("output", "f.npz"), ("d", ""), ("e", "x=y"), ("f", "-1")]
     assert line.switches == {"print_config": ""}
@@ -125,7 +127,7 @@ def test_files_that_are_wrong(tmp_path, content, message):
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(LearnerError, match="there is no config file .*digits.yaml$"):
+    with pytest.raises(LearnerError, match=r"there is no config file .*digits\.yaml$"):
         read_yaml(tmp_path / "digits.yaml")
     (tmp_path / "digit.yaml").write_text("a: 1")
     with pytest.raises(LearnerError, match=r"there is no config file .*: did you mean '.*digit.yaml'"):

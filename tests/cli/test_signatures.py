@@ -18,7 +18,6 @@ def function(
     pair: tuple[int, int] = (1, 2),
     loose=(3, 4),
     activation: Callable = jax.nn.relu,
-    wrong: int = None,  # type: ignore[assignment]
 ):
     return locals()
 
@@ -59,7 +58,6 @@ def test_defaults_are_those_that_a_config_can_say():
         "mode": "a",
         "pair": (1, 2),
         "loose": (3, 4),
-        "wrong": None,
     }
 
 

@@ -36,8 +36,9 @@ def test_data_as_they_are(importable):
 
 
 def test_a_batcher(importable):
-    (importable / "batchers.py").write_text("import numpy as np\ndef count(items): return "
-        "{'n': np.array([len(items)])}\n")
+    (importable / "batchers.py").write_text(
+        "import numpy as np\ndef count(items): return {'n': np.array([len(items)])}\n"
+    )
     made = source({"dataset": "mymodule.rows", "batch_size": 5, "batcher": "batchers.count"}, "train", 0)
     assert made.config()["batcher"] == "batchers.count"
     assert [batch["n"].tolist() for batch in made.make()] == [[5], [5], [2]]

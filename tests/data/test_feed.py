@@ -31,6 +31,8 @@ class Host(Strategy):
     def place(self, tree):
         return jax.tree.map(np.asarray, tree)
 
+    put = place
+
     def compile(self, program, donate=()):
         return program
 
@@ -260,7 +262,11 @@ def test_a_used_buffer_is_never_written_again():
     """A CPU device takes a NumPy array as it is, so the next dispatch must not be written over it."""
     batches = [{"x": np.full((4, 2), i, np.float32)} for i in range(6)]
     first, second, third = taken(feeder_of(batches, plan_of(buffer=2), SingleDevice()))
-    assert [np.asarray(d.feed.batches["x"])[:, 0, 0].tolist() for d in (first, second, third)] == [[0, 1], [2, 3], [4, 5]]
+    assert [np.asarray(d.feed.batches["x"])[:, 0, 0].tolist() for d in (first, second, third)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
 
 
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
@@ -300,7 +306,8 @@ def test_the_limit_is_asked_with_the_number_of_steps_made():
 
 
 @pytest.mark.parametrize(
-    ("size", "steps"), [(1, 32), (2 * 2**20, 32), (16 * 2**20, 4), (32 * 2**20, 2), (33 * 2**20, 1), (2**40, 1), (0, 32)]
+    ("size", "steps"),
+    [(1, 32), (2 * 2**20, 32), (16 * 2**20, 4), (32 * 2**20, 2), (33 * 2**20, 1), (2**40, 1), (0, 32)],
 )
 def test_the_default_buffer_is_what_fits_into_64_mib(size, steps):
     assert steps_for(size) == steps
@@ -330,7 +337,10 @@ def test_no_warning_for_eight_shapes():
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"x": np.zeros((4, 2), np.int32), "y": np.zeros(4)}, r"changed their dtypes.*x: float32\[4, 2\].*x: int32\[4, 2\]"),
+        (
+            {"x": np.zeros((4, 2), np.int32), "y": np.zeros(4)},
+            r"changed their dtypes.*x: float32\[4, 2\].*x: int32\[4, 2\]",
+        ),
         ({"x": np.zeros((4, 2), np.float32)}, r"changed their structure.*y: float64\[4\] to x: float32\[4, 2\]$"),
         ({"x": np.zeros((4, 2), np.float32), "z": np.zeros(4)}, r"changed their structure.*z: float64\[4\]"),
         ([np.zeros((4, 2), np.float32), np.zeros(4)], r"changed their structure.* to 0: float32\[4, 2\], 1: float64"),
@@ -355,7 +365,10 @@ def test_a_new_dtype_or_structure_is_an_error_that_shows_both(second, message):
         ({"x": np.zeros((4, 2)), "y": 3.0}, r"one common leading axis; they have 'x' \[4, 2\], 'y' \[\]"),
         (5, r"one common leading axis; they have the array \[\]"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, r"a batch of the train data has 0 rows"),
-        ({"x": np.zeros(2), "name": np.array(["a", "b"])}, r"'name' of a train batch has dtype <U1; batches hold numbers"),
+        (
+            {"x": np.zeros(2), "name": np.array(["a", "b"])},
+            r"'name' of a train batch has dtype <U1; batches hold numbers",
+        ),
         ({"x": np.array([None, {}], dtype=object)}, r"'x' of a train batch has dtype object"),
         ({"t": np.zeros(2, "datetime64[s]")}, r"'t' of a train batch has dtype datetime64\[s\]"),
         ({"r": np.zeros(2, [("a", int)])}, r"'r' of a train batch has dtype \[\('a', '<i8'\)\]"),
@@ -368,7 +381,9 @@ def test_a_batch_that_cannot_be_used_is_an_error_that_names_the_field(batch, mes
         batch_arrays(batch, "train")
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float16, np.float64, np.complex64, jax.numpy.bfloat16, jax.numpy.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [np.bool_, np.int8, np.float16, np.float64, np.complex64, jax.numpy.bfloat16, jax.numpy.float8_e4m3fn]
+)
 def test_numbers_of_every_kind_are_taken_as_they_are(dtype):
     batch = batch_arrays({"x": np.zeros(3, dtype), "y": jax.numpy.zeros(3, jax.numpy.int32)}, "train")
     assert batch["x"].dtype == dtype
@@ -388,7 +403,9 @@ def test_a_loader_that_is_empty_in_a_later_epoch_is_an_error():
     feeder = feeder_of(lambda: next(epochs), plan_of())
     dispatches = feeder.open(1, 0, 0, 3)
     assert [next(dispatches).epoch for _ in range(2)] == [1, 2]
-    with pytest.raises(LearnerError, match=r"train data had no batches in epoch 3: a loader must give its batches anew"):
+    with pytest.raises(
+        LearnerError, match=r"train data had no batches in epoch 3: a loader must give its batches anew"
+    ):
         next(dispatches)
 
 

@@ -30,6 +30,12 @@ def line_step(model, batch):
     return RegressionOutput.from_predictions(predictions, batch["t"])
 
 
+def noisy_step(model, batch, rng):
+    """The line with some of its inputs left out."""
+    kept = jax.random.bernoulli(rng, 0.8, batch["x"].shape).astype(jnp.float32)
+    return line_step(model, {**batch, "x": batch["x"] * kept})
+
+
 class Net(nnx.Module):
     """Everything that a model may carry: parameters, running statistics, a random stream."""
 
@@ -97,6 +103,17 @@ def valid_data(size=9):
     return DataLoaderBuilder().batch_size(size).build({k: v[:20] for k, v in arrays().items()})
 
 
+def scripted(*losses):
+    """Validation data by which a line that has learnt nothing has these losses, one after the other."""
+    script = iter(losses)
+
+    def make():
+        t = np.full((4, 1), next(script) ** 0.5, np.float32)
+        return iter([{"x": X[:4], "t": t, "y": Y[:4]}])
+
+    return make
+
+
 def quiet(directory, **options):
     """A builder without anything on the screen."""
     return LearnerBuilder(directory, **options).renderer(None)
@@ -132,7 +149,7 @@ def numbers_of(directory):
 
 
 def saved_steps(directory):
-    return sorted(int(p.name) for p in (Path(directory) / "checkpoint").iterdir() if p.name.isdigit())
+    return sorted(int(p.name) for p in Path(directory).glob("checkpoint/*") if p.name.isdigit())
 
 
 def bits(tree):

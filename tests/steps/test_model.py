@@ -1,0 +1,544 @@
+"""Every kind of model, and what has to hold for all of them: splitting, merging, modes, randomness, what is trained."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from small_models import BATCH, CASES, ROWS, Case, Ensemble, EquinoxNet, Everything, LinenNet, assert_equal_arrays, copied
+
+from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
+from learner.steps.measure import Measure
+from learner.steps.model import Family, family_of
+from learner.steps.state import named_leaves
+from learner.steps.step import Step, step_fn
+
+all_cases = pytest.mark.parametrize("case", CASES, ids=str)
+KEY = jax.random.key(5)
+
+
+def step_of(case: Case, model: Any = None, trainable: Any = None) -> Step:
+    model = case.make() if model is None else model
+    train, valid = (step_fn(model, name, case.step) for name in ("train_step", "valid_step"))
+    nothing = Measure.of([])
+    return Step(family_of(model, trainable), optax.sgd, None, train, None, valid, nothing, nothing)
+
+
+def one_step(step: Step, batch: Any = BATCH, state: Any = None, lr: float = 0.1) -> Any:
+    """The state after a step, compiled."""
+    state = step.init(lr, 0) if state is None else state
+    return jax.jit(lambda state, batch: step.whole(state, [batch])[0])(state, batch)
+
+
+@functools.cache
+def after_one_step(name: str) -> Any:
+    """The step of a case, the state before it and the state after."""
+    step = step_of(next(case for case in CASES if case.name == name))
+    state = step.init(0.1, 0)
+    return step, state, one_step(step, state=state)
+
+
+def canonical(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """64-bit numbers are 32-bit ones on a device."""
+    return {name: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)) for name, x in arrays.items()}
+
+
+# -- splitting and putting together ------------------------------------------------------------------------------------
+
+
+@all_cases
+def test_split_and_merge_lose_nothing(case):
+    family = family_of(case.make())
+    before = named_leaves((family.params, family.model_state))
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    after = named_leaves(family.read_all(model))
+    assert list(before) == list(after)
+    for name, x in before.items():
+        np.testing.assert_array_equal(after[name], x, err_msg=name)
+    assert_equal_arrays(case.arrays(model), case.arrays(case.make()))
+
+
+@all_cases
+def test_every_array_is_in_the_state_once(case):
+    family, arrays = family_of(case.make()), case.arrays(case.make())
+    leaves = jax.tree.leaves((family.params, family.model_state))
+    assert sorted(np.asarray(x).tobytes() for x in leaves) == sorted(x.tobytes() for x in arrays.values())
+    assert all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(family.params))
+
+
+@all_cases
+def test_rebuild_gives_a_new_model_of_the_same_type_in_eval_mode(case):
+    given = case.make()
+    family = family_of(given)
+    state = Step.init(step_of(case, given), 0.1, 0)
+    made = family.rebuild(state.params, state.model_state)
+    assert type(made) is type(given)
+    assert made is not given
+    assert case.in_eval(made)
+    assert_equal_arrays(case.arrays(made), canonical(case.arrays(given)))
+    again = family_of(made)  # it can be trained again
+    assert list(named_leaves(again.params)) == list(named_leaves(family.params))
+
+
+@all_cases
+def test_what_is_no_array_stays_as_it_was(case):
+    family = family_of(case.make())
+    made = family.rebuild(family.params, family.model_state)
+    if isinstance(made, Everything):
+        assert (made.width, made.label, made.activation) == (3, "everything", nnx.tanh)
+    elif isinstance(made, EquinoxNet):
+        assert (made.name, made.activation) == ("net", jnp.tanh)
+    elif isinstance(made, dict):
+        assert made["keep"] == 0.8
+    elif isinstance(made, list):
+        assert made[2:] == [jnp.tanh, "affine", 2]
+
+
+@all_cases
+def test_the_given_model_is_neither_changed_nor_donated(case, tmp_path):
+    given = case.make()
+    before, mode = copied(case.arrays(given)), case.in_eval(given)
+    learner = LearnerBuilder(tmp_path / "run").build(given, optax.sgd, 0.1, **case.steps)
+    step, state = jax.jit(learner.train_step, donate_argnums=0), learner.init()
+    for _ in range(2):
+        state, _ = step(state, BATCH)
+    jax.jit(learner.valid_step)(state, BATCH)
+    assert_equal_arrays(case.arrays(given), before)  # a donated array could not be read
+    assert case.in_eval(given) == mode
+    trained = learner._rebuild(state)
+    assert any(not np.array_equal(x, before[name]) for name, x in case.arrays(trained).items())
+
+
+def test_shared_parameters_stay_shared():
+    step, _, after = after_one_step("nnx")
+    assert "layers.1.kernel" not in named_leaves(step.family.params)
+    made = step.family.rebuild(after.params, after.model_state)
+    assert made.layers[0].kernel is made.layers[1].kernel
+    assert made.layers[0].bias is not made.layers[1].bias
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+@all_cases
+def test_training_updates_the_statistics_and_evaluation_does_not(case):
+    step, state, after = after_one_step(case.name)
+    before = case.arrays(step.family.rebuild(state.params, state.model_state))
+    arrays = case.arrays(step.family.rebuild(after.params, after.model_state))
+    changed = {name for name, x in arrays.items() if not np.array_equal(x, before[name])}
+    trained = {name for name, x in before.items() if name not in case.statistics and x.dtype == np.float32}
+    if case.name == "nnx":
+        trained -= {"shift"}  # a plain attribute is carried, not trained
+    assert changed == {*trained, *case.statistics}
+
+    evaluated = jax.jit(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)))
+    first, second = evaluated(after, BATCH), evaluated(after, BATCH)
+    assert first.loss == second.loss
+    model = step.family.merge(after.params, after.model_state, KEY, train=False)
+    assert case.in_eval(model)
+    step.valid(model, jax.tree.map(jnp.asarray, BATCH), KEY)
+    unchanged = case.arrays(model)
+    assert_equal_arrays(unchanged, arrays)
+
+
+@pytest.mark.parametrize("case", CASES[:1] + CASES[2:3], ids=str)
+def test_running_statistics_are_those_of_the_activations(case):
+    step, _, state = after_one_step(case.name)
+    arrays = {name: np.float64(x) for name, x in case.arrays(case.make()).items()}
+    if case.name == "nnx":
+        x = np.tanh(BATCH["x"] @ arrays["layers.0.kernel"] + arrays["layers.0.bias"])
+        x = np.tanh(x @ arrays["layers.0.kernel"] + arrays["layers.1.bias"])
+    else:
+        x = np.tanh(BATCH["x"] @ arrays["['params']['hidden']['kernel']"] + arrays["['params']['hidden']['bias']"])
+    mean, var = case.statistics[:2]
+    got = case.arrays(step.family.rebuild(state.params, state.model_state))
+    np.testing.assert_allclose(got[mean], 0.1 * x.mean(0), atol=1e-6)
+    np.testing.assert_allclose(got[var], 0.9 + 0.1 * x.var(0), atol=1e-6)
+
+
+def test_evaluation_uses_the_running_statistics_and_no_dropout():
+    step = step_of(CASES[0])
+    output = jax.jit(lambda state: step.evaluate(state, BATCH, jnp.int32(0)))(step.init(0.1, 0))
+    arrays = {name: np.float64(x) for name, x in CASES[0].arrays(Everything()).items()}
+    x = np.tanh(BATCH["x"] @ arrays["layers.0.kernel"] + arrays["layers.0.bias"])
+    x = np.tanh(x @ arrays["layers.0.kernel"] + arrays["layers.1.bias"]) / np.sqrt(1 + 1e-5)  # mean 0, variance 1
+    expected = x @ arrays["head.kernel"] + arrays["head.bias"] + [0.0, 0.5]
+    np.testing.assert_allclose(output.predictions, expected, rtol=1e-5, atol=1e-6)
+
+
+# -- randomness --------------------------------------------------------------------------------------------------------
+
+
+def losses_with(step: Step, keys: list[Any]) -> list[float]:
+    """The train loss of the first step under each root key."""
+    state = step.init(0.1, 0)
+
+    @jax.jit
+    def loss(key):
+        fixed = dataclasses.replace(state, rng=key)
+        return step.micro(fixed, step.begin(fixed), BATCH, jnp.int32(0))[0].loss
+
+    return [float(loss(key)) for key in keys]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.random], ids=str)
+def test_random_masks_are_a_function_of_the_key(case):
+    step = step_of(case)
+    one, same, other = losses_with(step, [KEY, KEY, jax.random.key(6)])
+    assert one == same
+    assert one != other
+
+
+def test_random_masks_do_not_depend_on_the_streams_of_the_model():
+    fresh, used = Everything(), Everything()
+    used.drop.rngs = nnx.Rngs(99).dropout.fork()
+    used.drop(jnp.ones((2, 2)))  # counts
+    assert losses_with(step_of(CASES[0], fresh), [KEY]) == losses_with(step_of(CASES[0], used), [KEY])
+
+
+def test_masks_differ_from_step_to_step_and_from_micro_batch_to_micro_batch():
+    step = step_of(CASES[0])
+    state = step.init(0.1, 0)
+
+    @jax.jit
+    def loss(number, index):
+        at = dataclasses.replace(state, step=number)
+        return step.micro(at, step.begin(at), BATCH, index)[0].loss
+
+    numbers = [float(loss(jnp.int32(i), jnp.int32(j))) for i in range(2) for j in range(2)]
+    assert len(set(numbers)) == 4
+
+
+class Noise(nnx.Module):
+    """Shows what its random streams draw."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.one, self.two = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def draw(self):
+        x = jnp.ones((64,))
+        return self.one(x), self.one(x), self.two(x)
+
+
+def test_each_stream_and_each_call_has_a_mask_of_its_own():
+    family = family_of(Noise())
+    masks = [np.asarray(x) for x in family.merge(family.params, family.model_state, KEY, train=True).draw()]
+    again = [np.asarray(x) for x in family.merge(family.params, family.model_state, KEY, train=True).draw()]
+    for i in range(3):
+        assert 0 < (masks[i] == 0).sum() < 64
+        np.testing.assert_array_equal(masks[i], again[i])
+        assert not np.array_equal(masks[i], masks[i - 1])
+
+
+def test_members_of_a_vmapped_model_draw_apart():
+    family = family_of(Ensemble())
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    masks = nnx.vmap(lambda member: member.drop(jnp.ones((64,))))(model.members)
+    assert masks.shape == (3, 64)
+    assert len({np.asarray(mask).tobytes() for mask in masks}) == 3
+
+
+def test_linen_calls_draw_apart():
+    module = nn.Dropout(0.5, deterministic=False)
+    family = family_of(Linen(module, {"params": {"unused": jnp.ones(())}}))
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    one, two = np.asarray(model(jnp.ones((64,)))), np.asarray(model(jnp.ones((64,))))
+    assert not np.array_equal(one, two)
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    np.testing.assert_array_equal(model(jnp.ones((64,))), one)
+
+
+# -- what is differentiated --------------------------------------------------------------------------------------------
+
+
+@all_cases
+def test_what_is_not_trainable_does_not_move(case):
+    step = step_of(case, trainable=lambda path, x: case.head in path)
+    everything = step_of(case)
+    names = set(named_leaves(everything.family.params))
+    trained = {name for name in names if case.head in name}
+    assert 0 < len(trained) < len(names)
+    assert set(named_leaves(step.family.params)) == trained
+    before, after = step.init(0.1, 0), one_step(step)
+    was, now = (
+        named_leaves(family_of(step.family.rebuild(s.params, s.model_state)).params) for s in (before, after)
+    )
+    assert {name for name in names if not np.array_equal(was[name], now[name])} == trained
+
+
+def test_a_predicate_sees_paths_and_arrays():
+    seen = {}
+
+    def only_matrices(path, x):
+        seen[path] = x.shape
+        return x.ndim == 2
+
+    family = family_of(Everything(), only_matrices)
+    assert sorted(named_leaves(family.params)) == ["head.kernel", "layers.0.kernel"]
+    assert seen["head.kernel"] == (3, 2)
+    assert "norm.mean" not in seen  # statistics are never asked about
+
+
+class Scale(nnx.Param):
+    """A kind of parameter of one's own."""
+
+
+class Scaled(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.linear, self.norm = nnx.Linear(3, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.scale, self.offset = Scale(jnp.ones(2)), Offset(jnp.zeros(2))
+
+    def train_step(self, batch):
+        x = self.drop(self.norm(self.linear(batch["x"])))
+        return RegressionOutput.from_predictions(x * self.scale[...][None] + self.offset[...][None], batch["y"])
+
+
+class Offset(nnx.Variable):
+    """Not a parameter, unless trainable= says so."""
+
+
+LINEAR = ["linear.bias", "linear.kernel"]
+FILTERS = {
+    "type": (Scale, ["scale"]),
+    "other_type": (Offset, ["offset"]),
+    "any": (nnx.Any(Scale, Offset), ["offset", "scale"]),
+    "not": (nnx.All(nnx.Param, nnx.Not(Scale)), [*LINEAR, "norm.bias", "norm.scale"]),
+    "path": (nnx.PathContains("linear"), LINEAR),
+    "path_with_statistics": (nnx.PathContains("norm"), ["norm.bias", "norm.scale"]),
+    "all": (..., [*LINEAR, "norm.bias", "norm.scale", "offset", "scale"]),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_nnx_filters_choose_what_is_trained(name):
+    given, expected = FILTERS[name]
+    model = Scaled()
+    step = dataclasses.replace(
+        step_of(CASES[0], Everything()), family=family_of(model, given), train=step_fn(model, "train_step", None)
+    )
+    assert sorted(named_leaves(step.family.params)) == expected
+    if name not in ("path_with_statistics", "all"):
+        return
+    before, after = step.init(0.1, 0), one_step(step)
+    was, now = (CASES[0].arrays(step.family.rebuild(s.params, s.model_state)) for s in (before, after))
+    assert {n for n in was if not np.array_equal(was[n], now[n])} == {*expected, "norm.mean", "norm.var"}
+
+
+def test_equinox_state_is_never_differentiated():
+    case = next(case for case in CASES if case.name == "equinox_state")
+    family = family_of(case.make())
+    assert not any(name.startswith("1") for name in named_leaves(family.params))
+    assert sum(x.dtype == jnp.float32 for x in family.model_state.values()) == 2
+
+
+# -- wrong models ------------------------------------------------------------------------------------------------------
+
+
+class Adding(nnx.Module):
+    """A model whose step does something to its variables."""
+
+    def __init__(self, change):
+        self.scale, self.change = nnx.Param(jnp.ones(2)), change
+        self.old = nnx.BatchStat(jnp.zeros(2))
+
+    def train_step(self, batch):
+        self.change(self)
+        return RegressionOutput.from_predictions(batch["y"] * self.scale[...][None], batch["y"])
+
+
+def add_param(model):
+    model.extra = nnx.Param(jnp.ones(2))
+
+
+def add_statistic(model):
+    model.extra = nnx.BatchStat(jnp.ones(2))
+
+
+def keep_an_intermediate(model):
+    model.extra = nnx.Intermediate(jnp.ones(2))
+
+
+def remove_statistic(model):
+    del model.old
+
+
+def remove_param(model):
+    del model.scale
+    model.scale = nnx.BatchStat(jnp.ones(2))
+
+
+def widen_statistic(model):
+    model.old.set_value(jnp.zeros(3))
+
+
+def retype_statistic(model):
+    model.old.set_value(jnp.zeros(2, jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (add_param, "new: extra"),
+        (add_statistic, "new: extra"),
+        (keep_an_intermediate, "new: extra"),
+        (remove_statistic, "missing: old"),
+        (remove_param, "scale"),
+        (widen_statistic, "old was float32[2] and became float32[3]"),
+        (retype_statistic, "old was float32[2] and became int32[2]"),
+    ],
+)
+def test_a_step_that_changes_the_variables_is_an_error_that_names_them(change, said):
+    with pytest.raises(LearnerError, match="a step changed") as error:
+        one_step(step_of(CASES[0], Adding(change)))
+    assert said in str(error.value)
+
+
+class LinenAdding(nn.Module):
+    @nn.compact
+    def __call__(self, x, more):
+        if more:
+            self.variable("batch_stats", "extra", jnp.zeros, (2,))
+        self.sow("intermediates", "x", x)  # a collection that is not there is not asked for
+        return nn.BatchNorm(use_running_average=False)(nn.Dense(2)(x))
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_linen_step_that_adds_variables(more):
+    module = LinenAdding()
+    model = Linen(module, module.init(jax.random.key(0), jnp.ones((2, 3)), False))
+    model.variables.pop("intermediates", None)
+    case = dataclasses.replace(
+        CASES[2], step=lambda m, b: RegressionOutput.from_predictions(m(b["x"], more), b["y"])
+    )
+    if not more:
+        one_step(step_of(case, model))
+        return
+    with pytest.raises(LearnerError, match=r"a step changed the variables .*new: .*batch_stats.extra"):
+        one_step(step_of(case, model))
+
+
+def more_leaves(model, batch):
+    return {**model, "extra": jnp.zeros(())}
+
+
+def fewer_leaves(model, batch):
+    return {"w": model["w"]}
+
+
+def other_names(model, batch):
+    return {"w": model["w"], "z": model["n"]}
+
+
+def other_shape(model, batch):
+    return {**model, "n": jnp.zeros((3,), jnp.int32)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (more_leaves, "new: extra"),
+        (fewer_leaves, "missing: n"),
+        (other_names, "new: z; missing: n"),
+        (other_shape, "n was int32[] and became int32[3]"),
+        (lambda model, batch: [model["w"], model["n"]], "new: 0, 1"),
+    ],
+)
+def test_a_step_that_returns_another_tree_is_an_error_that_names_it(change, said):
+    def train(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"]), change(model, batch)
+
+    case = dataclasses.replace(CASES[-2], step=train)
+    with pytest.raises(LearnerError) as error:
+        one_step(step_of(case, {"w": jnp.ones((3, 2)), "n": jnp.int32(0)}))
+    assert said in str(error.value)
+
+
+def test_one_array_in_two_places_of_a_pytree_is_an_error():
+    w = jnp.ones((3, 3))
+    with pytest.raises(LearnerError, match=r"same array twice, as layers\.0\.w and layers\.1\.w.*jnp\.copy"):
+        family_of({"layers": [{"w": w}, {"w": w}]})
+    net = EquinoxNet()
+    tied = eqx.tree_at(lambda net: net.head.bias, net, net.hidden.bias)
+    with pytest.raises(LearnerError, match=r"hidden\.bias and head\.bias"):
+        family_of(tied)
+    with pytest.raises(LearnerError, match="same array twice"):
+        family_of(Linen(LinenNet(), {"params": {"a": w, "b": w}}))
+    family_of({"a": w, "b": jnp.copy(w)})
+    family_of({"w": w, "rate": 0.1, "again": 0.1, "act": jnp.tanh, "too": jnp.tanh})  # no arrays
+
+
+@pytest.mark.parametrize("module", [nn.Dense(2), LinenNet()], ids=["Dense", "LinenNet"])
+def test_a_linen_module_without_variables_is_an_error(module):
+    with pytest.raises(LearnerError, match=rf"{type(module).__name__}\); pass Linen\(module, variables\)"):
+        family_of(module)
+
+
+def test_linen_variables_without_params_are_an_error():
+    with pytest.raises(LearnerError, match=r"variables with \['batch_stats'\].*with 'params'"):
+        Linen(LinenNet(), {"batch_stats": {}})
+
+
+class NoParameters(nnx.Module):
+    def __init__(self):
+        self.stat = nnx.BatchStat(jnp.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "trainable", "said"),
+    [
+        (NoParameters(), None, r"\(NoParameters\) has no parameters to train: it has stat"),
+        ({"n": jnp.arange(3)}, None, r"\(dict\) has no parameters to train: it has n, and nothing"),
+        ({}, None, "it has no arrays"),
+        (3, None, "it has no arrays"),
+        ({"w": jnp.ones(2)}, lambda path, x: False, "it has w, and trainable= selects none of them"),
+        (Everything(), lambda path, x: "typo" in path, "trainable= selects none of them"),
+        (Everything(), nnx.LoRAParam, "trainable= selects none of them"),
+        (CASES[2].make(), lambda path, x: False, "trainable= selects none of them"),
+    ],
+)
+def test_a_model_without_parameters_is_an_error(model, trainable, said):
+    with pytest.raises(LearnerError, match=said):
+        family_of(model, trainable)
+
+
+def test_equinox_is_recognised_without_being_imported():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, jax.numpy as jnp; from learner.steps.model import family_of; "
+        "family_of({'w': jnp.ones(2)}); sys.exit('equinox' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_kind_is_said():
+    kinds = [family_of(case.make()).kind for case in CASES]
+    assert kinds == ["flax.nnx", "flax.nnx", "flax.linen", "equinox", "equinox", "pytree", "pytree"]
+
+
+def test_a_family_takes_the_gradients_of_its_library():
+    model = Everything()
+    family: Family = family_of(model)
+
+    def loss(model):
+        return model(jnp.asarray(BATCH["x"])).sum()
+
+    grads = family.grads(nnx.grad(loss)(model))
+    assert list(named_leaves(grads)) == list(named_leaves(family.params))
+    np.testing.assert_allclose(grads["head"]["bias"], [ROWS, ROWS])
+    net = EquinoxNet()
+    family = family_of(net)
+    grads = family.grads(eqx.filter_grad(lambda net: net.head(jnp.ones(3)).sum())(net))
+    assert jax.tree.structure(grads) == jax.tree.structure(family.params)
+    np.testing.assert_array_equal(grads.head.bias, [1.0, 1.0])

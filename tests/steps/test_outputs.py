@@ -1,0 +1,306 @@
+"""What steps return: losses, weights and gradients against NumPy, scikit-learn and numbers worked out by hand."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn_metrics
+
+from learner import (
+    ClassificationOutput,
+    LearnerError,
+    MultiLabelOutput,
+    RegressionOutput,
+    SequenceOutput,
+    TrainOutput,
+    weighted_mean,
+)
+
+ROWS, LENGTH, CLASSES = 6, 5, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of output, how to make it, and its loss per value of the mask, in float64."""
+
+    name: str
+    make: Callable[..., Any]
+    inputs: tuple[int, ...]
+    targets: Callable[[np.random.Generator], np.ndarray]
+    each: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    mask_shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return -np.take_along_axis(log_probabilities, labels[..., None], -1)[..., 0]
+
+
+def binary_cross_entropy(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    probabilities = 1 / (1 + np.exp(-logits))
+    return -(targets * np.log(probabilities) + (1 - targets) * np.log(1 - probabilities)).mean(-1)
+
+
+def squared_error(predictions: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    return ((predictions - targets) ** 2).reshape(len(predictions), -1).mean(-1)
+
+
+def labels(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
+    return lambda rng: rng.integers(0, CLASSES, shape).astype(np.int32)
+
+
+def numbers(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
+    return lambda rng: rng.normal(size=shape).astype(np.float32)
+
+
+def zeros_and_ones(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
+    return lambda rng: rng.integers(0, 2, shape).astype(np.int32)
+
+
+rows, tokens = (ROWS,), (ROWS, LENGTH)
+KINDS = [
+    Kind("classes", ClassificationOutput.from_logits, (ROWS, CLASSES), labels(ROWS), cross_entropy, rows),
+    Kind(
+        "labels",
+        MultiLabelOutput.from_logits,
+        (ROWS, 3),
+        zeros_and_ones(ROWS, 3),
+        binary_cross_entropy,
+        rows,
+    ),
+    Kind("number", RegressionOutput.from_predictions, (ROWS,), numbers(ROWS), squared_error, rows),
+    Kind("numbers", RegressionOutput.from_predictions, (ROWS, 2, 3), numbers(ROWS, 2, 3), squared_error, rows),
+    Kind("tokens", SequenceOutput.from_logits, (*tokens, CLASSES), labels(*tokens), cross_entropy, tokens),
+]
+all_kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+def data(kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets and a mask that keeps some."""
+    rng = np.random.default_rng(3)
+    inputs = rng.normal(size=kind.inputs).astype(np.float32) * 3
+    targets = kind.targets(rng)
+    mask = rng.integers(0, 2, kind.mask_shape)
+    mask.flat[:2] = 0, 1
+    return inputs, targets, mask
+
+
+@functools.cache
+def loss_and_grad(kind: Kind) -> Callable[..., Any]:
+    """Compiled: of inputs, targets and a mask."""
+    return jax.jit(jax.value_and_grad(lambda inputs, targets, mask: kind.make(inputs, targets, mask=mask).loss))
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@all_kinds
+def test_the_loss_is_the_mean_over_all_rows(kind):
+    inputs, targets, _ = data(kind)
+    output = jax.jit(kind.make)(inputs, targets)
+    each = kind.each(np.float64(inputs), targets)
+    np.testing.assert_allclose(output.loss, each.mean(), rtol=1e-5)
+    assert output.loss.shape == ()
+    assert output.loss.dtype == jnp.float32
+    assert output.weight == each.size
+    assert output.mask is None
+    np.testing.assert_array_equal(output.targets, targets)
+
+
+@all_kinds
+@pytest.mark.parametrize("dtype", [bool, pytest.param(np.float32, marks=pytest.mark.full), np.int32])
+def test_the_loss_is_the_mean_over_what_the_mask_keeps(kind, dtype):
+    inputs, targets, mask = data(kind)
+    output = jax.jit(kind.make)(inputs, targets, mask.astype(dtype))
+    each = kind.each(np.float64(inputs), targets)
+    np.testing.assert_allclose(output.loss, each[mask == 1].mean(), rtol=1e-5)
+    assert int(output.weight) == mask.sum()
+    np.testing.assert_array_equal(output.mask, mask.astype(dtype))
+
+
+@all_kinds
+def test_masked_rows_may_be_nan_or_infinite_for_the_loss_and_its_gradient(kind):
+    inputs, targets, mask = data(kind)
+    hidden = mask == 0
+    clean = loss_and_grad(kind)(inputs, targets, mask)
+    for bad in (np.nan, np.inf):
+        dirty = inputs.copy()
+        dirty[hidden] = bad
+        bad_targets = targets.copy()
+        bad_targets[hidden] = bad if targets.dtype == np.float32 else 10**6  # labels that no model knows
+        loss, grads = loss_and_grad(kind)(dirty, bad_targets, mask)
+        assert loss == clean[0]
+        np.testing.assert_array_equal(grads, clean[1])
+        assert (grads[hidden] == 0).all()
+
+
+@all_kinds
+def test_what_the_mask_keeps_does_count_when_it_is_nan(kind):
+    inputs, targets, mask = data(kind)
+    inputs[mask == 1] = np.nan
+    assert np.isnan(loss_and_grad(kind)(inputs, targets, mask)[0])
+
+
+@all_kinds
+def test_a_mask_that_keeps_nothing_weighs_nothing(kind):
+    inputs, targets, mask = data(kind)
+    inputs[:] = np.nan
+    nothing = np.zeros_like(mask)
+    assert kind.make(inputs, targets, nothing).weight == 0
+    loss, grads = loss_and_grad(kind)(inputs, targets, nothing)
+    assert loss == 0
+    assert (grads == 0).all()
+
+
+@all_kinds
+def test_the_gradient_is_that_of_the_mean(kind):
+    """By central differences of the float64 loss."""
+    inputs, targets, mask = data(kind)
+    inputs /= 3
+    grads = np.asarray(loss_and_grad(kind)(inputs, targets, mask)[1])
+    wide, h = np.float64(inputs), 1e-5
+    for index in np.ndindex(inputs.shape):
+        losses = []
+        for sign in (1, -1):
+            moved = wide.copy()
+            moved[index] += sign * h
+            losses.append(kind.each(moved, targets)[mask == 1].mean())
+        np.testing.assert_allclose(grads[index], (losses[0] - losses[1]) / (2 * h), rtol=1e-3, atol=1e-6)
+
+
+@all_kinds
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.full)])
+def test_the_loss_of_half_precision_is_computed_in_float32(kind, dtype):
+    inputs, targets, _ = data(kind)
+    half = jnp.asarray(inputs, dtype)
+    loss = kind.make(half, targets).loss
+    assert loss.dtype == jnp.float32
+    expected = kind.each(np.asarray(half, np.float64), targets).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)  # half precision itself would be off by 1e-3
+
+
+@all_kinds
+def test_an_output_is_a_pytree(kind):
+    inputs, targets, mask = data(kind)
+    output = kind.make(inputs, targets, jnp.asarray(mask))
+    doubled = jax.tree.map(lambda x: x, output)
+    assert type(doubled) is type(output)
+    assert len(jax.tree.leaves(output)) == 5
+    assert len(jax.tree.leaves(dataclasses.replace(output, mask=None))) == 4
+
+
+# -- by hand, and by scikit-learn --------------------------------------------------------------------------------------
+
+
+def test_classification_by_hand():
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]))
+    output = ClassificationOutput.from_logits(logits, jnp.array([0, 1]))
+    np.testing.assert_allclose(output.loss, (math.log(2) + math.log(5)) / 2, rtol=1e-6)
+    assert output.weight == 2
+
+
+def test_classification_agrees_with_scikit_learn():
+    inputs, targets, mask = data(KINDS[0])
+    wide = np.float64(inputs)
+    probabilities = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
+    weights = mask.astype(float)
+    expected = sklearn_metrics.log_loss(targets, probabilities, labels=range(CLASSES), sample_weight=weights)
+    np.testing.assert_allclose(KINDS[0].make(inputs, targets, jnp.asarray(mask)).loss, expected, rtol=1e-5)
+
+
+def test_regression_agrees_with_scikit_learn():
+    inputs, targets, mask = data(KINDS[2])
+    expected = sklearn_metrics.mean_squared_error(targets, inputs, sample_weight=mask.astype(float))
+    np.testing.assert_allclose(KINDS[2].make(inputs, targets, jnp.asarray(mask)).loss, expected, rtol=1e-5)
+
+
+def test_several_labels_by_hand():
+    # sigmoid(ln 3) = 3/4, sigmoid(0) = 1/2
+    logits = jnp.log(jnp.array([[3.0, 1.0], [3.0, 1.0]]))
+    output = MultiLabelOutput.from_logits(logits, jnp.array([[1.0, 0.0], [0.0, 1.0]]))
+    np.testing.assert_allclose(output.loss, (math.log(4 / 3) + math.log(4) + 2 * math.log(2)) / 4, rtol=1e-6)
+    assert output.weight == 2
+
+
+def test_regression_by_hand():
+    output = RegressionOutput.from_predictions(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [0.0, 4.0]]))
+    assert output.loss == (0 + 4 + 9 + 0) / 4
+    assert output.weight == 2
+
+
+def test_tokens_count_alike_in_short_and_long_sequences():
+    logits = jnp.log(jnp.array([[[0.5, 0.5]] * 3, [[0.25, 0.75]] * 3]))
+    mask = jnp.array([[1, 1, 1], [1, 0, 0]])
+    output = SequenceOutput.from_logits(logits, jnp.zeros((2, 3), int), mask)
+    np.testing.assert_allclose(output.loss, (3 * math.log(2) + math.log(4)) / 4, rtol=1e-6)  # not the mean of the rows
+    assert output.weight == 4
+
+
+def test_huge_logits_do_not_overflow():
+    output = ClassificationOutput.from_logits(jnp.array([[1e4, 0.0], [0.0, 1e4]]), jnp.array([0, 0]))
+    assert output.loss == 5000.0
+    output = MultiLabelOutput.from_logits(jnp.array([[1e4, -1e4]]), jnp.array([[0, 0]]))
+    assert output.loss == 5000.0
+
+
+def test_weighted_mean_by_hand():
+    mean, weight = weighted_mean(jnp.array([1.0, 2.0, jnp.nan, 5.0]), jnp.array([1, 1, 0, 1]))
+    np.testing.assert_allclose(mean, 8 / 3, rtol=1e-6)
+    assert weight == 3
+    mean, weight = weighted_mean(jnp.array([[1.0, 2.0]]), None)
+    assert (mean, weight) == (1.5, 2)
+
+
+def test_train_output_is_a_pytree():
+    assert jax.tree.leaves(TrainOutput({"w": 1.0}, {"loss": 2.0})) == [1.0, 2.0]
+
+
+# -- wrong shapes and dtypes -------------------------------------------------------------------------------------------
+
+F, I = jnp.float32, jnp.int32
+
+
+def of(*shape: int, dtype: Any = F) -> Any:
+    return jnp.zeros(shape, dtype)
+
+
+WRONG = {
+    "logits of one row": (ClassificationOutput.from_logits, (of(4), of(4, dtype=I)), r"\(4,\)"),
+    "labels of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(5, dtype=I)), r"\(4, 3\).*\(5,\)"),
+    "one-hot labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, 3, dtype=I)), r"needs \[batch, classes\]"),
+    "labels in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, 1, dtype=I)), r"\(4, 1\)"),
+    "sequences as classes": (ClassificationOutput.from_logits, (of(4, 5, 3), of(4, 5, dtype=I)), r"\(4, 5, 3\)"),
+    "float labels": (ClassificationOutput.from_logits, (of(4, 3), of(4)), "dtype float32; it needs integer"),
+    "bool labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=bool)), "dtype bool; it needs integer"),
+    "mask of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=I), of(3)), r"mask"),
+    "mask in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=I), of(4, 1)), r"mask"),
+    "label numbers": (MultiLabelOutput.from_logits, (of(4, 3), of(4, dtype=I)), r"\(4, 3\).*\(4,\)"),
+    "no labels axis": (MultiLabelOutput.from_logits, (of(4), of(4)), r"both must be \[batch, labels\]"),
+    "mask per label": (MultiLabelOutput.from_logits, (of(4, 3), of(4, 3), of(4, 3)), r"mask has shape \(4, 3\)"),
+    "a column": (RegressionOutput.from_predictions, (of(4, 1), of(4)), r"\(4, 1\).*\(4,\).*\[:, 0\]"),
+    "a scalar": (RegressionOutput.from_predictions, (of(), of()), r"shape \(\)"),
+    "mask per value": (RegressionOutput.from_predictions, (of(4, 2), of(4, 2), of(4, 2)), r"mask has shape \(4, 2\)"),
+    "classes as sequences": (SequenceOutput.from_logits, (of(4, 3), of(4, dtype=I)), r"\[batch, length, classes\]"),
+    "shifted targets": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 4, dtype=I)), r"\(4, 4\)"),
+    "float tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5)), "dtype float32; it needs integer"),
+    "mask per sequence": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5, dtype=I), of(4)), r"mask has shape \(4,\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_shapes_and_dtypes_are_said(name):
+    make, arguments, said = WRONG[name]
+    with pytest.raises(LearnerError, match=said) as error:
+        make(*arguments)
+    if "mask" not in name:
+        assert make.__qualname__ in str(error.value)

@@ -1,0 +1,850 @@
+"""One optimizer step: accumulation, weights, gradients of one's own, returned models, keys, and the public functions.
+
+What is expected is worked out by hand, by NumPy in float64, or by a loop written with jax.grad and optax.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from small_models import BATCH, CASES, EquinoxNet, Everything, make_dict, make_linen, other_batch
+
+from learner import (
+    ClassificationOutput,
+    LearnerBuilder,
+    LearnerError,
+    Linen,
+    RegressionOutput,
+    SequenceOutput,
+    TrainOutput,
+)
+from learner.compilation import CompileTimes
+from learner.metrics import Accuracy, GradientNorm, LearningRate
+from learner.steps.state import named_leaves
+from learner.steps.step import VALID_STREAM, global_norm, like, rows_of, step_fn, weight_of
+
+CASE = {case.name: case for case in CASES}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Own:
+    """An output of one's own."""
+
+    loss: Any
+    weight: Any = None
+
+
+def build(tmp_path: Any, model: Any, lr: Any = 0.1, optimizer: Any = optax.sgd, accumulate: int = 1, **steps: Any):
+    builder = LearnerBuilder(tmp_path / "run").grads_accumulation(accumulate).metrics(GradientNorm(), LearningRate())
+    return builder.build(model, optimizer, lr, **steps)
+
+
+def trained(learner: Any, *groups: list[Any], state: Any = None) -> tuple[Any, list[dict[str, float]]]:
+    """The state after one step for each group of micro-batches, and the values of each step."""
+    state, step, values = learner.init() if state is None else state, jax.jit(learner.train_step), []
+    for group in groups:
+        state, numbers = step(state, *group)
+        values.append({name: float(x) for name, x in numbers.items()})
+    return state, values
+
+
+def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    got, expected = named_leaves(got), named_leaves(expected)
+    assert list(got) == list(expected)
+    for name, x in expected.items():
+        np.testing.assert_allclose(got[name], x, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def assert_bits(got: Any, expected: Any) -> None:
+    got, expected = named_leaves(got), named_leaves(expected)
+    assert list(got) == list(expected)
+    for name, x in expected.items():
+        np.testing.assert_array_equal(got[name], x, err_msg=name)
+
+
+# -- accumulation is one step on the joined batch ----------------------------------------------------------------------
+
+_rng = np.random.default_rng(2)
+WEIGHTS = {
+    "w": jnp.asarray(_rng.normal(size=(3, 4)), jnp.float32),
+    "b": jnp.asarray(_rng.normal(size=(4,)), jnp.float32),
+}
+
+
+def tokens(counts: list[int], length: int = 6) -> dict[str, np.ndarray]:
+    """Sequences of which the first so many tokens count; the others are NaN."""
+    rng = np.random.default_rng(sum(counts) + 10 * len(counts))
+    mask = (np.arange(length)[None] < np.array(counts)[:, None]).astype(np.int32)
+    x = rng.normal(size=(len(counts), length, 3)).astype(np.float32)
+    x[mask == 0] = np.nan
+    return {"x": x, "y": rng.integers(0, 4, (len(counts), length)).astype(np.int32), "mask": mask}
+
+
+def rows(count: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(count, 3)).astype(np.float32), "y": rng.integers(0, 4, count).astype(np.int32)}
+
+
+def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def token_step(model, batch):
+    return SequenceOutput.from_logits(batch["x"] @ model["w"] + model["b"], batch["y"], batch["mask"])
+
+
+def row_step(model, batch):
+    return ClassificationOutput.from_logits(batch["x"] @ model["w"] + model["b"][None], batch["y"])
+
+
+def mean_cross_entropy(params: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and its gradient over everything that counts, in float64, by hand."""
+    keep = batch["mask"].astype(bool) if "mask" in batch else np.ones(batch["y"].shape, bool)
+    x, y = np.float64(batch["x"][keep]), batch["y"][keep]
+    logits = x @ np.float64(params["w"]) + np.float64(params["b"])
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    delta = (p - np.eye(4)[y]) / len(y)
+    return -np.log(p[np.arange(len(y)), y]).mean(), {"w": x.T @ delta, "b": delta.sum(0)}
+
+
+GROUPS = {
+    "even rows": (row_step, [rows(4, 1), rows(4, 2), rows(4, 3)]),
+    "ragged last": (row_step, [rows(4, 1), rows(4, 2), rows(1, 3)]),
+    "one": (row_step, [rows(4, 1)]),
+    "short group": (row_step, [rows(4, 1), rows(4, 2)]),
+    "short and ragged": (row_step, [rows(4, 1), rows(3, 2)]),
+    "unequal tokens": (token_step, [tokens([6, 5]), tokens([1, 0]), tokens([2, 6])]),
+    "no tokens in one": (token_step, [tokens([6, 5]), tokens([0, 0]), tokens([1, 2])]),
+    "no tokens in the first": (token_step, [tokens([0, 0]), tokens([6, 5]), tokens([1, 2])]),
+    "ragged tokens": (token_step, [tokens([6, 1]), tokens([2, 2]), tokens([5])]),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_accumulation_is_one_step_on_the_joined_batch(name, tmp_path):
+    train, group = GROUPS[name]
+    learner = build(tmp_path, WEIGHTS, 0.5, accumulate=4, train_step=train)
+    state, (values,) = trained(learner, group)
+    loss, grads = mean_cross_entropy(WEIGHTS, joined(group))
+    got = jax.tree.map(lambda before, after: (before - after) / 0.5, WEIGHTS, state.params)
+    assert_close(got, grads, 2e-6)
+    np.testing.assert_allclose(values["Loss"], loss, rtol=1e-6)
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    np.testing.assert_allclose(values["Gradient Norm"], norm, rtol=1e-5)
+    batch = joined(group)
+    assert values["weight"] == (batch["mask"].sum() if "mask" in batch else len(batch["y"]))
+
+    whole, (alone,) = trained(build(tmp_path, WEIGHTS, 0.5, train_step=train), [batch])
+    assert_close(state.params, whole.params, 2e-6)
+    np.testing.assert_allclose(alone["Loss"], loss, rtol=1e-6)
+
+
+def test_the_mean_of_means_would_be_another_number():
+    """So that the comparison above can fail."""
+    group = GROUPS["unequal tokens"][1]
+    _, grads = mean_cross_entropy(WEIGHTS, joined(group))
+    each = [mean_cross_entropy(WEIGHTS, batch)[1]["w"] for batch in group]
+    assert np.abs(np.mean(each, 0) - grads["w"]).max() > 0.01
+
+
+def test_steps_count_by_optimizer_step(tmp_path):
+    learner = build(tmp_path, WEIGHTS, optax.linear_schedule(0.4, 0.0, 4), accumulate=2, train_step=row_step)
+    group = [rows(4, 1), rows(4, 2)]
+    state, values = trained(learner, group, group, group)
+    assert state.step == 3
+    np.testing.assert_allclose([v["Learning Rate"] for v in values], [0.4, 0.3, 0.2], rtol=1e-6)
+
+
+def test_sums_of_half_precision_gradients_are_float32(tmp_path):
+    def train(model, batch):
+        return Own((model["w"] * batch["x"].astype(jnp.bfloat16)).sum(), 1.0)
+
+    learner = build(tmp_path, {"w": jnp.zeros(1, jnp.bfloat16)}, 1.0, accumulate=8, train_step=train)
+    group = [{"x": np.float32([x])} for x in (256, 1, 1, 1, 1, 1, 1, 1)]
+    state, _ = trained(learner, group)
+    assert state.params["w"].dtype == jnp.bfloat16
+    assert state.params["w"][0] == -263 / 8  # 256 + 1 is 256 in bfloat16
+
+
+# -- what has weight 0 counts nothing ----------------------------------------------------------------------------------
+
+
+def weighed(model, batch):
+    """A loss that is NaN where x is, whatever its weight."""
+    return Own((model["w"] * batch["x"]).mean(), batch["weight"].sum())
+
+
+def weighing(*pairs: tuple[float, float]) -> list[dict[str, np.ndarray]]:
+    return [{"x": np.float32([x]), "weight": np.float32([weight])} for x, weight in pairs]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_micro_batch_of_weight_0_contributes_nothing(bad, tmp_path):
+    learner = build(tmp_path, {"w": jnp.float32(2)}, 1.0, accumulate=3, train_step=weighed)
+    for group in (
+        weighing((bad, 0), (1, 1), (4, 2)),
+        weighing((1, 1), (bad, 0), (4, 2)),
+        weighing((1, 1), (4, 2), (bad, 0)),
+    ):
+        state, (values,) = trained(learner, group)
+        assert state.params["w"] == 2 - 3.0  # (1·1 + 4·2) / 3
+        assert values["Loss"] == 2 * 3.0
+        assert values["weight"] == 3
+
+
+def test_a_micro_batch_that_counts_may_be_nan(tmp_path):
+    learner = build(tmp_path, {"w": jnp.float32(2)}, 1.0, accumulate=2, train_step=weighed)
+    state, _ = trained(learner, weighing((1, 1), (np.nan, 1)))
+    assert np.isnan(state.params["w"])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_of_weight_0_changes_nothing_but_the_count(accumulate, tmp_path):
+    learner = build(tmp_path, {"w": jnp.float32(2)}, 0.1, optax.adamw, accumulate, train_step=weighed)
+    before, _ = trained(learner, weighing((3, 1)))
+    after, (values,) = trained(learner, weighing((np.nan, 0), (np.inf, 0))[:accumulate], state=before)
+    for name in ("params", "opt_state", "model_state", "lr_scale"):
+        assert_bits(getattr(after, name), getattr(before, name))
+    assert after.step == before.step + 1
+    assert np.isnan(values["Loss"])  # of nothing
+    assert values["weight"] == 0
+
+
+class Watching(nnx.Module):
+    """Statistics that remember the last batch."""
+
+    def __init__(self):
+        self.w, self.last = nnx.Param(jnp.float32(2)), nnx.BatchStat(jnp.float32(0))
+
+    def train_step(self, batch):
+        self.last[...] = batch["x"][0]
+        return Own((self.w[...] * batch["x"]).mean(), batch["weight"].sum())
+
+
+def test_a_micro_batch_of_weight_0_leaves_the_statistics(tmp_path):
+    learner = build(tmp_path, Watching(), 1.0, accumulate=3)
+    state, _ = trained(learner, weighing((5, 1), (7, 2), (np.nan, 0)))
+    assert state.model_state["last"] == 7
+    state, _ = trained(learner, weighing((np.nan, 0)), state=state)
+    assert state.model_state["last"] == 7
+    alone = build(tmp_path, Watching(), 1.0)
+    state, _ = trained(alone, weighing((5, 1)), weighing((np.nan, 0)))
+    assert state.model_state["last"] == 5
+
+
+def test_statistics_go_from_micro_batch_to_micro_batch(tmp_path):
+    """BatchNorm sees each micro-batch by itself, one after the other."""
+    learner = build(tmp_path, CASE["nnx"].make(), 0.0, accumulate=2)
+    state, _ = trained(learner, [BATCH, other_batch(1)])
+    arrays = {name: np.float64(x) for name, x in CASE["nnx"].arrays(Everything()).items()}
+    mean = np.zeros(3)
+    for batch in (BATCH, other_batch(1)):
+        x = np.tanh(batch["x"] @ arrays["layers.0.kernel"] + arrays["layers.0.bias"])
+        x = np.tanh(x @ arrays["layers.0.kernel"] + arrays["layers.1.bias"])
+        mean = 0.9 * mean + 0.1 * x.mean(0)
+    np.testing.assert_allclose(state.model_state["norm"]["mean"], mean, atol=1e-6)
+    assert state.model_state["seen"] == 2
+
+
+def test_the_weight_is_the_number_of_rows_where_an_output_has_none(tmp_path):
+    def train(model, batch):
+        return Own((model["w"] * batch["x"]).mean())
+
+    learner = build(tmp_path, {"w": jnp.float32(0)}, 1.0, accumulate=2, train_step=train)
+    state, (values,) = trained(learner, [{"x": np.full(3, 1, np.float32)}, {"x": np.full(1, 5, np.float32)}])
+    assert state.params["w"] == -2.0  # (3·1 + 1·5) / 4
+    assert values["weight"] == 4
+    assert weight_of(Own(0.0, 7), {"x": np.zeros(3)}) == 7
+    assert rows_of({"a": {"b": np.zeros((5, 2))}}) == 5
+
+
+# -- gradients of one's own --------------------------------------------------------------------------------------------
+
+
+def own_nnx(model, batch):
+    def loss(model):
+        output = Everything.valid_step(model, batch)
+        return output.loss, output
+
+    grads, output = nnx.grad(loss, has_aux=True)(model)
+    return TrainOutput(grads, output)
+
+
+def own_linen(model, batch):
+    def loss(params):
+        variables = {**model.variables, "params": params}
+        output = RegressionOutput.from_predictions(
+            model.module.apply(variables, batch["x"], train=False), batch["y"]
+        )
+        return output.loss, output
+
+    grads, output = jax.grad(loss, has_aux=True)(model.variables["params"])
+    return TrainOutput(grads, output)
+
+
+def own_equinox(model, batch, rng):
+    def loss(model):
+        output = EquinoxNet.train_step(model, batch, rng)
+        return output.loss, output
+
+    grads, output = eqx.filter_grad(loss, has_aux=True)(model)
+    return TrainOutput(grads, output)
+
+
+def dict_output(model, batch):
+    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+
+
+def own_dict(model, batch):
+    grads, output = jax.grad(lambda m: (dict_output(m, batch).loss, dict_output(m, batch)), has_aux=True)(model)
+    return TrainOutput(grads, output)
+
+
+def plain_linen(model, batch):
+    return RegressionOutput.from_predictions(model(batch["x"], train=False), batch["y"])
+
+
+OWN = {
+    "nnx": (Everything, own_nnx, Everything.valid_step),
+    "linen": (make_linen, own_linen, plain_linen),
+    "equinox": (EquinoxNet, own_equinox, EquinoxNet.train_step),
+    "dict": (lambda: {"w": jnp.full((3, 2), 0.3)}, own_dict, dict_output),
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", OWN)
+def test_gradients_of_ones_own_train_like_the_learners(name, accumulate, tmp_path):
+    make, own, plain = OWN[name]
+    group = [BATCH, other_batch(1, rows=3)][:accumulate]
+    results = []
+    for step in (own, plain):
+        learner = build(tmp_path, make(), 0.1, accumulate=accumulate, train_step=step)
+        results.append(trained(learner, group, group))
+    (state, values), (expected, expected_values) = results
+    assert_close(state.params, expected.params)
+    np.testing.assert_allclose(values[1]["Loss"], expected_values[1]["Loss"], rtol=1e-5)
+    np.testing.assert_allclose(values[1]["Gradient Norm"], expected_values[1]["Gradient Norm"], rtol=1e-4)
+
+
+def test_gradients_are_used_as_they_are_given(tmp_path):
+    def train(model, batch):
+        return TrainOutput({"w": jnp.float32([10.0, 20.0])}, Own(jnp.float32(1)))
+
+    state, (values,) = trained(build(tmp_path, {"w": jnp.zeros(2)}, train_step=train), [BATCH])
+    np.testing.assert_allclose(state.params["w"], [-1, -2], rtol=1e-6)
+    np.testing.assert_allclose(values["Gradient Norm"], np.sqrt(500), rtol=1e-6)
+
+
+def test_a_loss_that_is_a_python_number_is_one(tmp_path):
+    def train(model, batch):
+        return TrainOutput({"w": jnp.ones(2)}, Own(1.5))
+
+    for accumulate in (1, 2):
+        learner = build(tmp_path, {"w": jnp.zeros(2)}, accumulate=accumulate, train_step=train, valid_step=train_loss)
+        state, (values,) = trained(learner, [BATCH])
+        assert values["Loss"] == 1.5
+        assert jax.jit(learner.valid_step)(state, BATCH)["Loss"] == 2.5
+
+
+def train_loss(model, batch):
+    return Own(2.5)
+
+
+def test_own_gradients_of_the_trainable_part(tmp_path):
+    def train(model, batch):
+        grads = jax.grad(lambda m: (batch["x"] @ m["w"] + m["b"][None]).sum())(model)
+        return TrainOutput(grads, Own(jnp.float32(0)))
+
+    learner = build(
+        tmp_path,
+        {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)},
+        1.0,
+        train_step=train,
+        trainable=lambda path, x: path == "b",
+    )
+    state, _ = trained(learner, [BATCH])
+    np.testing.assert_array_equal(state.params["b"], np.full(4, -8.0))
+    np.testing.assert_array_equal(state.model_state["w"], np.zeros((3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("grads", "said"),
+    [
+        ({"w": jnp.ones(2)}, "missing: b"),
+        ({"w": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(2)}, "new: c"),
+        ({"w": jnp.ones(2), "c": jnp.ones(2)}, "new: c; missing: b"),
+        ({"w": jnp.ones(3), "b": jnp.ones(2)}, r"w was float32\[2\] and became float32\[3\]"),
+        ({"w": jnp.ones(2), "b": jnp.ones(())}, r"b was float32\[2\] and became float32\[\]"),
+        (None, "missing: b, w"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_an_error_that_names_them(grads, said, tmp_path):
+    def train(model, batch):
+        return TrainOutput(grads, Own(jnp.float32(0)))
+
+    learner = build(tmp_path, {"w": jnp.zeros(2), "b": jnp.zeros(2)}, train_step=train)
+    with pytest.raises(LearnerError, match=said):
+        trained(learner, [BATCH])
+
+
+# -- what a step returns besides ---------------------------------------------------------------------------------------
+
+
+def test_from_a_returned_model_comes_what_is_not_differentiated(tmp_path):
+    def train(model, batch):
+        new = {"w": model["w"] * 100, "seen": model["seen"] + 2, "table": model["table"] * 3}
+        return Own((model["w"] * batch["x"][0]).sum()), new
+
+    model = {"w": jnp.ones(3), "seen": jnp.int32(1), "table": jnp.ones(2)}
+    learner = build(tmp_path, model, 0.5, train_step=train, trainable=lambda path, x: path == "w")
+    state, _ = trained(learner, [BATCH], [BATCH])
+    np.testing.assert_allclose(state.params["w"], 1 - 2 * 0.5 * BATCH["x"][0], rtol=1e-6)  # 100 times w is not taken
+    assert state.model_state["seen"] == 5
+    np.testing.assert_array_equal(state.model_state["table"], [9, 9])
+
+
+def test_a_pytree_that_is_not_returned_stays_as_it_was(tmp_path):
+    def train(model, batch):
+        model["seen"] = model["seen"] + 1  # its own copy
+        return Own(model["w"].sum())
+
+    state, _ = trained(build(tmp_path, {"w": jnp.ones(3), "seen": jnp.int32(1)}, train_step=train), [BATCH])
+    assert state.model_state["seen"] == 1
+
+
+def test_an_nnx_model_may_be_returned_too(tmp_path):
+    def train(model, batch):
+        return Everything.train_step(model, batch), model
+
+    one, _ = trained(build(tmp_path, Everything(), train_step=train), [BATCH], [BATCH])
+    two, _ = trained(build(tmp_path, Everything()), [BATCH], [BATCH])
+    assert_bits(one.model_state, two.model_state)
+    assert_bits(one.params, two.params)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def draw_step(model, batch, rng):
+    return Own(model["w"] * 0 + jax.random.uniform(rng))
+
+
+def test_the_key_of_a_micro_batch_is_folded_from_root_step_and_number(tmp_path):
+    builder = LearnerBuilder(tmp_path / "run").seed(7)
+    learner = builder.build({"w": jnp.float32(0)}, optax.sgd, 0.1, train_step=draw_step, valid_step=draw_step)
+    step, state = jax.jit(learner.train_step), learner.init()
+    root = jax.random.key(7)
+    for i in range(3):
+        state, values = step(state, BATCH)
+        assert values["Loss"] == jax.random.uniform(jax.random.fold_in(jax.random.fold_in(root, i), 0))
+    valid = jax.jit(learner.valid_step)(state, BATCH)
+    key = jax.random.fold_in(jax.random.fold_in(root, VALID_STREAM), 0)
+    assert valid["Loss"] == jax.random.uniform(key)
+
+
+def test_micro_batches_draw_apart(tmp_path):
+    learner = build(tmp_path, {"w": jnp.float32(0)}, accumulate=3, train_step=draw_step)
+    _, (values,) = trained(learner, [BATCH] * 3)
+    keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), i) for i in range(3)]
+    np.testing.assert_allclose(values["Loss"], np.mean([jax.random.uniform(key) for key in keys]), rtol=1e-6)
+
+
+def test_validation_batches_draw_apart_but_alike_in_each_epoch(tmp_path):
+    learner = build(tmp_path, {"w": jnp.float32(0)}, train_step=draw_step, valid_step=draw_step)
+    evaluate = jax.jit(learner._step.evaluate)
+    first = learner.init()
+    later, _ = trained(learner, [BATCH], [BATCH])
+    one = [float(evaluate(first, BATCH, jnp.int32(i)).loss) for i in range(3)]
+    assert one == [float(evaluate(later, BATCH, jnp.int32(i)).loss) for i in range(3)]
+    assert len(set(one)) == 3
+
+
+# -- methods and functions ---------------------------------------------------------------------------------------------
+
+
+def test_a_method_and_a_function_are_the_same_step(tmp_path):
+    def train(model, batch):
+        return Everything.train_step(model, batch)
+
+    results = [trained(build(tmp_path, Everything(), **steps), [BATCH])[0] for steps in ({}, {"train_step": train})]
+    assert_bits(results[0].params, results[1].params)
+
+
+def test_a_function_goes_before_the_method(tmp_path):
+    learner = build(tmp_path, Everything(), train_step=lambda model, batch: Own(model.head.bias.sum() * 0 + 5.0))
+    assert trained(learner, [BATCH])[1][0]["Loss"] == 5.0
+
+
+class Callable:
+    def __call__(self, model, batch, rng):
+        return Own(model["w"].sum())
+
+
+def with_default(model, batch, scale=2.0):
+    return Own(model["w"].sum() * scale)
+
+
+def with_optional_key(model, batch, rng=None):
+    return Own(model["w"].sum() * jax.random.uniform(rng))
+
+
+def positional(model, batch, /):
+    return Own(model["w"].sum())
+
+
+def keyword(model, batch, *, scale=1.0):
+    return Own(model["w"].sum())
+
+
+@pytest.mark.parametrize(
+    ("fn", "takes_rng"),
+    [
+        (with_default, False),
+        (with_optional_key, True),
+        (positional, False),
+        (keyword, False),
+        (Callable(), True),
+        (functools.partial(with_default, scale=3.0), False),
+        (jax.jit(with_default), False),
+        (jax.jit(draw_step), True),
+    ],
+)
+def test_what_a_step_function_may_look_like(fn, takes_rng, tmp_path):
+    step = step_fn({}, "train_step", fn)
+    assert step.takes_rng == takes_rng
+    _, (values,) = trained(build(tmp_path, {"w": jnp.float32(1)}, train_step=fn), [BATCH])
+    assert np.isfinite(values["Loss"])
+
+
+def test_no_step_is_none():
+    assert step_fn({"w": 1}, "train_step", None) is None
+    assert step_fn(Everything(), "valid_step", None).name == "Everything.valid_step"
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (lambda model: 0, r"takes 1 arguments; it needs \(model, batch\) or \(model, batch, rng\)"),
+        (lambda: 0, "takes 0 arguments"),
+        (lambda model, batch, rng, more: 0, "takes 4 arguments"),
+        ("train", "train_step is 'train'; it needs a function"),
+    ],
+)
+def test_a_step_with_other_arguments_is_refused(fn, said, tmp_path):
+    with pytest.raises(LearnerError, match=said):
+        build(tmp_path, {"w": jnp.float32(1)}, train_step=fn)
+
+
+class Wrong(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+
+    def train_step(self):
+        return Own(self.w.sum())
+
+
+def test_a_method_with_other_arguments_is_refused(tmp_path):
+    with pytest.raises(LearnerError, match=r"Wrong\.train_step\) takes 1 arguments; it needs \(self, batch\)"):
+        build(tmp_path, Wrong())
+
+
+# -- update= -----------------------------------------------------------------------------------------------------------
+
+make_first, make_second = functools.partial(optax.adam, b1=0.5), optax.rmsprop
+
+
+def gan_losses(generator: Any, critic: Any, real: Any, noise: Any) -> tuple[Any, Any]:
+    made = noise @ generator["w"] + generator["b"][None]
+    score = lambda x: jax.nn.sigmoid(jnp.tanh(x @ critic["w"]) @ critic["v"])  # noqa: E731
+    return -jnp.log(score(made)).mean(), -(jnp.log(score(real)) + jnp.log(1 - score(made))).mean()
+
+
+def gan_update(state, batch, lr, rng):
+    """Two networks with an optimizer each; the second one is slower."""
+    generator, critic = state["generator"], state["critic"]
+    noise = jax.random.normal(rng, (batch["x"].shape[0], 2))
+    loss, grads = jax.value_and_grad(lambda g: gan_losses(g, critic, batch["x"], noise)[0])(generator)
+    critic_loss, critic_grads = jax.value_and_grad(lambda c: gan_losses(generator, c, batch["x"], noise)[1])(critic)
+    updates, first = make_first(lr).update(grads, state["first"])
+    critic_updates, second = make_second(lr * 0.1).update(critic_grads, state["second"])
+    new = {
+        "generator": optax.apply_updates(generator, updates),
+        "critic": optax.apply_updates(critic, critic_updates),
+        "first": first,
+        "second": second,
+    }
+    return new, Own(loss + critic_loss)
+
+
+def gan_state() -> dict[str, Any]:
+    rng = np.random.default_rng(4)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    generator, critic = {"w": normal(2, 3), "b": normal(3)}, {"w": normal(3, 4), "v": normal(4)}
+    return {
+        "generator": generator,
+        "critic": critic,
+        "first": make_first(0.1).init(generator),
+        "second": make_second(0.1).init(critic),
+    }
+
+
+def test_a_gan_with_two_optimizers_trains_as_written_by_hand(tmp_path):
+    schedule = optax.linear_schedule(0.1, 0.0, 5)
+    builder = LearnerBuilder(tmp_path / "run").metrics(LearningRate())
+    learner = builder.build(gan_state(), None, schedule, update=gan_update)
+    batches = [other_batch(i) for i in range(4)]
+    state, values = trained(learner, *[[batch] for batch in batches])
+
+    expected = gan_state()
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for i, batch in enumerate(batches):
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), i), 0)
+            expected, output = jax.jit(gan_update)(expected, batch, jnp.float32(schedule(i)), key)
+            np.testing.assert_allclose(values[i]["Loss"], output.loss, rtol=1e-5)
+            np.testing.assert_allclose(values[i]["Learning Rate"], 0.1 - 0.02 * i, rtol=1e-6)
+    got = learner._rebuild(state)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    assert_close(got, expected)
+    assert state.step == 4
+    assert state.opt_state == ()
+    assert int(got["first"][0].count) == 4
+
+
+class TwoPlayers(nnx.Module):
+    """An nnx module as the state of an update."""
+
+    def __init__(self):
+        self.net, self.steps = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Variable(jnp.int32(0))
+
+
+def test_an_update_may_change_an_nnx_module_in_place(tmp_path):
+    def update(model, batch, lr, rng):
+        loss, grads = nnx.value_and_grad(lambda net: jnp.square(net(batch["x"]) - batch["y"]).mean())(model.net)
+        nnx.update(model.net, jax.tree.map(lambda p, g: p - lr * g, nnx.state(model.net, nnx.Param), grads))
+        model.steps[...] += 1
+        return model, Own(loss)
+
+    learner = build(tmp_path, TwoPlayers(), 0.1, None, update=update)
+    state, _ = trained(learner, [BATCH], [BATCH])
+    params = {name: np.float64(x) for name, x in named_leaves(family_params(TwoPlayers())).items()}
+    for _ in range(2):
+        error = BATCH["x"] @ params["net.kernel"] + params["net.bias"] - BATCH["y"]
+        params["net.kernel"] -= 0.1 * 2 * BATCH["x"].T @ error / error.size
+        params["net.bias"] -= 0.1 * 2 * error.sum(0) / error.size
+    assert_close(named_leaves(state.params), params)
+    assert learner._rebuild(state).steps[...] == 2
+
+
+def family_params(model: nnx.Module) -> Any:
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"update": gan_update, "optimizer": optax.sgd}, "pass None as the optimizer"),
+        ({"update": gan_update, "train_step": row_step}, "no train_step"),
+        ({"update": gan_update, "accumulate": 2}, "cannot be used with grads_accumulation"),
+        ({"update": "gan"}, "update is 'gan'; it needs a function"),
+    ],
+)
+def test_what_does_not_go_with_update_is_refused(options, said, tmp_path):
+    options = {"optimizer": None, "accumulate": 1, **options}
+    with pytest.raises(LearnerError, match=said):
+        build(tmp_path, gan_state(), 0.1, **options)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda state: {**state, "extra": jnp.zeros(2)}, "new: extra"),
+        (lambda state: {"w": state["w"]}, "missing: n"),
+        (lambda state: {**state, "w": jnp.zeros(3)}, r"w was float32\[2\] and became float32\[3\]"),
+        (lambda state: {**state, "n": state["n"] + 0.5}, r"n was int32\[\] and became float32\[\]"),
+    ],
+)
+def test_an_update_that_changes_the_structure_is_an_error_that_names_it(returned, said, tmp_path):
+    def update(state, batch, lr, rng):
+        return returned(state), Own(jnp.float32(0))
+
+    learner = build(tmp_path, {"w": jnp.zeros(2), "n": jnp.int32(0)}, 0.1, None, update=update)
+    with pytest.raises(LearnerError, match=said), jax.numpy_dtype_promotion("standard"):
+        trained(learner, [BATCH])
+
+
+# -- the public functions under jit and vmap ---------------------------------------------------------------------------
+
+
+def test_a_hand_written_loop_ends_at_the_same_numbers(tmp_path):
+    """SGD with momentum, by optax alone."""
+    make = functools.partial(optax.sgd, momentum=0.9)
+    learner = build(tmp_path, WEIGHTS, 0.2, make, train_step=row_step, valid_step=row_step)
+    batches = [rows(4, i) for i in range(5)]
+    state, values = trained(learner, *[[batch] for batch in batches])
+    params, optimizer = WEIGHTS, make(0.2)
+    opt_state = optimizer.init(params)
+    for batch, got in zip(batches, values, strict=True):
+        loss, grads = mean_cross_entropy(params, batch)
+        np.testing.assert_allclose(got["Loss"], loss, rtol=1e-5)
+        updates, opt_state = optimizer.update(jax.tree.map(jnp.float32, grads), opt_state)
+        params = optax.apply_updates(params, updates)
+    assert_close(state.params, params)
+    held_out = rows(16, 9)
+    numbers = jax.jit(learner.valid_step)(state, held_out)
+    np.testing.assert_allclose(numbers["Loss"], mean_cross_entropy(params, held_out)[0], rtol=1e-5)
+    assert numbers["weight"] == 16
+
+
+def test_labels_may_be_traced_by_the_users_own_jit(tmp_path):
+    """The check of labels needs their values, which are not there then."""
+    builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy())
+    learner = builder.build(WEIGHTS, optax.sgd, 0.1, train_step=row_step, valid_step=row_step)
+    state = learner.init()
+
+    @jax.jit
+    def two(state, batch):
+        state, _ = learner.train_step(state, batch)
+        return learner.train_step(state, batch)[0], learner.valid_step(state, batch)["Accuracy"]
+
+    state, accuracy = two(state, rows(8, 1))
+    assert state.step == 2
+    assert 0 <= accuracy <= 1
+
+
+def test_rates_and_seeds_train_side_by_side(tmp_path):
+    """`vmap` over members, each with a rate and a random key of its own, under one `jit`."""
+    case = CASE["nnx"]
+    learner = build(tmp_path, case.make(), 0.1, optax.adamw)
+    rates, seeds = jnp.float32([0.3, 0.1, 0.01, 0.0]), jnp.arange(4)
+    first = learner.init()
+    members = jax.vmap(lambda lr, seed: dataclasses.replace(first, lr_scale=lr, rng=jax.random.key(seed)))(rates, seeds)
+
+    @jax.jit
+    def run(members, batches):
+        one = lambda member, batch: learner.train_step(member, batch)  # noqa: E731
+        for batch in batches:
+            members, values = jax.vmap(one, in_axes=(0, None))(members, batch)
+        return members, values, jax.vmap(learner.valid_step, in_axes=(0, None))(members, batches[0])
+
+    batches = [BATCH, other_batch(1), other_batch(2)]
+    with CompileTimes() as times:
+        members, values, valid = run(members, batches)
+    assert times.count == 1
+    step, evaluate = jax.jit(learner.train_step), jax.jit(learner.valid_step)
+    for i in range(4):
+        state = dataclasses.replace(first, lr_scale=rates[i], rng=jax.random.key(i))
+        for batch in batches:
+            state, alone = step(state, batch)
+        assert_close(jax.tree.map(lambda x, i=i: x[i], members.params), state.params, 1e-4)
+        np.testing.assert_allclose(values["Loss"][i], alone["Loss"], rtol=1e-4)
+        np.testing.assert_allclose(valid["Loss"][i], evaluate(state, batches[0])["Loss"], rtol=1e-4)
+        np.testing.assert_allclose(values["Learning Rate"][i], rates[i], rtol=1e-6)
+    assert_bits(jax.tree.map(lambda x: x[3], members.params), first.params)  # rate 0
+    assert len(set(np.asarray(values["Loss"]).tolist())) == 4
+
+
+def test_the_state_that_is_given_is_not_changed(tmp_path):
+    learner = build(tmp_path, CASE["nnx"].make(), 0.1, optax.adamw)
+    state = learner.init()
+    before = jax.tree.map(lambda x: np.array(jax.random.key_data(x) if is_key(x) else x), state)
+    learner.train_step(state, BATCH)
+    learner.valid_step(state, BATCH)
+    after = jax.tree.map(lambda x: np.array(jax.random.key_data(x) if is_key(x) else x), state)
+    assert_bits(after, before)
+
+
+def is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def test_values_have_names(tmp_path):
+    builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy(), LearningRate())
+    learner = builder.build(WEIGHTS, optax.sgd, 0.1, train_step=row_step, valid_step=row_step)
+    state, values = learner.train_step(learner.init(), rows(4, 1))
+    assert sorted(values) == ["Accuracy", "Learning Rate", "Loss", "weight"]
+    assert all(x.dtype == jnp.float32 and x.shape == () for x in values.values())
+    assert sorted(learner.valid_step(state, rows(4, 1))) == ["Accuracy", "Loss", "weight"]
+
+
+def test_public_functions_say_what_is_wrong(tmp_path):
+    learner = build(tmp_path, WEIGHTS, accumulate=2, train_step=row_step)
+    state = learner.init()
+    with pytest.raises(LearnerError, match="got 0 batches; a step has 1 to 2"):
+        learner.train_step(state)
+    with pytest.raises(LearnerError, match="got 3 batches"):
+        learner.train_step(state, *[rows(4, 1)] * 3)
+    with pytest.raises(LearnerError, match="there is no valid_step"):
+        learner.valid_step(state, rows(4, 1))
+    evaluating = build(tmp_path, WEIGHTS, valid_step=row_step)
+    with pytest.raises(LearnerError, match="there is no train_step"):
+        evaluating.train_step(state, rows(4, 1))
+    for step, said in ((lambda m, b: None, "returned nothing"), (lambda m, b: b["x"], "no field 'loss'")):
+        wrong = build(tmp_path, WEIGHTS, train_step=step, valid_step=step)
+        with pytest.raises(LearnerError, match=f"train_step {said}|train_step returned an array .* {said}"):
+            wrong.train_step(state, rows(4, 1))
+        with pytest.raises(LearnerError, match=f"valid_step {said}|valid_step returned an array .* {said}"):
+            wrong.valid_step(state, rows(4, 1))
+
+
+# -- small pieces ------------------------------------------------------------------------------------------------------
+
+
+def test_global_norm_by_hand():
+    assert global_norm({"a": jnp.float32([3.0]), "b": jnp.float32([[4.0]])}) == 5.0
+    half = {"a": jnp.full(300, 30.0, jnp.bfloat16)}
+    np.testing.assert_allclose(global_norm(half), 30 * np.sqrt(300), rtol=1e-6)  # in float32
+    assert global_norm({"z": jnp.array([3 + 4j])}) == 5.0
+
+
+def test_like_makes_types_strong_and_names_what_differs():
+    weak = jax.jit(lambda: like({"x": 2.0}, {"x": jnp.float32(1)}, "it"))()
+    assert not weak["x"].weak_type
+    with pytest.raises(LearnerError, match=r"a step changed it: x was float32\[\] and became int32\[\]"):
+        like({"x": jnp.int32(1)}, {"x": jnp.float32(1)}, "it")
+    with pytest.raises(LearnerError, match="new: y; missing: x"):
+        like({"y": 1.0}, {"x": jnp.float32(1)}, "it")
+
+
+def test_a_linen_model_is_callable_in_both_steps(tmp_path):
+    def train(model: Linen, batch):
+        return RegressionOutput.from_predictions(model(batch["x"], train=model.train), batch["y"])
+
+    learner = build(tmp_path, make_linen(), train_step=train, valid_step=train)
+    state, values = trained(learner, [BATCH], [BATCH])
+    assert values[0]["Loss"] != values[1]["Loss"]
+    one, two = (float(jax.jit(learner.valid_step)(state, BATCH)["Loss"]) for _ in range(2))
+    assert one == two
+
+
+def test_keys_and_counters_in_a_pytree_are_carried(tmp_path):
+    def train(model, batch):
+        drawn = jax.random.uniform(model["key"])
+        return Own(model["w"].sum() * drawn), {**model, "key": jax.random.split(model["key"], 1)[0]}
+
+    model = {"w": jnp.float32(1), "key": jax.random.key(3), "n": 3}
+    for accumulate in (1, 2):
+        learner = build(tmp_path, model, 0.0, accumulate=accumulate, train_step=train)
+        state, values = trained(learner, [BATCH] * accumulate, [BATCH] * accumulate)
+        key, drawn = jax.random.key(3), []
+        for _ in range(2 * accumulate):
+            drawn.append(float(jax.random.uniform(key)))
+            key = jax.random.split(key, 1)[0]
+        expected = [np.mean(drawn[:accumulate]), np.mean(drawn[accumulate:])]
+        np.testing.assert_allclose([v["Loss"] for v in values], expected, rtol=1e-6)
+        assert jax.random.key_data(state.model_state["key"]).tolist() == jax.random.key_data(key).tolist()
+
+
+def test_dict_models_count_too(tmp_path):
+    case = CASE["dict"]
+    learner = build(tmp_path, make_dict(), **case.steps)
+    state, _ = trained(learner, [BATCH], [BATCH])
+    assert state.model_state["seen"] == 2

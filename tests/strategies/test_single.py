@@ -1,0 +1,104 @@
+"""One device: where things are, and who chooses it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.compilation import CompileTimes
+from learner.errors import LearnerError
+from learner.strategies import SingleDevice, choose_devices
+
+TREE = {"x": np.arange(3, dtype=np.float32), "key": jax.random.key(1), "n": np.int32(2)}
+
+
+@pytest.fixture(params=[0, 3], ids=["first device", "another"])
+def strategy(request):
+    return SingleDevice(jax.devices()[request.param])
+
+
+@pytest.mark.parametrize("method", ["place", "put"])
+def test_everything_that_is_placed_is_committed_to_the_device(strategy, method):
+    placed = getattr(strategy, method)(TREE if method == "place" else {"x": TREE["x"]})
+    assert all(x.committed and x.devices() == {strategy.device} for x in jax.tree.leaves(placed))
+    np.testing.assert_array_equal(np.asarray(placed["x"]), TREE["x"])
+    assert not any(x.weak_type for x in jax.tree.leaves(placed) if x.dtype == jnp.float32)
+
+
+def test_what_is_on_another_device_is_moved(strategy):
+    elsewhere = jax.device_put(TREE["x"], jax.devices()[5])
+    assert strategy.place(elsewhere).devices() == {strategy.device}
+
+
+def test_a_program_runs_on_the_device_and_compiles_once(strategy):
+    program = strategy.compile(lambda x, n: x * n.astype(jnp.float32))
+    x, n = strategy.place(TREE["x"]), strategy.scalar(2)
+    with CompileTimes() as times:
+        once = program(x, n)
+        twice = program(once, strategy.scalar(3))
+    assert times.count == 1
+    assert once.devices() == twice.devices() == {strategy.device}
+    assert twice.tolist() == [0, 6, 12]
+
+
+def test_results_are_committed_also_of_a_program_that_uses_nothing_that_it_is_given(strategy):
+    """The next program would be compiled once for them, and once for its own results."""
+    made = strategy.compile(lambda x: jnp.zeros(3))(strategy.place(TREE["x"]))
+    assert made.committed
+    assert made.devices() == {strategy.device}
+
+
+def test_donated_arguments_are_gone(strategy):
+    program = strategy.compile(lambda x, y: (x + y, y), donate=(0,))
+    x, y = strategy.place(np.ones(3, np.float32)), strategy.place(np.ones(3, np.float32))
+    program(x, y)
+    assert (x.is_deleted(), y.is_deleted()) == (True, False)
+
+
+def test_scalars_are_placed_once(strategy):
+    first = strategy.scalar(5)
+    assert strategy.scalar(5) is first
+    assert (int(first), first.dtype, first.weak_type, first.committed) == (5, jnp.int32, False, True)
+    assert int(strategy.scalar(6)) == 6
+
+
+def test_scalars_need_no_implicit_transfer(strategy):
+    with jax.transfer_guard("disallow"):
+        strategy.scalar(11)
+        strategy.place(np.ones(3))
+
+
+def test_it_says_where_it_is(strategy):
+    assert strategy.platform == "cpu"
+    assert strategy.description == f"one device: cpu ({strategy.device})"
+
+
+def test_the_default_is_jaxs_first_device():
+    assert SingleDevice().device == jax.devices()[0]
+
+
+@pytest.mark.parametrize("devices", [1, [jax.devices()[3]], (jax.devices()[3],)], ids=["1", "list", "tuple"])
+def test_one_device_is_chosen_by_number_or_by_itself(devices):
+    expected = jax.devices()[0] if devices == 1 else jax.devices()[3]
+    assert choose_devices(devices).device == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (8, r"devices asks for 8; training runs on one device"),
+        (0, r"devices asks for 0"),
+        (-1, r"devices asks for -1"),
+        ([], r"devices asks for 0"),
+        (jax.devices()[:2], r"devices asks for 2.*devices\(\[jax.devices\(\)\[0\]\]\)"),
+        (True, r"devices is True; it needs 1 or a list with one jax.Device"),
+        ("all", r"devices is 'all'"),
+        (1.0, r"devices is 1\.0"),
+        (None, r"devices is None"),
+        (["cpu"], r"devices is \['cpu'\]; it needs 1 or a list with one jax.Device"),
+        ([0], r"devices is \[0\]; it needs 1 or a list with one jax.Device"),
+    ],
+)
+def test_what_is_no_device_is_an_error(devices, message):
+    with pytest.raises(LearnerError, match=message):
+        choose_devices(devices)

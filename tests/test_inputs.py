@@ -1,0 +1,389 @@
+"""Wrong data, steps and monitors: one clear error each, before anything is compiled or written."""
+
+import dataclasses
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from runs import BATCH, ROWS, Net, T, X, Y, arrays, batches, build_line, line, line_step, quiet, tree_of, valid_data
+
+from learner import (
+    ClassificationOutput,
+    LearnerError,
+    MetricEarlyStopping,
+    ReduceOnPlateau,
+    RegressionOutput,
+    TrainOutput,
+)
+from learner.compilation import CompileTimes
+from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.inputs import default_monitor
+from learner.metrics import Accuracy, CollectingMetric, LearningRate
+from learner.options import Options
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+class Words(CollectingMetric):
+    name = "Words"
+    numeric = False
+
+    def collect(self, output):
+        return output.targets
+
+    def compute(self, rows):
+        return len(rows)
+
+
+def refused(learner, *data, directory=None):
+    """The message of the error, if nothing was compiled, and nothing written or changed."""
+    before = tree_of(directory) if directory else {}
+    with CompileTimes() as compiled, pytest.raises(LearnerError) as error:
+        learner.fit(*data)
+    assert compiled.count == 0
+    place = learner._options.directory
+    assert (tree_of(directory) if directory else os.path.exists(place)) == (before if directory else False)
+    return str(error.value)
+
+
+def changed(**fields):
+    """The batches, with other fields in each; `None` takes one out."""
+    made = [{**batch, **{k: f(batch[k]) for k, f in fields.items() if f}} for batch in batches()]
+    return [{k: v for k, v in batch.items() if fields.get(k, True)} for batch in made]
+
+
+def none_at_all():
+    used = iter(batches())
+    list(used)
+    return used
+
+
+@dataclasses.dataclass
+class NoTree:
+    loss: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class OwnOutput:
+    loss: jax.Array
+    weight: jax.Array
+
+
+def classify(model, batch):
+    return ClassificationOutput.from_logits(batch["x"] @ jnp.broadcast_to(model["w"], (3, 3)), batch["y"])
+
+
+def loss_of(batch):
+    return jnp.mean(batch["x"])
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+DATA = {
+    "nothing": (None, ["no training data", "fit(train, valid)"]),
+    "an empty list": ([], ["train data has no batches", "empty"]),
+    "a generator function without batches": (lambda: iter(()), ["train data has no batches"]),
+    "an exhausted generator": (none_at_all(), ["train data has no batches"]),
+    "a builder of loaders": (DataLoaderBuilder().batch_size(4), ["DataLoaderBuilder", ".build(dataset)"]),
+    "a dataset": (ArrayDataset(arrays()), ["ArrayDataset", "with_batch_size(n)"]),
+    "a list-like dataset": (
+        type("Mine", (), {"__len__": lambda self: 3, "__getitem__": lambda self, i: i})(),
+        ["a dataset (Mine)", "with_batch_size(n)"],
+    ),
+    "a dict of arrays": (arrays(), ["a dict with x, t, y", "needs a loader"]),
+    "an array": (X, ["of type ndarray", "needs a loader"]),
+    "a path": ("data/train", ["of type str", "needs a loader"]),
+    "a number": (7, ["of type int", "needs a loader"]),
+    "a missing key": (changed(t=None), ["train_step reads batch['t']", "a batch has 'x', 'y'"]),
+    "leaves of different lengths": (changed(t=lambda t: t[:-1]), ["'t' [3, 1]", "'x' [4, 3]", "common leading axis"]),
+    "a number among the arrays": (changed(t=lambda t: 1.0), ["'t' []", "common leading axis"]),
+    "no rows": (changed(x=lambda x: x[:0], t=lambda t: t[:0], y=lambda y: y[:0]), ["train data has 0 rows"]),
+    "texts": (changed(t=lambda t: np.array(["a"] * len(t))), ["'t' of a train batch", "hold numbers"]),
+    "objects": (changed(t=lambda t: np.array([None] * len(t))), ["'t' of a train batch", "dtype object"]),
+    "rows of several lengths": (changed(t=lambda t: np.array([[1], [1, 2]], dtype=object)), ["'t'", "dtype object"]),
+    "batches without arrays": ([{}], ["holds no arrays", "{}"]),
+    "batches that are None": ([None], ["holds no arrays", "None"]),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_training_data(tmp_path, kind):
+    data, parts = DATA[kind]
+    message = refused(build_line(quiet(tmp_path / "run")), data)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in DATA if kind not in ("nothing", "a dict of arrays", "an exhausted generator")]
+)
+def test_validation_data(tmp_path, kind):
+    data, parts = DATA[kind]
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), data)
+    expected = [part.replace("train_step", "valid_step (on valid)").replace("train ", "valid ") for part in parts]
+    assert all(part in message for part in expected), message
+
+
+def test_one_of_several_validation_sets(tmp_path):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {"dev": valid_data(), "ood": []})
+    assert "the valid-ood data has no batches" in message
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {"dev": valid_data(), "ood": changed(t=None)})
+    assert "valid_step (on valid-ood) reads batch['t']" in message
+
+
+@pytest.mark.parametrize(("data", "part"), [(arrays(), "x, t, y"), ({}, "nothing")])
+def test_a_dict_that_is_no_dict_of_loaders(tmp_path, data, part):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), data)
+    assert part in message
+    assert "several loaders by name" in message
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\b", "a\nb", "a" * 300])
+def test_a_validation_set_whose_name_is_no_name(tmp_path, name):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {name: valid_data()})
+    assert f"{f'valid-{name}'!r} cannot be the name of a metric or split" in message
+
+
+def test_validation_sets_that_would_share_their_files(tmp_path):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {"a b": valid_data(), "A_b": valid_data()})
+    assert "'valid-a b' and 'valid-A_b' would share their files" in message
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_what_can_be_read_once_but_is_needed_more_often(tmp_path, split):
+    data = {"train": batches(), "valid": batches()} | {split: iter(batches())}
+    message = refused(build_line(quiet(tmp_path / "run").num_epochs(3)), data["train"], data["valid"])
+    assert f"the {split} data" in message
+    assert "num_epochs is 3" in message
+    assert "generator function itself" in message
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+STEPS = {
+    "returns nothing": (lambda m, b: None, ["train_step returned nothing (None)", "return an output with a loss"]),
+    "returns an array": (
+        lambda m, b: b["x"] * 2.0,
+        ["train_step returned an array of shape [4, 3]", "no field 'loss'"],
+    ),
+    "returns a dict": (lambda m, b: {"loss": loss_of(b)}, ["train_step returned dict", "no field 'loss'"]),
+    "returns no pytree": (lambda m, b: NoTree(loss_of(b)), ["NoTree", "register_dataclass"]),
+    "loss of each row": (
+        lambda m, b: OwnOutput(b["x"].mean(1), jnp.float32(4)),
+        ["the loss of train_step has shape [4]", "one number"],
+    ),
+    "an integer loss": (lambda m, b: OwnOutput(b["y"].sum(), jnp.float32(4)), ["dtype int32", "floating-point"]),
+    "a weight of each row": (
+        lambda m, b: OwnOutput(loss_of(b), jnp.ones(4)),
+        ["the weight of train_step's output has shape [4]", "one number"],
+    ),
+    "float labels": (
+        lambda m, b: ClassificationOutput.from_logits(b["x"], b["t"][:, 0]),
+        ["labels of dtype float32", "integer class numbers"],
+    ),
+    "labels of another shape": (
+        lambda m, b: ClassificationOutput.from_logits(b["x"], b["y"][:2]),
+        ["labels of shape (2,)", "[batch, classes] and [batch]"],
+    ),
+    "predictions of another shape": (
+        lambda m, b: RegressionOutput.from_predictions(b["x"] @ m["w"], b["t"][:, 0]),
+        ["predictions of shape (4, 1)", "targets of shape (4,)"],
+    ),
+    "gradients that do not fit": (
+        lambda m, b: TrainOutput({"w": m["w"]}, line_step(m, b)),
+        ["gradients", "missing: b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_train_step(tmp_path, what):
+    step, parts = STEPS[what]
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step)
+    message = refused(learner, batches())
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize("what", [what for what in STEPS if what != "gradients that do not fit"])
+def test_a_valid_step(tmp_path, what):
+    step, parts = STEPS[what]
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=line_step, valid_step=step)
+    message = refused(learner, batches(), batches())
+    expected = [part.replace("train_step", "valid_step") for part in parts]
+    assert all(part in message for part in expected), message
+
+
+@pytest.mark.parametrize("labels", [Y - 1, Y + 1], ids=["below", "above"])
+@pytest.mark.parametrize("where", ["train", "valid"])
+def test_labels_outside_of_the_classes(tmp_path, labels, where):
+    wrong = [{"x": X[:8], "y": labels[:8]}]
+    right = [{"x": X[:8], "y": Y[:8]}]
+    data = (wrong, right) if where == "train" else (right, wrong)
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=classify, valid_step=classify)
+    message = refused(learner, *data)
+    assert f"the labels 'y' go from {labels[:8].min()} to {labels[:8].max()}" in message
+    assert f"{where}_step have 3 classes (0 to 2)" in message
+
+
+def test_validation_data_without_a_valid_step(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=line_step)
+    message = refused(learner, batches(), batches())
+    assert "there is validation data, but there is no valid_step" in message
+    assert "build(..., valid_step=fn)" in message
+
+
+def test_training_without_a_train_step(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, valid_step=line_step)
+    assert "there is no train_step" in refused(learner, batches())
+
+
+class Growing(Net):
+    def train_step(self, batch):
+        self.extra = nnx.BatchStat(jnp.zeros(2))
+        return super().train_step(batch)
+
+
+class Widening(Net):
+    def train_step(self, batch):
+        output = super().train_step(batch)
+        self.norm.mean[...] = self.norm.mean[...].astype(jnp.float16)
+        return output
+
+
+def test_a_step_that_adds_variables(tmp_path):
+    learner = quiet(tmp_path / "run").build(Growing(), optax.sgd, 0.1)
+    message = refused(learner, batches())
+    assert "new: extra" in message
+    assert "before training" in message
+
+
+def test_a_step_that_changes_the_model(tmp_path):
+    def step(model, batch):
+        return line_step(model, batch), {**model, "n": jnp.float32(1)}
+
+    learner = quiet(tmp_path / "run").build({**line(), "n": jnp.int32(0)}, optax.sgd, 0.1, train_step=step)
+    message = refused(learner, batches())
+    assert "n was int32[] and became float32[]" in message
+
+
+def test_an_update_that_changes_the_state(tmp_path):
+    def update(state, batch, lr, rng):
+        return {**state, "w": state["w"].astype(jnp.bfloat16)}, line_step(state, batch)
+
+    learner = quiet(tmp_path / "run").build(line(), None, 0.1, update=update)
+    assert "w was float32[3, 1] and became bfloat16[3, 1]" in refused(learner, batches())
+
+
+def test_an_update_that_returns_the_state_alone(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), None, 0.1, update=lambda state, batch, lr, rng: state)
+    assert "update= returned dict; it needs to return (state, output)" in refused(learner, batches())
+
+
+# -- metrics and monitors ----------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_the_output_cannot_feed(tmp_path):
+    message = refused(build_line(quiet(tmp_path / "run").metrics(Accuracy())), batches(), batches())
+    assert "the metric Accuracy needs logits, which train_step's RegressionOutput does not have" in message
+    assert "it has loss, predictions, targets, weight" in message
+    assert "valid_step's RegressionOutput" in message
+
+
+MONITORS = {
+    "early stopping": lambda b, key: (b.early_stopping(MetricEarlyStopping(key)), 0.1),
+    "ReduceOnPlateau": lambda b, key: (b, ReduceOnPlateau(0.1, key)),
+    "the checkpointer": lambda b, key: (b.with_file_checkpointer(monitor=key), 0.1),
+}
+
+
+@pytest.mark.parametrize("what", MONITORS)
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("valid/Los", ["'valid/Los', which no metric provides", "did you mean 'valid/Loss'"]),
+        ("Precision@5", ["which no metric provides", "there are: 'train/Learning Rate', 'train/Loss', 'valid/Loss'"]),
+        ("valid/Words", ["'valid/Words', which is not a number"]),
+        ("train/Learning Rate", ["no direction of its own", "mode='min' or mode='max'"]),
+    ],
+)
+def test_monitors(tmp_path, what, key, parts):
+    builder, lr = MONITORS[what](quiet(tmp_path / "run").metric_train(LearningRate()).metric_valid(Words()), key)
+    message = refused(build_line(builder, lr), batches(), batches())
+    assert f"{what} monitors" in message
+    assert all(part in message for part in parts), message
+
+
+def test_a_monitor_of_validation_without_validation(tmp_path):
+    builder = quiet(tmp_path / "run").early_stopping(MetricEarlyStopping("valid/Loss"))
+    message = refused(build_line(builder), batches())
+    assert "early stopping monitors 'valid/Loss', which no metric provides" in message
+    assert "train/Loss" in message
+
+
+def test_the_default_monitor():
+    assert default_monitor([]) == "train/Loss"
+    assert default_monitor(["valid"]) == "valid/Loss"
+    assert default_monitor(["valid-dev", "valid-ood"]) == "valid-dev/Loss"
+
+
+# -- together ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_mistakes_of_a_run_are_one_error(tmp_path):
+    """Also in the directory of another run, which would be overwritten: it stays as it is."""
+    build_line(quiet(tmp_path / "run")).fit(batches())
+    builder = quiet(tmp_path / "run", overwrite=True).metrics(Accuracy()).num_epochs(2)
+    builder.early_stopping(MetricEarlyStopping("valid/Accurate")).with_file_checkpointer(monitor="Loss")
+    learner = builder.build(
+        line(), optax.sgd, ReduceOnPlateau(0.1, "valid/Lost"), train_step=line_step, valid_step=lambda m, b: b["z"]
+    )
+    message = refused(learner, batches(), iter(batches()), directory=tmp_path)
+    for part in (
+        "7 problems",
+        "the metric Accuracy needs logits",
+        "valid_step (on valid) reads batch['z']",
+        "early stopping monitors 'valid/Accurate'",
+        "ReduceOnPlateau monitors 'valid/Lost'",
+        "the checkpointer monitors 'Loss'",
+        "the valid data is an iterator",
+    ):
+        if part != "7 problems":
+            assert part in message, part
+    assert "6 problems" in message
+
+
+def test_an_exception_of_the_step_itself_comes_as_it_is(tmp_path):
+    def step(model, batch):
+        raise ZeroDivisionError("mine")
+
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        learner.fit(batches())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_an_error_the_learner_can_still_be_fitted(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    refused(learner, [])
+    assert learner.fit(batches()).summary["steps"] == -(-ROWS // BATCH)
+
+
+def test_what_is_right_is_not_refused(tmp_path):
+    """Nothing is compiled to find that out either."""
+    from learner.inputs import checked_step, read_inputs
+
+    learner = build_line(quiet(tmp_path / "run"))
+    options = Options(tmp_path / "run")
+    options.train_metrics, options.valid_metrics = learner._options.train_metrics, learner._options.valid_metrics
+    with CompileTimes() as compiled:
+        inputs = read_inputs(options, batches(), {"a": valid_data(), "b": batches()})
+        state = jax.eval_shape(learner.init)
+        step = checked_step(options, learner._step, state, inputs, None)
+    assert compiled.count == 0
+    assert list(inputs.valid) == ["valid-a", "valid-b"]
+    assert inputs.firsts["train"]["t"].tolist() == T[:BATCH].tolist()
+    assert step.own_grads is False
