@@ -333,8 +333,7 @@ class LearnerBuilder:
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
                 self._add(Loss(), kind, plotted=True)
-        options = copy.copy(options)
-        options.early_stopping = copy.deepcopy(options.early_stopping)
+        options = options.copy()
         if options.num_epochs is None and options.num_steps is None:
             options.num_epochs = 1
         measures = Measure.of(options.train_metrics), Measure.of(options.valid_metrics)

@@ -67,6 +67,11 @@ def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> lis
     return problems
 
 
+def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
+    """Raises `LearnerError` where the valid step reads what the first batch does not have."""
+    _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch)
+
+
 def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree) -> None:
     try:
         jax.eval_shape(once, *arguments)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from learner.errors import LearnerError
 
 MARK = "journal.jsonl"
 FILES = (MARK, "experiment.log", "config.yaml", "summary.json")
-FOLDERS = ("checkpoint", "superseded")
+SPLIT = re.compile(r"train|custom|valid(-.+)?")
 EPOCH = re.compile(r"epoch-\d+")
+STEP = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a run was started here."""
-    return (directory / MARK).exists()
+    """Whether a run was started here, or a part of one is left."""
+    return (directory / MARK).exists() or bool(_checkpoints(directory)) or any(_metric_files(directory))
 
 
 def problem_with(directory: Path) -> str | None:
@@ -61,18 +63,28 @@ def remove_run(directory: Path) -> None:
     """Removes what a run wrote, and nothing else that lies there."""
     for name in FILES:
         (directory / name).unlink(missing_ok=True)
-    for name in FOLDERS:
-        shutil.rmtree(directory / name, ignore_errors=True)
-    for split in [d for d in directory.iterdir() if d.is_dir()]:
-        epochs = [e for e in split.iterdir() if e.is_dir() and EPOCH.fullmatch(e.name)]
-        for epoch in epochs:
-            for log in epoch.glob("*.log"):
-                log.unlink()
-            _remove_if_empty(epoch)
-        if epochs:
-            _remove_if_empty(split)
+    for place in _checkpoints(directory):
+        shutil.rmtree(place)
+        _remove_if_empty(place.parent)
+    for log in list(_metric_files(directory)):
+        log.unlink()
+        _remove_if_empty(log.parent)
+        _remove_if_empty(log.parent.parent)
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints of a run, also those that were cut off, and what it set aside."""
+    places = [*directory.glob("checkpoint/*"), *directory.glob("superseded/*")]
+    return [place for place in places if place.is_dir() and STEP.fullmatch(place.name)]
+
+
+def _metric_files(directory: Path) -> Iterator[Path]:
+    for log in directory.glob("*/epoch-*/*.log"):
+        if EPOCH.fullmatch(log.parent.name) and SPLIT.fullmatch(log.parent.parent.name):
+            yield log
 
 
 def _remove_if_empty(directory: Path) -> None:
-    if not any(directory.iterdir()):
+    """A link to somewhere else stays: the next run writes there too."""
+    if not directory.is_symlink() and directory.exists() and not any(directory.iterdir()):
         directory.rmdir()

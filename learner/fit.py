@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from learner import directory
-from learner.check import check_train, check_valid
+from learner.check import check_predict, check_train, check_valid
 from learner.checkpoint.items import from_items, to_items
 from learner.data.feed import batch_arrays
 from learner.errors import LearnerError, one_error
@@ -25,7 +25,16 @@ from learner.runner import Runner
 from learner.schedules import ReduceOnPlateau
 from learner.session import Start, opened
 from learner.signals import on_ctrl_c
-from learner.start import Restored, decide_dispatch, feeder_for, make_runner, open_store, restore
+from learner.start import (
+    Restored,
+    decide_dispatch,
+    feeder_for,
+    make_runner,
+    open_store,
+    refuse_checkpoints,
+    remove_checkpoints,
+    restore,
+)
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.strategies import SingleDevice
@@ -68,7 +77,7 @@ class Learner:
     ):
         self._options, self._step, self._lr, self._plateau = options, step, lr, plateau
         self._train_data, self._valid_data = train, valid
-        self._own_grads: bool | None = None
+        self._looked = {"train": False, "valid": False}  # at the steps, by `train_step` and `valid_step`
         self._runner: Runner | None = None
         self._fitted = False
 
@@ -91,8 +100,8 @@ class Learner:
             )
         if self._step.train is None and self._step.update is None:
             raise LearnerError(no_step("train_step"))
-        if self._own_grads is None:
-            self._know_gradients(state, batches[0])
+        if not self._looked["train"]:
+            self._look_at_train(state, batches[0])
         state, metrics, weight = self._step.whole(state, list(batches))
         return state, self._named("train", metrics) | {"weight": weight}
 
@@ -100,6 +109,10 @@ class Learner:
         """The metrics of one validation batch by name, with its `weight`. The model is in eval mode."""
         if self._step.valid is None:
             raise LearnerError(no_step("valid_step"))
+        if not self._looked["valid"]:
+            if problems := check_valid(self._step, state, batch, "the batch"):
+                raise one_error(problems)
+            self._looked["valid"] = True
         metrics, weight, _ = self._step.valid_metrics(state, batch, jnp.int32(0))
         return self._named("valid", metrics) | {"weight": weight}
 
@@ -107,10 +120,13 @@ class Learner:
         measure = self._step.train_measure if kind == "train" else self._step.valid_measure
         return dict(zip(measure.step_names, measure.step_values(metrics), strict=True))
 
-    def _know_gradients(self, state: TrainState, batch: PyTree) -> list[str]:
-        problems, self._own_grads = check_train(self._step, state, batch)
-        self._step = dataclasses.replace(self._step, own_grads=self._own_grads)
-        return problems
+    def _look_at_train(self, state: TrainState, batch: PyTree) -> None:
+        """Reports what is wrong with the train step, and finds out whether it computes its own gradients."""
+        problems, own_grads = check_train(self._step, state, batch)
+        if problems:
+            raise one_error(problems)
+        self._step = dataclasses.replace(self._step, own_grads=own_grads)
+        self._looked["train"] = True
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -137,6 +153,7 @@ class Learner:
         going_on = self._goes_on()
         if not going_on:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
+            refuse_checkpoints(options)
         inputs = self._inputs(train, valid)
         restored = self._restored() if going_on else None
         if restored is not None:
@@ -146,6 +163,8 @@ class Learner:
         state = self.init() if restored is None else restored.state
         self._fitted = True
         directory.prepare(options.directory, keep=going_on)
+        if not going_on:
+            remove_checkpoints(options)
         start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on)
         with opened(start) as run, on_ctrl_c(lambda: run.interrupt("ctrl-c")):
             run.stopped_by = loop(run)
@@ -256,6 +275,7 @@ class Learner:
         runner, inputs = self._standing(data)
         if len(inputs.valid) > 1:
             raise LearnerError(f"predict got several loaders ({', '.join(inputs.valid)}); it takes one")
+        check_predict(self._step, runner.state, next(iter(inputs.firsts.values())))
         source = next(iter(inputs.valid.values()))
         try:
             for number, batch in enumerate(source.open(1)):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -103,9 +104,9 @@ def checked_step(
                 problems += check_valid(step, state, inputs.firsts[split], split)
     problems += set_directions(options, list(inputs.valid), plateau)
     problems += read_too_often(options, inputs)
-    wrong = directory.problem_with(options.directory)
-    if wrong:
-        problems.append(wrong)
+    for place in {options.directory, options.checkpoint_place}:
+        if isinstance(place, Path) and (wrong := directory.problem_with(place)):
+            problems.append(wrong)
     if problems:
         raise one_error(list(dict.fromkeys(problems)))
     return step

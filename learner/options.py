@@ -45,6 +45,24 @@ class Options:
     show_summary: bool = False
     config_text: str | None = None
 
+    @property
+    def checkpoint_place(self) -> str | Path:
+        """Where checkpoints go: an absolute path, or one that Orbax knows (`gs://...`)."""
+        given = None if self.checkpoints is None else self.checkpoints.directory
+        if given is not None and "://" in given:
+            return given
+        return (self.directory / "checkpoint" if given is None else Path(given)).absolute()
+
+    def copy(self) -> "Options":
+        """Options of their own for a learner: what the builder is told later does not reach it."""
+        own: dict[str, Any] = {
+            f.name: copy.copy(value)
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), list | set)
+        }
+        own["early_stopping"] = copy.deepcopy(self.early_stopping)
+        return dataclasses.replace(self, **own)
+
     def metrics_of(self, split: str) -> list[MetricBase]:
         """The metrics of a split by its name; each split has its own of those that count on the host."""
         metrics = self.train_metrics if split == "train" else self.valid_metrics

@@ -1,5 +1,6 @@
 """Starting a run: its programs, its checkpoint, its logs, its threads."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import logging
@@ -15,6 +16,7 @@ from learner.checkpoint import CheckpointStore, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.options import CheckpointOptions
 from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
+from learner.errors import LearnerError
 from learner.inputs import Inputs, default_monitor, direction_of
 from learner.metrics.base import CollectingMetric
 from learner.options import Options
@@ -74,12 +76,30 @@ def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
 
 def open_store(options: Options, higher_is_better: bool | None = None) -> CheckpointStore:
     """The checkpoints of the run's directory; to read only, where the monitor's direction is not given."""
-    checkpoints = options.checkpoints or CheckpointOptions()
-    place = checkpoints.directory or (options.directory / "checkpoint").absolute()
+    checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
     if higher_is_better is None:
         return CheckpointStore(place)
     keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
     return CheckpointStore(place, keep)
+
+
+def refuse_checkpoints(options: Options) -> None:
+    """Raises `LearnerError` where the run's checkpoints go to a place that has those of another run."""
+    if options.checkpoints is None or options.checkpoints.directory is None or options.overwrite:
+        return
+    with contextlib.closing(open_store(options)) as store:
+        if store.entries:
+            raise LearnerError(
+                f"{options.checkpoint_place} holds the checkpoints of a run. To replace them, use "
+                f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory"
+            )
+
+
+def remove_checkpoints(options: Options) -> None:
+    """Removes the checkpoints that lie outside of the run's directory."""
+    if options.checkpoints is not None and options.checkpoints.directory is not None:
+        with contextlib.closing(open_store(options, higher_is_better=False)) as store:
+            store.remove_all()
 
 
 @dataclasses.dataclass(frozen=True)

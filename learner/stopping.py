@@ -18,6 +18,8 @@ class Monitor:
     """
 
     def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0):
+        if not isinstance(monitor, str):
+            raise LearnerError(f"monitor is {monitor!r}; it needs a metric by key, such as 'valid/Loss'")
         if mode not in (None, "min", "max"):
             raise LearnerError(f"mode is {mode!r}; it needs 'min', 'max', or None for the metric's own direction")
         if not (isinstance(min_delta, int | float) and 0 <= min_delta < math.inf):

@@ -22,8 +22,6 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?"
 DURATION = rf"{NUMBER} (?:ms|s|min|h)\b"
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 
 def blocks(language):
     return [text for kind, text in BLOCKS if kind == language]
@@ -35,8 +33,9 @@ def commands():
 
 def shape_of(line):
     """A line without its spacing and its numbers, but for an epoch at its start: those differ between machines."""
-    first, *others = line.split(maxsplit=1)
-    return " ".join([first, *re.sub(NUMBER, "#", re.sub(DURATION, "TIME", "".join(others))).split()])
+    epoch = re.match(r"\d+ ", line)
+    shape = re.sub(NUMBER, "#", re.sub(DURATION, "TIME", line[epoch.end() if epoch else 0 :]))
+    return " ".join([*(epoch or [""])[0].split(), *shape.split()])
 
 
 def fractions_of(line):
@@ -60,23 +59,54 @@ def assert_shown(shown, printed):
         assert fractions_of(found) == pytest.approx(fractions_of(line), rel=0.3, abs=0.05)
 
 
-@pytest.fixture(autouse=True)
-def as_a_user(tmp_path, monkeypatch):
-    """In an empty directory beside the configs and the examples, with the settings of JAX that users have."""
-    for name in ("configs", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+@contextlib.contextmanager
+def output():
+    """What is printed meanwhile; on standard error nothing is, but for what `learner evaluate` says of configs."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield out
+    assert all(line.endswith("names code, which is imported and run now") for line in err.getvalue().splitlines())
 
 
-def learner(*words):
+def command(*words):
     """What a command prints."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with output() as out:
         assert main(words) == 0
     return out.getvalue()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_a_user(tmp_path_factory, compiled_once):
+    """In a new directory with the configs and the examples, and with the settings of JAX that users have."""
+    place = tmp_path_factory.mktemp("readme")
+    for name in ("configs", "examples"):
+        (place / name).symlink_to(ROOT / name)
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(place):
+        patch.setenv("COLUMNS", "100")
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            yield
+
+
+@pytest.fixture(scope="module")
+def screen():
+    """What the first command of the README prints on a terminal, and then leaves."""
+    words = shlex.split(commands()[0].split("&& ")[1])
+    return command(*words[1:], "--renderer=RichRenderer")
+
+
+@pytest.fixture(scope="module")
+def python():
+    """All Python of the README, run in order: its names, and what each block shows and printed."""
+    names, shown = {"__name__": "readme"}, []
+    for number, (language, code) in enumerate(BLOCKS):
+        if language != "python":
+            continue
+        with output() as out:
+            exec(compile(code, f"block {number} of README.md", "exec"), names)
+        following, text = BLOCKS[number + 1]
+        if following == "text" and "print(" in code:
+            shown.append((text, out.getvalue()))
+    return names, shown
 
 
 def test_the_first_screen_installs_trains_and_tests():
@@ -92,41 +122,43 @@ def test_the_first_screen_installs_trains_and_tests():
     assert project["scripts"] == {"learner": "learner.cli.main:main"}
 
 
-def test_the_commands_run_and_leave_what_is_shown(capsys):
-    first, second, *others = commands()
-    assert second.endswith("&& pytest")
-    words = shlex.split(first.split("&& ")[1])
-    screen, tree = (text for text in blocks("text") if text.startswith("runs/digits"))
-    assert_shown(screen, learner(*words[1:], "--renderer=RichRenderer"))
+def test_the_first_command_shows_and_leaves_what_is_shown(screen):
+    shown, tree = (text for text in blocks("text") if text.startswith("runs/digits"))
+    assert_shown(shown, screen)
     assert max(read_history("runs/digits")["valid/Accuracy"]) >= 0.97
-    assert capsys.readouterr().err == ""
-    root, *lines = (line.split()[0] for line in tree.splitlines())
-    for name in lines:
+    root, *names = (line.split()[0] for line in tree.splitlines())
+    for name in names:
         assert name == "..." or Path(root, name).exists(), name
 
+
+def test_the_other_commands_run(screen):
+    others = commands()[2:]
     assert all(line.startswith("learner ") for line in others)
     for line in others:
-        command, *rest = shlex.split(line)[1:]
-        stop = ["--print_config"] if command == "fit" and not {"--help", "--print_config"} & set(rest) else []
-        assert learner(command, *rest, *stop)
+        name, *words = shlex.split(line)[1:]
+        stop = ["--print_config"] if name == "fit" and not {"--help", "--print_config"} & set(words) else []
+        assert command(name, *words, *stop)
 
 
-def test_the_python_runs_and_prints_what_is_shown():
-    names = {"__name__": "readme"}
-    for number, (language, code) in enumerate(BLOCKS):
-        if language != "python":
-            continue
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile(code, f"block {number} of README.md", "exec"), names)
-        following, text = BLOCKS[number + 1]
-        if following == "text" and "print(" in code:
-            assert_shown(text, out.getvalue())
+def test_the_python_prints_what_is_shown(python):
+    _, shown = python
+    assert len(shown) == 5
+    for text, printed in shown:
+        assert_shown(text, printed)
 
-    rows = diabetes("valid")
-    predictions = np.concatenate([output.predictions for output in names["linear"].predict(rows)])
+
+def test_the_command_and_the_python_end_with_the_same_numbers(screen, python):
+    ours, theirs = read_history("runs/first"), read_history("runs/digits")
+    assert ours.keys() == theirs.keys()
+    for key, values in theirs.items():
+        np.testing.assert_allclose(ours[key], values, rtol=1e-4, err_msg=key)
+
+
+def test_ones_own_metric_is_that_of_scikit_learn(python):
+    linear, rows = python[0]["linear"], diabetes("valid")
+    predictions = np.concatenate([output.predictions for output in linear.predict(rows)])
     expected = mean_absolute_error(rows.arrays["target"], predictions)
-    assert names["linear"].evaluate(rows)["Mean Absolute Error"] == pytest.approx(expected, rel=1e-6)
+    assert linear.evaluate(rows)["Mean Absolute Error"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_links_lead_somewhere():

@@ -41,6 +41,10 @@ class CheckpointOptions:
                 raise LearnerError(
                     f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more"
                 )
+        if not (self.monitor is None or isinstance(self.monitor, str)):
+            raise LearnerError(
+                f"monitor of with_file_checkpointer is {self.monitor!r}; it needs a metric by key, such as 'valid/Loss'"
+            )
         if self.mode not in (None, "min", "max"):
             raise LearnerError(f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'")
 

@@ -165,6 +165,14 @@ class CheckpointStore:
         scored = [e for e in self.entries if e.score is not None and e.score == e.score]
         return min(scored, key=lambda e: (sign * e.score, e.step)) if scored else None  # type: ignore[operator]
 
+    def remove_all(self) -> None:
+        """Removes every checkpoint."""
+        with _quiet():
+            for step in self._manager.all_steps():
+                self._manager.delete(step)
+        self._table.clear()
+        self._at_stop.clear()
+
     def set_aside(self, after: int, directory: Any) -> list[int]:
         """Moves the checkpoints of later steps to another directory: Orbax refuses to write below its newest."""
         newer = [e.step for e in self.entries if e.step > after]

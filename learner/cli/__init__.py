@@ -1,0 +1,1 @@
+"""The command line: config files in, a builder and a run out."""

@@ -18,7 +18,6 @@ from learner.cli.recipes import Recipe, Seeds, recipe
 from learner.cli.sources import Source, source, sources
 from learner.errors import LearnerError, near, one_error
 
-
 HEADER = """\
 # What this run was started with, in full. `learner resume` goes on with it; `learner fit` can start another from it.
 # It names code, which is imported and run: trust it as you trust code.

@@ -1,9 +1,11 @@
 """Builders from a config: every public method is a key, and the value is what to call it with.
 
-num_epochs: 10                          # .num_epochs(10)
-summary: true                           # .summary()
-with_file_checkpointer: {keep_last: 3}  # .with_file_checkpointer(keep_last=3)
-metrics: [Accuracy]                     # .metrics(Accuracy())
+    num_epochs: 10                          # .num_epochs(10)
+    summary: true                           # .summary(True)
+    with_file_checkpointer: {keep_last: 3}  # .with_file_checkpointer(keep_last=3)
+    metrics: [Accuracy]                     # .metrics(Accuracy())
+
+A method that the builder gets later is a key without a change here.
 """
 
 import dataclasses

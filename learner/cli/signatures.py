@@ -143,7 +143,9 @@ def _parse(parser: ArgumentParser, given: Mapping[str, Any], key: str, target: C
 
 def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> str:
     """jsonargparse's message in one line."""
-    match = re.match(r'Parser key "([^".]+)[^"]*"[^:]*:\s*(.*)|the following arguments (are required): (\w+)', text, re.DOTALL)
+    match = re.match(
+        r'Parser key "([^".]+)[^"]*"[^:]*:\s*(.*)|the following arguments (are required): (\w+)', text, re.DOTALL
+    )
     if match is None or (match[1] or match[4]) not in given:
         return f"{key}: {' '.join(text.split())}"
     name, reason = match[1] or match[4], match[2] or match[3]  # null is as good as missing where it is required

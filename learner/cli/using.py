@@ -1,6 +1,6 @@
 """`learner evaluate` and `learner predict`: what a run's checkpoint is good for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from learner.cli.config import Config
 from learner.cli.overrides import read_yaml, split
 from learner.cli.sources import source
 from learner.cli.training import changed, run_directory, saved_config
+from learner.directory import holds_run
 from learner.errors import LearnerError
 from learner.text import aligned, short
 
@@ -76,34 +77,43 @@ def predict(words: Sequence[str]) -> int:
     line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
     content = saved_config(directory, "predicts", call=".predict(data)")
     config = _standing(changed(content, line), directory)
-    loader = _loader(data)
-    arrays = joined(config.learner(with_data=False).predict(loader), rows=loader.num_items())
+    rows: list[int] = []
+    arrays = joined(config.learner(with_data=False).predict(_counted(_loader(data), rows)), rows)
     np.savez(output, allow_pickle=False, **arrays)
     print("\n".join(aligned([[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())])))
     return 0
 
 
-def joined(outputs: Iterable[Any], rows: int) -> dict[str, np.ndarray]:
+def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]:
     """The leaves of all outputs that have a row for each row of the data, by their paths.
 
     Args:
       outputs: of the batches, in order: pytrees of one structure.
-      rows: how many rows all batches have together.
+      rows: how many rows each batch has; read when the outputs are at their end.
+
+    Raises:
+      LearnerError: there is no such leaf.
 
     >>> parts = [{"loss": np.float32(rows), "logits": np.zeros((rows, 3))} for rows in (2, 1)]
-    >>> {name: array.shape for name, array in joined(parts, rows=3).items()}
+    >>> {name: array.shape for name, array in joined(parts, [2, 1]).items()}
     {'logits': (3, 3)}
     """
     found: dict[str, list[np.ndarray]] = {}
     for output in outputs:
         for path, leaf in jax.tree_util.tree_flatten_with_path(output)[0]:
             found.setdefault(jax.tree_util.keystr(path, simple=True, separator="."), []).append(np.asarray(leaf))
-    by_row = {name: parts for name, parts in found.items() if sum(len(p) if p.ndim else 0 for p in parts) == rows}
+    by_row = {name: parts for name, parts in found.items() if [p.shape[:1] for p in parts] == [(n,) for n in rows]}
+    if not by_row:
+        raise LearnerError(
+            f"the output of the valid step ({', '.join(found)}) has no field with a row for each row of data"
+        )
     return {name: np.concatenate(parts) for name, parts in by_row.items()}
 
 
 def _standing(content: dict[str, Any], directory: str) -> Config:
     """The config of a run whose checkpoint is only looked at: the newest, if no other is wanted."""
+    if not holds_run(Path(directory)):
+        raise LearnerError(f"{directory} holds no run: it has no journal.jsonl")
     checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
     return Config({**content, **checkpoint, "directory": directory, "renderer": None})
 
@@ -113,13 +123,23 @@ def _text(value: float | str) -> str:
 
 
 def _loader(path: str) -> Any:
-    """The rows to predict, in their order."""
-    from learner.data import DataLoaderBuilder
+    """The rows to predict, in their order: an iterable of batches, or a function that returns one."""
+    from learner.data import DataLoaderBuilder, Dataset
 
-    if path.endswith(".npz"):
-        return DataLoaderBuilder().batch_size(BATCH_SIZE).build(_arrays(path))
-    data = source(read_yaml(path), "DATA", seed=0).make()
-    return data if hasattr(data, "num_items") else DataLoaderBuilder().batch_size(BATCH_SIZE).build(data)
+    data = _arrays(path) if path.endswith(".npz") else source(read_yaml(path), "DATA", seed=0).make()
+    return DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if isinstance(data, Mapping | Dataset) else data
+
+
+def _counted(data: Any, rows: list[int]) -> Callable[[], Iterator[Any]]:
+    """A function that returns the batches, and writes down how many rows each has."""
+
+    def batches() -> Iterator[Any]:
+        rows.clear()
+        for batch in data() if callable(data) else data:
+            rows.append(len(jax.tree.leaves(batch)[0]))
+            yield batch
+
+    return batches
 
 
 def _arrays(path: str) -> dict[str, np.ndarray]:

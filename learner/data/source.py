@@ -124,6 +124,8 @@ class _Once(Source):
             )
 
     def _open(self, epoch: int, start: int) -> Iterator[Any]:
+        if start:
+            self.refuse_position(epoch, start)
         if self._used:
             again = f"epoch {epoch}" if self.split == "train" else "another validation"
             raise LearnerError(

@@ -297,8 +297,10 @@ class TreeFamily(Family):
 
     def grads(self, grads: Any) -> PyTree:
         """See `Family`. Takes what `jax.grad` or `eqx.filter_grad` return."""
-        leaves = jax.tree.leaves(grads)
-        return self._divide(leaves)[0] if len(leaves) == len(self._names) else grads
+        rows = jax.tree_util.tree_leaves_with_path(grads)
+        if [path_name(path) for path, _ in rows] != self._names:
+            return grads
+        return self._divide([leaf for _, leaf in rows])[0]
 
 
 def _equinox_of(model: PyTree) -> Any:

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from learner.steps.state import named_leaves
+
 Array = Any
 PyTree = Any
 OptimizerFn = Callable[[Any], optax.GradientTransformation]
@@ -81,7 +83,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
     if problem:
         return [problem]
     try:
-        new_params, searched = _try_update(optimizer, params, params)
+        (new_params, old_state, new_state), searched = _try_update(optimizer, params, params)
     except Exception as error:
         if not _takes_each_example(optimizer, params):
             message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -97,20 +99,41 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
     # Models made of NumPy arrays may hold 64-bit numbers, which become 32-bit ones on the device.
     if any((new.shape, new.dtype) != (old.shape, jax.dtypes.canonicalize_dtype(old.dtype)) for new, old in pairs):
         return [f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters"]
+    if changed := _changed(old_state, new_state):
+        return [f"the state of the optimizer ({name_of(optimizer)}) is another one after a step: {', '.join(changed)}"]
     return []
 
 
-def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[PyTree, bool]:
-    """The shapes of the parameters after an update, and whether it evaluated the loss again."""
+def _changed(old: PyTree, new: PyTree) -> list[str]:
+    """In what the trees of shapes differ."""
+    before, after = named_leaves(old), named_leaves(new)
+    shapes = {name: (_shape(before.get(name)), _shape(after.get(name))) for name in {**before, **after}}
+    changed = [f"{name} was {a} and became {b}" for name, (a, b) in shapes.items() if a != b]
+    if changed or jax.tree.structure(old) == jax.tree.structure(new):
+        return changed
+    return ["its containers are of other types"]
+
+
+def _shape(leaf: Any) -> str:
+    return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _try_update(
+    optimizer: OptimizerFn, params: PyTree, grads: PyTree
+) -> tuple[tuple[PyTree, PyTree, PyTree], bool]:
+    """The shapes of the parameters after an update and of the optimizer's state before and after it, and whether it
+    evaluated the loss again.
+    """
     searched = []
 
     def value_fn(_: PyTree) -> Array:
         searched.append(True)
         return jnp.float32(0)
 
-    def once(params: PyTree, grads: PyTree, rate: Array) -> PyTree:
-        opt_state = init_optimizer(optimizer, None, params, rate)
-        return update_params(optimizer, rate, grads, opt_state, params, loss=jnp.float32(0), value_fn=value_fn)[0]
+    def once(params: PyTree, grads: PyTree, rate: Array) -> tuple[PyTree, PyTree, PyTree]:
+        old = init_optimizer(optimizer, None, params, rate)
+        new_params, new = update_params(optimizer, rate, grads, old, params, loss=jnp.float32(0), value_fn=value_fn)
+        return new_params, old, new
 
     return jax.eval_shape(once, params, grads, jax.ShapeDtypeStruct((), jnp.float32)), bool(searched)
 

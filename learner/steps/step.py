@@ -152,7 +152,7 @@ class Step:
         info = Info(state.step, weight, rate_at(self.schedule, state.step, state.lr_scale))
         metrics = self.train_measure.update(acc.metrics, output, info)
         rows = self.train_measure.collect(output)
-        loss = output.loss.astype(jnp.float32)
+        loss = jnp.asarray(output.loss, jnp.float32)
         if self.accumulate == 1:
             return Accumulated(grads, weight, loss, model_state, metrics), rows
         grads = jax.tree.map(lambda s, g: s + _weighted(g, weight), acc.grads, grads)
@@ -170,7 +170,7 @@ class Step:
             returned, new_model = step(model, batch, key)
             grads, output = (returned.grads, returned.output) if self.own_grads else (None, returned)
             new_state = self.model_state_after(model, new_model, model_state)
-            return output.loss, (grads, output, new_state)
+            return jnp.asarray(output.loss), (grads, output, new_state)
 
         if self.own_grads:
             _, (grads, output, new_state) = forward(params)
@@ -183,7 +183,12 @@ class Step:
         """The gradients that the train step returned, under the names of `params`."""
         assert self.train is not None
         what = f"{self.train.name} returned other gradients than the model's"
-        return same_structure(self.family.grads(grads), params, what)
+        grads = same_structure(self.family.grads(grads), params, what)
+        each_example = self.train.returns_gradients and self.accumulate == 1  # may then be `[examples, ...]`
+        for name, g, p in zip(named_leaves(params), jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
+            if jnp.shape(g) != p.shape and not (each_example and jnp.shape(g)[1:] == p.shape):
+                raise LearnerError(f"{what}: that of {name} is {list(jnp.shape(g))}, and {name} is {list(p.shape)}")
+        return grads
 
     def model_state_after(self, given: Any, returned: Any, before: PyTree) -> PyTree:
         """The model's state after a step that was `given` a model and `returned` one, or `None`."""
@@ -331,7 +336,7 @@ def _weighted(value: Array, weight: Array) -> Array:
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def _keep_if(condition: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -291,6 +291,35 @@ def test_predict(learner, config, workplace):
         np.testing.assert_allclose(outputs["predictions"], first, rtol=1e-6)
 
 
+def test_predict_batches_of_ones_own(learner, config, workplace):
+    learner("fit", config)
+    (workplace / "data.yaml").write_text("class_path: mymodule.batches")
+    assert learner("predict", "run", "data.yaml", "-o", "out.npz")[0] == 0
+    with np.load("out.npz") as outputs:
+        assert outputs["predictions"].shape == (12,)
+
+
+def test_predict_needs_rows(learner, config, workplace):
+    (workplace / "own.py").write_text(
+        "import dataclasses, jax\n"
+        "@jax.tree_util.register_dataclass\n@dataclasses.dataclass\nclass Output:\n    loss: object\n"
+        "def step(model, batch):\n    return Output(((batch['x'] @ model['w'] - batch['y']) ** 2).mean())\n"
+    )
+    learner("fit", config, "--valid_step=own.step")
+    np.savez(workplace / "data.npz", x=np.ones((3, 3), np.float32), y=np.ones(3, np.float32))
+    code, _, err = learner("predict", "run", "data.npz", "-o", "out.npz")
+    assert code == 2
+    assert "the output of the valid step (loss) has no field with a row for each row of data" in err
+
+
+def test_a_run_that_never_started_is_not_evaluated(learner, config):
+    learner("fit", config)
+    os.remove("run/journal.jsonl")
+    code, _, err = learner("evaluate", "run")
+    assert code == 2
+    assert "run holds no run" in err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -334,7 +363,7 @@ package = types.ModuleType("learner")  # the package itself is for Python, and l
 package.__path__ = [{package!r}]
 sys.modules["learner"] = package
 from learner.cli.main import main
-for words in (["--help"], ["--version"], ["summary", "run"], ["evaluat"]):
+for words in (["--help"], ["summary", "run"], ["evaluat"]):
     main(words)
 print("loaded:", sorted({{"jax", "optax", "flax", "jsonargparse"}} & set(sys.modules)))
 """

@@ -1,6 +1,7 @@
 """Every example trains, shortened, and does what it says."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,9 +126,9 @@ def test_a_config_names_ones_own_module(capsys):
 
 @pytest.mark.full
 def test_an_example_is_a_program():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "examples.pytree"], capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-W", "error", "-m", "examples.pytree"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert max(read_history("runs/pytree")["valid/Accuracy"]) >= 0.97

@@ -12,7 +12,18 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from small_models import BATCH, CASES, ROWS, Case, Ensemble, EquinoxNet, Everything, LinenNet, assert_equal_arrays, copied
+from small_models import (
+    BATCH,
+    CASES,
+    ROWS,
+    Case,
+    Ensemble,
+    EquinoxNet,
+    Everything,
+    LinenNet,
+    assert_equal_arrays,
+    copied,
+)
 
 from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
 from learner.steps.measure import Measure
@@ -268,9 +279,7 @@ def test_what_is_not_trainable_does_not_move(case):
     assert 0 < len(trained) < len(names)
     assert set(named_leaves(step.family.params)) == trained
     before, after = step.init(0.1, 0), one_step(step)
-    was, now = (
-        named_leaves(family_of(step.family.rebuild(s.params, s.model_state)).params) for s in (before, after)
-    )
+    was, now = (named_leaves(family_of(step.family.rebuild(s.params, s.model_state)).params) for s in (before, after))
     assert {name for name in names if not np.array_equal(was[name], now[name])} == trained
 
 
@@ -417,9 +426,7 @@ def test_a_linen_step_that_adds_variables(more):
     module = LinenAdding()
     model = Linen(module, module.init(jax.random.key(0), jnp.ones((2, 3)), False))
     model.variables.pop("intermediates", None)
-    case = dataclasses.replace(
-        CASES[2], step=lambda m, b: RegressionOutput.from_predictions(m(b["x"], more), b["y"])
-    )
+    case = dataclasses.replace(CASES[2], step=lambda m, b: RegressionOutput.from_predictions(m(b["x"], more), b["y"]))
     if not more:
         one_step(step_of(case, model))
         return

@@ -267,33 +267,37 @@ def test_train_output_is_a_pytree():
 
 # -- wrong shapes and dtypes -------------------------------------------------------------------------------------------
 
-F, I = jnp.float32, jnp.int32
+INT = jnp.int32
 
 
-def of(*shape: int, dtype: Any = F) -> Any:
+def of(*shape: int, dtype: Any = jnp.float32) -> Any:
     return jnp.zeros(shape, dtype)
 
 
 WRONG = {
-    "logits of one row": (ClassificationOutput.from_logits, (of(4), of(4, dtype=I)), r"\(4,\)"),
-    "labels of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(5, dtype=I)), r"\(4, 3\).*\(5,\)"),
-    "one-hot labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, 3, dtype=I)), r"needs \[batch, classes\]"),
-    "labels in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, 1, dtype=I)), r"\(4, 1\)"),
-    "sequences as classes": (ClassificationOutput.from_logits, (of(4, 5, 3), of(4, 5, dtype=I)), r"\(4, 5, 3\)"),
+    "logits of one row": (ClassificationOutput.from_logits, (of(4), of(4, dtype=INT)), r"\(4,\)"),
+    "labels of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(5, dtype=INT)), r"\(4, 3\).*\(5,\)"),
+    "one-hot labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, 3, dtype=INT)), r"needs \[batch, classes\]"),
+    "labels in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, 1, dtype=INT)), r"\(4, 1\)"),
+    "sequences as classes": (ClassificationOutput.from_logits, (of(4, 5, 3), of(4, 5, dtype=INT)), r"\(4, 5, 3\)"),
     "float labels": (ClassificationOutput.from_logits, (of(4, 3), of(4)), "dtype float32; it needs integer"),
     "bool labels": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=bool)), "dtype bool; it needs integer"),
-    "mask of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=I), of(3)), r"mask"),
-    "mask in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=I), of(4, 1)), r"mask"),
-    "label numbers": (MultiLabelOutput.from_logits, (of(4, 3), of(4, dtype=I)), r"\(4, 3\).*\(4,\)"),
+    "mask of other rows": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=INT), of(3)), r"mask"),
+    "mask in a column": (ClassificationOutput.from_logits, (of(4, 3), of(4, dtype=INT), of(4, 1)), r"mask"),
+    "label numbers": (MultiLabelOutput.from_logits, (of(4, 3), of(4, dtype=INT)), r"\(4, 3\).*\(4,\)"),
     "no labels axis": (MultiLabelOutput.from_logits, (of(4), of(4)), r"both must be \[batch, labels\]"),
     "mask per label": (MultiLabelOutput.from_logits, (of(4, 3), of(4, 3), of(4, 3)), r"mask has shape \(4, 3\)"),
     "a column": (RegressionOutput.from_predictions, (of(4, 1), of(4)), r"\(4, 1\).*\(4,\).*\[:, 0\]"),
     "a scalar": (RegressionOutput.from_predictions, (of(), of()), r"shape \(\)"),
     "mask per value": (RegressionOutput.from_predictions, (of(4, 2), of(4, 2), of(4, 2)), r"mask has shape \(4, 2\)"),
-    "classes as sequences": (SequenceOutput.from_logits, (of(4, 3), of(4, dtype=I)), r"\[batch, length, classes\]"),
-    "shifted targets": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 4, dtype=I)), r"\(4, 4\)"),
+    "classes as sequences": (SequenceOutput.from_logits, (of(4, 3), of(4, dtype=INT)), r"\[batch, length, classes\]"),
+    "shifted targets": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 4, dtype=INT)), r"\(4, 4\)"),
     "float tokens": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5)), "dtype float32; it needs integer"),
-    "mask per sequence": (SequenceOutput.from_logits, (of(4, 5, 3), of(4, 5, dtype=I), of(4)), r"mask has shape \(4,\)"),
+    "mask per sequence": (
+        SequenceOutput.from_logits,
+        (of(4, 5, 3), of(4, 5, dtype=INT), of(4)),
+        r"mask has shape \(4,\)",
+    ),
 }
 
 

@@ -1,0 +1,440 @@
+"""What is dispatched: each program against the same steps worked out in NumPy, and how often it is compiled."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner import LearnerBuilder, RegressionOutput
+from learner.compilation import CompileTimes
+from learner.metrics import CollectingMetric, LearningRate, MeanAbsoluteError
+from learner.steps.program import Programs, Rows, Stack, has_convolution
+
+# -- a line through three inputs, by hand ------------------------------------------------------------------------------
+
+ROWS, SIZE, RATE = 22, 4, 0.1  # 5 full micro-batches and one of 2 rows
+_rng = np.random.default_rng(8)
+DATA = {
+    "x": _rng.normal(size=(ROWS, 3)).astype(np.float32),
+    "y": _rng.normal(size=(ROWS, 2)).astype(np.float32),
+}
+ORDER = _rng.permutation(ROWS).astype(np.int32)
+START = _rng.normal(size=(3, 2)).astype(np.float32)
+
+
+def line_step(model, batch):
+    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+
+
+def micro_batch(index: int) -> dict[str, np.ndarray]:
+    rows = ORDER[index * SIZE : (index + 1) * SIZE]
+    return {name: x[rows] for name, x in DATA.items()}
+
+
+@dataclasses.dataclass
+class ByHand:
+    """Steps of plain gradient descent in float64; each is over the rows of some micro-batches."""
+
+    w: np.ndarray = dataclasses.field(default_factory=lambda: START.astype(np.float64))
+    losses: list[float] = dataclasses.field(default_factory=list)
+    weights: list[int] = dataclasses.field(default_factory=list)
+    absolute: list[float] = dataclasses.field(default_factory=list)
+    predictions: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    def step(self, *indices: int, update: bool = True) -> None:
+        batches = [micro_batch(i) for i in indices]
+        x, y = (np.concatenate([np.float64(batch[name]) for batch in batches]) for name in ("x", "y"))
+        error = x @ self.w - y
+        self.predictions.append(x @ self.w)
+        self.losses.append((error**2).mean())
+        self.absolute.append(np.abs(error).mean())
+        self.weights.append(len(x))
+        if update:
+            self.w = self.w - RATE * 2 * x.T @ error / error.size
+
+    def steps(self, *groups: tuple[int, ...]) -> "ByHand":
+        for group in groups:
+            self.step(*group)
+        return self
+
+
+class Predictions(CollectingMetric):
+    name, fields = "Predictions", ("predictions",)
+
+    def collect(self, output):
+        return {"p": output.predictions}
+
+    def compute(self, rows):
+        raise NotImplementedError("these tests look at what was collected")
+
+
+@dataclasses.dataclass
+class Lab:
+    """The programs of a run, compiled as a strategy does it."""
+
+    accumulate: int
+
+    def __post_init__(self):
+        builder = LearnerBuilder("unused").grads_accumulation(self.accumulate)
+        builder.metrics(MeanAbsoluteError(), Predictions()).metric_train(LearningRate())
+        learner = builder.build(
+            {"w": jnp.asarray(START)}, optax.sgd, RATE, train_step=line_step, valid_step=line_step
+        )
+        self.step, self.state = learner._step, learner.init()
+        self.tree = jax.tree.structure(self.state)
+        self.programs = Programs(self.step, self.tree)
+        names = ("train", "train_tail", "train_single", "begin", "add", "add_tail", "finish")
+        self.jit = {name: jax.jit(getattr(self.programs, name)) for name in names}
+        self.jit |= {name: jax.jit(getattr(self.programs, name)) for name in ("valid", "valid_single", "valid_tail")}
+
+    @property
+    def leaves(self) -> list[Any]:
+        return jax.tree.leaves(self.state)
+
+    def empty(self, kind: str = "train") -> Any:
+        """The metrics' states of no rows."""
+        measure = self.step.train_measure if kind == "train" else self.step.valid_measure
+        return jax.jit(measure.init)()
+
+    def rows(self, room: int = 8) -> Rows:
+        return Rows(jax.tree.map(jnp.asarray, DATA), jnp.asarray(ORDER), SIZE, room)
+
+    def stack(self, first: int, count: int, room: int = 8, last: int | None = None) -> Stack:
+        """Micro-batches from `first` on in a buffer; what is not used of it is NaN."""
+        buffer = {name: np.full((room, SIZE, *x.shape[1:]), np.nan, np.float32) for name, x in DATA.items()}
+        for i in range(count):
+            for name, x in micro_batch(first + i).items():
+                buffer[name][i] = x
+        return Stack(buffer, None if last is None else micro_batch(last))
+
+    def check(self, leaves: list[Any], expected: ByHand, steps: int) -> None:
+        state = self.tree.unflatten(leaves)
+        np.testing.assert_allclose(state.params["w"], expected.w, rtol=1e-5, atol=1e-6)
+        assert state.step == steps
+
+    def check_values(self, values: Any, expected: ByHand) -> None:
+        """The values of each step, in the order of `step_names`, and its weight."""
+        count = len(expected.losses)
+        names = self.step.train_measure.step_names
+        columns = dict(zip(names, np.asarray(values.numbers).T, strict=True))
+        np.testing.assert_allclose(columns["Loss"][:count], expected.losses, rtol=1e-5)
+        np.testing.assert_allclose(columns["Mean Absolute Error"][:count], expected.absolute, rtol=1e-5)
+        np.testing.assert_allclose(columns["Learning Rate"][:count], RATE, rtol=1e-6)
+        np.testing.assert_array_equal(values.weights[:count], expected.weights)
+        assert not np.any(values.numbers[count:])  # the rest of the buffer was not touched
+        assert not np.any(values.weights[count:])
+
+    def check_epoch(self, epoch: Any, expected: ByHand) -> None:
+        """The metrics' states over all steps."""
+        values = self.step.train_measure.values(epoch)
+        for name, each in (("Loss", expected.losses), ("Mean Absolute Error", expected.absolute)):
+            np.testing.assert_allclose(values[name], np.average(each, weights=expected.weights), rtol=1e-5)
+
+
+_labs: dict[int, Lab] = {}
+
+
+def lab(accumulate: int) -> Lab:
+    if accumulate not in _labs:
+        _labs[accumulate] = Lab(accumulate)
+    return _labs[accumulate]
+
+
+i32 = jnp.int32
+GROUPS = {  # of the first 5 micro-batches, by how many make a step
+    1: [(0,), (1,), (2,), (3,), (4,)],
+    2: [(0, 1), (2, 3), (4,)],
+    3: [(0, 1, 2), (3, 4)],
+}
+
+
+def feeds(made: Lab, streams: bool, first: int, count: int) -> tuple[Any, Any]:
+    """A feed, and the cursor at which its micro-batches begin."""
+    return (made.stack(first, count), i32(0)) if streams else (made.rows(), i32(first))
+
+
+both_feeds = pytest.mark.parametrize("streams", [False, True], ids=["rows", "stack"])
+accumulations = pytest.mark.parametrize("accumulate", GROUPS)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@both_feeds
+@accumulations
+def test_the_loop_makes_the_steps_of_its_micro_batches(accumulate, streams):
+    made = lab(accumulate)
+    feed, cursor = feeds(made, streams, 0, 5)
+    leaves, epoch, cursor, values = made.jit["train"](made.leaves, made.empty(), feed, cursor, i32(5))
+    expected = ByHand().steps(*GROUPS[accumulate])
+    made.check(leaves, expected, len(expected.losses))
+    made.check_values(values, expected)
+    made.check_epoch(epoch, expected)
+    assert cursor == 5
+
+
+@both_feeds
+@accumulations
+def test_a_dispatch_may_be_cut_between_any_two_steps(accumulate, streams):
+    """One after the other they leave the same bits as one loop over all, and nothing more is compiled."""
+    made, groups = lab(accumulate), GROUPS[accumulate]
+    feed, cursor = feeds(made, streams, 0, 5)
+    whole, whole_epoch, _, values = made.jit["train"](made.leaves, made.empty(), feed, cursor, i32(5))
+    with CompileTimes() as times:
+        for cut in range(1, len(groups)):
+            first = sum(map(len, groups[:cut]))
+            feed, cursor = feeds(made, streams, 0, first)
+            leaves, epoch, cursor, one = made.jit["train"](made.leaves, made.empty(), feed, cursor, i32(first))
+            feed, start = feeds(made, streams, first, 5 - first)
+            cursor = start if streams else cursor
+            leaves, epoch, _, two = made.jit["train"](leaves, epoch, feed, cursor, i32(5 - first))
+            for a, b in zip(map(raw, leaves), map(raw, whole), strict=True):
+                np.testing.assert_array_equal(a, b)
+            made.check_epoch(epoch, ByHand().steps(*groups))
+            joined = np.concatenate([one.numbers[:cut], two.numbers[: len(groups) - cut]])
+            np.testing.assert_array_equal(joined, values.numbers[: len(groups)])
+    assert times.count == 0
+    assert jax.tree.structure(epoch) == jax.tree.structure(whole_epoch)
+
+
+def raw(x: Any) -> Any:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+@both_feeds
+@pytest.mark.parametrize(("accumulate", "group"), [(1, (5,)), (2, (5,)), (2, (4, 5)), (3, (3, 4, 5))])
+def test_a_ragged_micro_batch_ends_its_step(accumulate, group, streams):
+    made, full = lab(accumulate), len(group) - 1
+    feed, cursor = (made.stack(group[0], full, accumulate, last=5), i32(0)) if streams else (made.rows(), i32(group[0]))
+    leaves, epoch, cursor, values = made.jit["train_tail"](made.leaves, made.empty(), feed, cursor, i32(full))
+    expected = ByHand().steps(group)
+    made.check(leaves, expected, 1)
+    made.check_values(values, expected)
+    made.check_epoch(epoch, expected)
+    assert cursor == (full + 1 if streams else 6)
+
+
+@both_feeds
+def test_a_single_step_has_no_loop(streams):
+    made = lab(1)
+    feed, cursor = feeds(made, streams, 2, 1)
+    arguments = made.leaves, made.empty(), feed, cursor, i32(1)
+    leaves, epoch, cursor, values = made.jit["train_single"](*arguments)
+    expected = ByHand().steps((2,))
+    made.check(leaves, expected, 1)
+    made.check_values(values, expected)
+    made.check_epoch(epoch, expected)
+    assert cursor == (1 if streams else 3)
+    assert "while" not in primitives(jax.make_jaxpr(made.programs.train_single)(*arguments).jaxpr)
+    assert "while" in primitives(jax.make_jaxpr(made.programs.train)(*arguments).jaxpr)
+
+
+@both_feeds
+@pytest.mark.parametrize("group", [(0,), (0, 1, 2), (4, 5)])
+def test_micro_batches_are_added_one_by_one(group, streams):
+    made = lab(3)
+    acc, cursor, index, collected = made.jit["begin"](made.leaves), i32(group[0]), i32(0), []
+    for i in group:
+        feed, name = made.rows(), "add_tail" if i == 5 else "add"
+        if streams:
+            feed, cursor, name = Stack(None, micro_batch(i)), i32(0), "add_tail"
+        acc, cursor, index, rows = made.jit[name](made.leaves, acc, feed, cursor, index)
+        collected.append(rows[0]["p"])
+    leaves, epoch, values = made.jit["finish"](made.leaves, acc, made.empty())
+    expected = ByHand().steps(group)
+    made.check(leaves, expected, 1)
+    made.check_values(values, expected)
+    made.check_epoch(epoch, expected)
+    assert index == len(group)
+    np.testing.assert_allclose(np.concatenate(collected), expected.predictions[0], rtol=1e-5, atol=1e-6)
+
+
+def test_update_is_dispatched_like_a_step():
+    """Of two loops and a ragged batch, with gradient descent written as an update."""
+
+    def update(state, batch, lr, rng):
+        output, grads = jax.value_and_grad(lambda w: line_step({"w": w}, batch).loss)(state["w"])
+        made = line_step(state, batch)
+        return {"w": state["w"] - lr * grads}, dataclasses.replace(made, loss=output)
+
+    builder = LearnerBuilder("unused").metrics(MeanAbsoluteError(), LearningRate())
+    learner = builder.build({"w": jnp.asarray(START)}, None, RATE, update=update)
+    made = lab(1)
+    state = learner.init()
+    programs = Programs(learner._step, jax.tree.structure(state))
+    train, tail = jax.jit(programs.train), jax.jit(programs.train_tail)
+    leaves, epoch = jax.tree.leaves(state), jax.jit(learner._step.train_measure.init)()
+    leaves, epoch, cursor, _ = train(leaves, epoch, made.rows(), i32(0), i32(2))
+    leaves, epoch, cursor, values = train(leaves, epoch, made.rows(), cursor, i32(3))
+    leaves, epoch, cursor, last = tail(leaves, epoch, made.rows(), cursor, i32(0))
+    expected = ByHand().steps((0,), (1,), (2,), (3,), (4,), (5,))
+    state = programs.tree.unflatten(leaves)
+    np.testing.assert_allclose(state.params["w"], expected.w, rtol=1e-5, atol=1e-6)
+    assert (state.step, cursor) == (6, 6)
+    names = learner._step.train_measure.step_names
+    np.testing.assert_allclose(values.numbers[:3, names.index("Loss")], expected.losses[2:5], rtol=1e-5)
+    np.testing.assert_allclose(last.numbers[0, names.index("Loss")], expected.losses[5], rtol=1e-5)
+    assert last.weights == [2]
+    loss = learner._step.train_measure.values(epoch)["Loss"]
+    np.testing.assert_allclose(loss, np.average(expected.losses, weights=expected.weights), rtol=1e-5)
+
+
+# -- validation --------------------------------------------------------------------------------------------------------
+
+
+def evaluated(*groups: tuple[int, ...]) -> ByHand:
+    expected = ByHand()
+    for group in groups:
+        expected.step(*group, update=False)
+    return expected
+
+
+@both_feeds
+def test_validation_is_the_metrics_of_each_batch(streams):
+    made = lab(2)  # accumulation has no part in it
+    names = made.step.valid_measure.step_names
+    assert names == ("Mean Absolute Error", "Loss")
+    feed, cursor = feeds(made, streams, 0, 5)
+    epoch, cursor, number, values = made.jit["valid"](
+        made.leaves, made.empty("valid"), feed, cursor, i32(0), i32(5)
+    )
+    expected = evaluated((0,), (1,), (2,), (3,), (4,))
+    np.testing.assert_allclose(values.numbers[:5], np.stack([expected.absolute, expected.losses], 1), rtol=1e-5)
+    assert not values.numbers[5:].any()
+    np.testing.assert_array_equal(values.weights[:5], [4] * 5)
+    assert (cursor, number) == (5, 5)
+
+    feed = made.stack(5, 0, last=5) if streams else made.rows()
+    epoch, cursor, number, values = made.jit["valid_tail"](made.leaves, epoch, feed, cursor, number)
+    expected.step(5, update=False)
+    np.testing.assert_allclose(values.numbers[0], [expected.absolute[5], expected.losses[5]], rtol=1e-5)
+    assert values.weights == [2]
+    assert (cursor, number) == (6, 6)
+    over_all = made.step.valid_measure.values(epoch)
+    np.testing.assert_allclose(over_all["Loss"], np.average(expected.losses, weights=expected.weights), rtol=1e-5)
+
+
+def test_validation_of_a_single_batch_has_no_loop():
+    made = lab(1)
+    arguments = made.leaves, made.empty("valid"), made.rows(), i32(3), i32(7)
+    epoch, cursor, number, values = made.jit["valid_single"](*arguments)
+    np.testing.assert_allclose(values.numbers[0, 1], evaluated((3,)).losses[0], rtol=1e-5)
+    assert (cursor, number) == (4, 8)
+    np.testing.assert_allclose(made.step.valid_measure.values(epoch)["Loss"], values.numbers[0, 1], rtol=1e-6)
+    assert "while" not in primitives(jax.make_jaxpr(made.programs.valid_single)(*arguments).jaxpr)
+
+
+def test_outputs_are_those_of_the_valid_step():
+    made = lab(1)
+    output = jax.jit(made.programs.outputs)(made.leaves, micro_batch(1), i32(1))
+    np.testing.assert_allclose(output.predictions, evaluated((1,)).predictions[0], rtol=1e-5, atol=1e-6)
+
+
+# -- collecting --------------------------------------------------------------------------------------------------------
+
+
+@both_feeds
+@accumulations
+def test_loops_collect_the_rows_of_every_micro_batch(accumulate, streams):
+    """Shaped `[steps, micro-batches, rows, ...]`; of a short group the rest is empty."""
+    made = lab(accumulate)
+    feed, cursor = feeds(made, streams, 0, 5)
+    *_, values = made.jit["train"](made.leaves, made.empty(), feed, cursor, i32(5))
+    collected = np.asarray(values.rows[0]["p"])
+    assert collected.shape[1:] == (accumulate, SIZE, 2)
+    expected = ByHand().steps(*GROUPS[accumulate])
+    for i, predictions in enumerate(expected.predictions):
+        rows = collected[i].reshape(-1, 2)
+        np.testing.assert_allclose(rows[: len(predictions)], predictions, rtol=1e-5, atol=1e-6)
+    assert values.tail == ()
+
+
+@both_feeds
+@pytest.mark.parametrize(("accumulate", "group"), [(1, (5,)), (3, (4, 5)), (3, (5,))])
+def test_tails_collect_the_full_micro_batches_and_the_ragged_one(accumulate, group, streams):
+    made, full = lab(accumulate), len(group) - 1
+    feed, cursor = (made.stack(group[0], full, accumulate, last=5), i32(0)) if streams else (made.rows(), i32(group[0]))
+    *_, values = made.jit["train_tail"](made.leaves, made.empty(), feed, cursor, i32(full))
+    (expected,) = ByHand().steps(group).predictions
+    if accumulate == 1:
+        rows = np.asarray(values.rows[0]["p"]).reshape(-1, 2)
+    else:
+        full_rows = np.asarray(values.rows[0]["p"]).reshape(-1, 2)[: full * SIZE]
+        rows = np.concatenate([full_rows, values.tail[0]["p"]])
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_validation_collects_every_batch():
+    made = lab(1)
+    epoch, cursor, number, values = made.jit["valid"](
+        made.leaves, made.empty("valid"), made.rows(), i32(1), i32(1), i32(3)
+    )
+    collected = np.asarray(values.rows[0]["p"])
+    assert collected.shape == (8, 1, SIZE, 2)
+    expected = evaluated((1,), (2,), (3,)).predictions
+    np.testing.assert_allclose(collected[:3, 0], expected, rtol=1e-5, atol=1e-6)
+    *_, values = made.jit["valid_tail"](made.leaves, epoch, made.rows(), i32(5), number)
+    tail = np.asarray(values.rows[0]["p"]).reshape(-1, 2)
+    np.testing.assert_allclose(tail, evaluated((5,)).predictions[0], rtol=1e-5, atol=1e-6)
+
+
+# -- compilations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_one_program_for_every_length_and_one_more_for_a_ragged_end(accumulate):
+    made = Lab(accumulate)
+    leaves, epoch, feed, zero = made.leaves, made.empty(), made.rows(), i32(0)
+    counts = [i32(count) for count in (1, 2, 5, 3, 4, 5)]
+    with CompileTimes() as times:
+        for count in counts:
+            leaves, epoch, _, _ = made.jit["train"](leaves, epoch, feed, zero, count)
+    assert times.count == 1
+    with CompileTimes() as times:
+        for count in counts[: accumulate - 1] or [zero]:
+            leaves, epoch, _, _ = made.jit["train_tail"](leaves, epoch, feed, zero, count)
+    assert times.count == 1
+
+
+# -- looking at a program ----------------------------------------------------------------------------------------------
+
+
+def primitives(jaxpr: Any) -> set[str]:
+    found = set()
+    for equation in jaxpr.eqns:
+        found.add(equation.primitive.name)
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            found |= primitives(inner)
+    return found
+
+
+def convolve(x):
+    return jax.lax.conv_general_dilated(x, jnp.ones((2, 1, 3)), (1,), "SAME")
+
+
+IMAGE = jnp.ones((1, 1, 8))
+SEEN = {
+    "plain": convolve,
+    "jit": jax.jit(convolve),
+    "scan": lambda x: jax.lax.scan(lambda c, _: (convolve(c)[:, :1], None), x, None, 2)[0],
+    "loop": lambda x: jax.lax.fori_loop(0, 2, lambda i, c: convolve(c)[:, :1], x),
+    "branch": lambda x: jax.lax.cond(x.sum() > 0, convolve, lambda x: jnp.zeros((1, 2, 8)), x),
+    "checkpoint": jax.checkpoint(convolve),
+    "vmap": jax.vmap(convolve),
+    "gradient": jax.grad(lambda x: jax.jit(convolve)(x).sum()),
+    "deep": jax.jit(lambda x: jax.lax.map(jax.checkpoint(jax.jit(convolve)), x)),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_convolution_is_seen_at_any_depth(name):
+    x = IMAGE[None] if name in ("vmap", "deep") else IMAGE
+    assert has_convolution(jax.make_jaxpr(SEEN[name])(x).jaxpr)
+
+
+def test_other_programs_have_none():
+    assert not has_convolution(jax.make_jaxpr(jax.jit(lambda x: jax.lax.map(jnp.tanh, x @ x.T)))(jnp.ones((3, 3))).jaxpr)

@@ -1,0 +1,394 @@
+"""The builder: each option is checked at once, and what is wrong with a learner is one error."""
+
+import inspect
+import logging
+import math
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from runs import Net, batches, build_line, line, line_step, model_bits, quiet, tree_of, valid_data
+
+import learner.metrics
+from learner import (
+    Interrupter,
+    Learner,
+    LearnerBuilder,
+    LearnerError,
+    Linen,
+    MetricEarlyStopping,
+    ReduceOnPlateau,
+)
+from learner.compilation import CompileTimes
+from learner.loggers import MemoryLogger
+from learner.metrics import Accuracy, CollectingMetric, LearningRate, Loss, Metric, TopKAccuracy
+from learner.renderers import PlainRenderer
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+class Words(CollectingMetric):
+    """A metric that is a text."""
+
+    name = "Words"
+    numeric = False
+
+    def collect(self, output):
+        return output.targets
+
+    def compute(self, rows):
+        return len(rows)
+
+    def text(self, value):
+        return f"{value} rows"
+
+
+class Nameless(Words):
+    name = ""
+
+
+class Slashed(Words):
+    name = "a/b"
+
+
+class Loose(Words):
+    name = "top-5_accuracy"
+
+
+def hook(info, model):
+    return None
+
+
+# Each option with something that it takes, and with all that it does not take and what the message says then.
+OPTIONS = {
+    "metrics": [(Accuracy(), TopKAccuracy(2))],
+    "metric_train": [(Accuracy(),)],
+    "metric_valid": [(Accuracy(),)],
+    "metric_train_numeric": [(Accuracy(),)],
+    "metric_valid_numeric": [(Accuracy(),)],
+    "metric_loggers": [(MemoryLogger(), MemoryLogger()), ()],
+    "renderer": [(PlainRenderer(),), (None,)],
+    "application_logger": [(True,), (None,), (logging.getLogger("mine"),)],
+    "summary": [()],
+    "num_epochs": [(3,)],
+    "num_steps": [(3,)],
+    "valid_every": [(3,)],
+    "grads_accumulation": [(3,)],
+    "steps_per_dispatch": [(3,)],
+    "with_batch_size": [(3,)],
+    "seed": [(0,), (7,)],
+    "devices": [(1,), (jax.devices()[:1],)],
+    "compilation_cache": [("cache",)],
+    "with_file_checkpointer": [(), (None,), (3, 2, 5, "valid/Loss", "max", 2)],
+    "checkpoint": [(3,), ("best",), ("latest",), (None, 12)],
+    "resume": [()],
+    "early_stopping": [(MetricEarlyStopping("valid/Loss"),)],
+    "interrupter": [(Interrupter(),)],
+    "on_epoch_end": [(hook,)],
+    "every": [(3, hook)],
+}
+NO_COUNT = [0, -1, 1.5, "3", None, True]
+
+
+def is_refused(name, part, *arguments):
+    return pytest.param(name, arguments, part, id=f"{name}{arguments!r}"[:60])
+
+
+REFUSED = [
+    *(
+        is_refused(name, rf"{name}.* is {re.escape(repr(value))}; it needs a whole number, 1 or more", value)
+        for name in ("num_epochs", "num_steps", "valid_every", "grads_accumulation", "steps_per_dispatch")
+        for value in NO_COUNT
+    ),
+    *(is_refused("with_batch_size", "with_batch_size is", value) for value in NO_COUNT),
+    *(is_refused("seed", "seed is .* 0 or more", value) for value in (-1, 0.5, "0", None)),
+    *(is_refused("every", "steps=", value, hook) for value in NO_COUNT),
+    is_refused("every", "every got 3; it needs a function", 2, 3),
+    is_refused("on_epoch_end", "on_epoch_end got None; it needs a function", None),
+    is_refused("metrics", "the metric Accuracy is a class; pass an instance", Accuracy),
+    is_refused("metrics", "a metric is 'Accuracy'; it needs an instance", "Accuracy"),
+    is_refused("metrics", "two metrics named 'Accuracy' in the train split", Accuracy(), Accuracy()),
+    is_refused("metrics", "Nameless has no name", Nameless()),
+    is_refused("metrics", "'a/b' cannot be the name of a metric", Slashed()),
+    is_refused("metrics", "would share their files", TopKAccuracy(5), Loose()),
+    is_refused("metric_valid", "Learning Rate has no meaning in the valid split, only in train", LearningRate()),
+    is_refused("metric_train_numeric", "Words gives a text.*metric_train", Words()),
+    is_refused("metric_valid_numeric", "Words gives a text", Words()),
+    is_refused("metric_train_numeric", "is a class", Accuracy),
+    is_refused("metric_loggers", "a metric logger is 'files'; it needs a learner.events.Listener", "files"),
+    is_refused("metric_loggers", "MemoryLogger", MemoryLogger),
+    is_refused("renderer", "the renderer is 'rich'; it needs a Listener", "rich"),
+    is_refused("application_logger", "the application logger is 'log.txt'", "log.txt"),
+    is_refused("application_logger", "the application logger is False", False),
+    is_refused("devices", "devices asks for 2", 2),
+    is_refused("devices", "devices is 'gpu'", "gpu"),
+    is_refused("devices", "devices", 0),
+    is_refused("devices", "devices", []),
+    is_refused("devices", "devices", ["cpu"]),
+    is_refused("with_file_checkpointer", "keep_last", 0),
+    is_refused("with_file_checkpointer", "keep_best", 1, -1),
+    is_refused("with_file_checkpointer", "keep_every", 1, 1, 0),
+    is_refused("with_file_checkpointer", "mode", 1, 1, None, "valid/Loss", "lowest"),
+    is_refused("with_file_checkpointer", "every_epochs", 1, 1, None, None, None, 0),
+    is_refused("with_file_checkpointer", "monitor", 1, 1, None, 7),
+    is_refused("checkpoint", "either epoch= or step="),
+    is_refused("checkpoint", "either epoch= or step=", 1, 6),
+    is_refused("checkpoint", r"checkpoint\(epoch=\) is 0", 0),
+    is_refused("checkpoint", r"checkpoint\(epoch=\) is 'newest'", "newest"),
+    is_refused("checkpoint", r"checkpoint\(step=\) is -1", None, -1),
+    is_refused("early_stopping", "early_stopping got 5; it needs MetricEarlyStopping", 5),
+    is_refused("interrupter", "interrupter got <class .*; it needs an Interrupter", Interrupter),
+]
+
+
+def test_no_option_is_left_out():
+    public = {name for name, _ in inspect.getmembers(LearnerBuilder, inspect.isfunction) if not name.startswith("_")}
+    assert public - {"build"} == set(OPTIONS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_returns_the_builder(tmp_path, name):
+    for arguments in OPTIONS[name]:
+        builder = LearnerBuilder(tmp_path / "run")
+        assert getattr(builder, name)(*arguments) is builder
+
+
+@pytest.mark.parametrize(("name", "arguments", "part"), REFUSED)
+def test_a_wrong_value_is_refused_at_once(tmp_path, name, arguments, part):
+    with pytest.raises(LearnerError, match=part):
+        getattr(LearnerBuilder(tmp_path / "run"), name)(*arguments)
+
+
+@pytest.mark.parametrize("directory", ["", None, 3])
+def test_a_directory_that_is_none(directory):
+    with pytest.raises(LearnerError, match="the directory is"):
+        LearnerBuilder(directory)
+
+
+def test_options_write_nothing(tmp_path):
+    builder = LearnerBuilder(tmp_path / "run")
+    for name, values in OPTIONS.items():
+        if name not in ("compilation_cache", "metrics"):
+            getattr(builder, name)(*values[0])
+        if name in ("metric_train", "metric_valid"):
+            builder._options.train_metrics.clear()
+            builder._options.valid_metrics.clear()
+    build_line(builder)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def names_of(learner):
+    options = learner._options
+    return [m.name for m in options.train_metrics], [m.name for m in options.valid_metrics]
+
+
+def test_the_loss_is_always_there(tmp_path):
+    assert names_of(build_line(quiet(tmp_path))) == (["Loss"], ["Loss"])
+    mine = build_line(quiet(tmp_path).metrics(Loss()).metric_train(LearningRate()))
+    assert names_of(mine) == (["Loss", "Learning Rate"], ["Loss"])
+
+
+def test_metrics_go_where_they_have_a_meaning(tmp_path):
+    learner = build_line(quiet(tmp_path).metrics(LearningRate(), Words()))
+    assert names_of(learner) == (["Learning Rate", "Words", "Loss"], ["Words", "Loss"])
+
+
+def test_a_text_is_shown_and_not_plotted(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").metrics(Words()))
+    result = learner.fit(batches(), valid_data())
+    assert result.history["train/Words"] == ["22 rows"]
+    assert (tmp_path / "run/valid/epoch-1/Words.log").read_text() == '"20 rows",final\n'
+    infos = {info.key: info for info in learner._options.metric_infos(["train", "valid"])}
+    assert not infos["train/Words"].plotted
+    assert infos["train/Loss"].plotted
+
+
+def test_every_exported_metric_can_be_registered(tmp_path):
+    kinds = [kind for kind in vars(learner.metrics).values() if isinstance(kind, type)]
+    made = [kind() for kind in kinds if issubclass(kind, learner.metrics.MetricBase) and not inspect.isabstract(kind)]
+    made = [metric for metric in made if metric.name]
+    assert len(made) > 6
+    quiet(tmp_path).metrics(*made)
+
+
+# -- build -------------------------------------------------------------------------------------------------------------
+
+
+class NoSteps(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+
+
+class Odd(NoSteps):
+    def train_step(self):
+        return None
+
+
+class Attribute(NoSteps):
+    train_step = 3
+
+
+def linen():
+    import flax.linen as nn
+
+    return nn.Dense(2)
+
+
+def bad(**values):
+    return {**line(), **values}
+
+
+def growing(lr):
+    """An optimizer whose state is another one after each step."""
+    inner = optax.sgd(lr)
+    init = lambda params: {"n": jnp.zeros(1)}  # noqa: E731
+    update = lambda grads, state, params=None: (inner.update(grads, inner.init(params))[0], {"n": jnp.zeros(2)})  # noqa: E731
+    return optax.GradientTransformation(init, update)
+
+
+BUILDS = {
+    "a rate below 0": ({"lr": -0.1}, ["the learning rate is -0.1", "0 or more"]),
+    "an infinite rate": ({"lr": math.inf}, ["the learning rate is inf"]),
+    "a rate that is NaN": ({"lr": math.nan}, ["the learning rate is nan"]),
+    "no rate": ({"lr": None}, ["the learning rate is None", "ReduceOnPlateau(...)"]),
+    "a text": ({"lr": "0.1"}, ["the learning rate is '0.1'", "an optax schedule"]),
+    "a class": ({"lr": ReduceOnPlateau}, ["the learning rate is <class", "ReduceOnPlateau(...)"]),
+    "a schedule below 0": ({"lr": lambda step: -1.0}, ["starts with -1.0"]),
+    "a schedule of several": ({"lr": lambda step: jnp.zeros(2)}, ["schedule", "[2]", "one number"]),
+    "a schedule that looks": ({"lr": lambda step: 0.1 if step > 3 else 0.2}, ["cannot be called with a traced step"]),
+    "a built optimizer": (
+        {"optimizer": optax.adamw(1e-3)},
+        ["already built", "optax.adamw", "build(model, optimizer, lr)"],
+    ),
+    "no optimizer": ({"optimizer": None}, ["the optimizer is None"]),
+    "its name": ({"optimizer": "adamw"}, ["the optimizer is 'adamw'"]),
+    "no function of a rate": ({"optimizer": lambda: optax.sgd(0.1)}, ["cannot be called with a learning rate"]),
+    "no transformation": ({"optimizer": lambda lr: lr}, ["not an optax transformation"]),
+    "a state that does not fit": ({"optimizer": growing}, ["the state of the optimizer (growing)", "n was float32[1] and became float32[2]"]),
+    "no parameters": ({"model": {"n": jnp.int32(3)}}, ["no parameters to train", "it has n"]),
+    "no arrays": ({"model": {"f": 3}}, ["no parameters to train", "it has no arrays"]),
+    "nothing selected": (
+        {"trainable": lambda path, x: "head" in path},
+        ["no parameters to train", "trainable= selects"],
+    ),
+    "a NaN parameter": (
+        {"model": bad(w=jnp.full((3, 1), jnp.nan))},
+        ["initial parameters have NaN or infinite values in w"],
+    ),
+    "infinite parameters": ({"model": bad(b=np.float32([math.inf]))}, ["NaN or infinite values in b"]),
+    "an array twice": ({"model": (lambda w: {"a": w, "b": w})(jnp.ones(2))}, ["the same array twice, as a and b"]),
+    "a linen module alone": ({"model": linen()}, ["linen module without variables", "Linen(module, variables)"]),
+    "no steps": ({"model": NoSteps(), "train_step": None, "valid_step": None}, ["NoSteps", "has no train_step"]),
+    "a step without a batch": ({"train_step": lambda model: 0}, ["takes 1 arguments", "(model, batch)"]),
+    "a method without a batch": ({"model": Odd(), "train_step": None}, ["takes 1 arguments", "(self, batch)"]),
+    "a step that is none": ({"train_step": 3}, ["train_step is 3"]),
+    "a method that is none": ({"model": Attribute(), "train_step": None}, ["train_step is 3"]),
+    "an update that is none": ({"update": 3, "optimizer": None, "train_step": None}, ["update is 3"]),
+    "an update and an optimizer": (
+        {"update": lambda *_: None},
+        ["update= replaces the train step and the optimizer"],
+    ),
+}
+USUAL = {"model": line(), "optimizer": optax.sgd, "lr": 0.1, "train_step": line_step, "valid_step": line_step}
+
+
+@pytest.mark.parametrize("what", BUILDS)
+def test_a_wrong_part_is_named(tmp_path, what):
+    given, parts = BUILDS[what]
+    with CompileTimes() as compiled, pytest.raises(LearnerError) as error:
+        quiet(tmp_path / "run").build(**{**USUAL, **given})
+    assert all(part in str(error.value) for part in parts), str(error.value)
+    assert "2 problems" not in str(error.value)
+    assert compiled.count == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_that_is_wrong_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    builder = quiet(tmp_path / "file" / "run")
+    with pytest.raises(LearnerError) as error:
+        builder.build(bad(w=jnp.full((3, 1), jnp.nan)), optax.adamw(1e-3), -1.0, train_step=line_step)
+    message = str(error.value)
+    assert message.startswith("this learner cannot be built, 4 problems:")
+    for part in ("file is a file", "the learning rate is -1.0", "NaN or infinite values in w", "already built"):
+        assert part in message
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_updates_have_no_accumulation(tmp_path):
+    builder = quiet(tmp_path / "run").grads_accumulation(2)
+    with pytest.raises(LearnerError, match="cannot be used with grads_accumulation"):
+        builder.build(line(), None, 0.1, update=lambda state, batch, lr, rng: (state, None))
+
+
+def test_a_rate_of_zero_is_one(tmp_path):
+    assert isinstance(build_line(quiet(tmp_path / "run"), 0.0), Learner)
+
+
+@pytest.mark.parametrize("lr", [0.1, 1, np.float32(0.1), jnp.float32(0.1), optax.constant_schedule(0.1)])
+@pytest.mark.parametrize("optimizer", [optax.adamw, partial(optax.sgd, momentum=0.9), lambda lr: optax.sgd(lr)])
+def test_rates_and_optimizers_of_every_kind(tmp_path, lr, optimizer):
+    assert isinstance(build_line(quiet(tmp_path / "run"), lr, optimizer), Learner)
+
+
+@pytest.mark.parametrize("make", [Net, lambda: Net(), partial(Net, width=3)])
+def test_functions_that_make_a_model(tmp_path, make):
+    learner = quiet(tmp_path / "run").build(make, optax.sgd, 0.1)
+    assert learner.init().params["hidden"]["kernel"].shape[0] == 3
+
+
+def test_linen_needs_parameters():
+    with pytest.raises(LearnerError, match="with 'params'"):
+        Linen(linen(), {"batch_stats": {}})
+
+
+# -- one builder, several learners -------------------------------------------------------------------------------------
+
+
+def test_a_builder_changed_later_changes_no_learner(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(2)
+    learner = build_line(builder)
+    calls = []
+    builder.metrics(Words()).num_epochs(5).on_epoch_end(lambda info, model: calls.append(info.epoch))
+    builder.every(steps=1, fn=hook).metric_loggers(MemoryLogger()).early_stopping(MetricEarlyStopping("nothing/at all"))
+    result = learner.fit(batches())
+    assert result.summary["epochs"] == 2
+    assert list(result.history) == ["train/Loss"]
+    assert calls == []
+
+
+def test_two_learners_of_one_builder_are_two_runs(tmp_path):
+    """What one of them has seen, the other has not."""
+    builder = quiet(tmp_path / "run", overwrite=True).num_epochs(3)
+    builder.early_stopping(MetricEarlyStopping("train/Loss", "max", patience=1))
+    plateau = ReduceOnPlateau(0.1, "train/Loss", factor=0.5, patience=0, mode="max")
+    first, second = build_line(builder, plateau), build_line(builder, plateau)
+    one = first.fit(batches())
+    two = second.fit(batches())
+    assert one.summary["epochs"] == two.summary["epochs"] == 2
+    assert one.history == two.history
+    assert model_bits(one.model) == model_bits(two.model)
+    assert plateau.rate == 0.1
+
+
+def test_building_leaves_a_run_alone(tmp_path):
+    build_line(quiet(tmp_path / "run")).fit(batches())
+    before = tree_of(tmp_path)
+    build_line(quiet(tmp_path / "run", overwrite=True))
+    assert tree_of(tmp_path) == before
+
+
+def test_a_metric_class_is_abstract_until_it_has_its_functions(tmp_path):
+    class Half(Metric):
+        name = "Half"
+
+    with pytest.raises(TypeError, match="abstract"):
+        quiet(tmp_path).metrics(Half())
