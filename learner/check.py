@@ -88,7 +88,7 @@ def _problems(output: Any, measure: Measure, name: str, traced: PyTree, batch: P
     wrong = _wrong_output(output, name)
     if wrong:
         return [wrong]
-    return [*_wrong_labels(output, name, traced, batch), *_wrong_metrics(output, measure, name, traced, state)]
+    return [*_wrong_labels(output, measure, name, traced, batch), *_wrong_metrics(output, measure, name, traced, state)]
 
 
 def _wrong_output(output: Any, name: str) -> str | None:
@@ -133,8 +133,11 @@ def _fields(output: Any) -> list[str]:
     return [name for name in getattr(output, "__dict__", getattr(output, "_fields", ())) if not name.startswith("_")]
 
 
-def _wrong_labels(output: Any, name: str, traced: PyTree, batch: PyTree) -> list[str]:
-    """Labels outside of the classes, where the output's targets are a field of the batch as it came."""
+def _wrong_labels(output: Any, measure: Measure, name: str, traced: PyTree, batch: PyTree) -> list[str]:
+    """Labels outside of the classes, where the output's targets are a field of the batch as it came.
+
+    A label that a metric ignores is none.
+    """
     targets, logits = getattr(output, "targets", None), getattr(output, "logits", None)
     if (
         targets is None
@@ -146,11 +149,12 @@ def _wrong_labels(output: Any, name: str, traced: PyTree, batch: PyTree) -> list
     classes = logits.shape[-1]
     for path, leaf in named_leaves(traced).items():
         if leaf is targets and not isinstance(given := named_leaves(batch)[path], jax.core.Tracer):
+            ignored = [metric.ignore_label for metric in measure.metrics if hasattr(metric, "ignore_label")]
             labels = np.asarray(given)
-            low, high = labels.min(), labels.max()
-            if low < 0 or high >= classes:
+            labels = labels[~np.isin(labels, [label for label in ignored if label is not None])]
+            if labels.size and (labels.min() < 0 or labels.max() >= classes):
                 return [
-                    f"the labels '{path}' go from {low} to {high}, but the logits of {name} have {classes} "
+                    f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have {classes} "
                     f"classes (0 to {classes - 1})"
                 ]
     return []

@@ -13,6 +13,7 @@ import numpy as np
 
 from learner.checkpoint import CheckpointStore, Saver
 from learner.data.feed import Dispatch, Feeder
+from learner.errors import LearnerError
 from learner.events import EpochStarted, Saved
 from learner.journal import encode
 from learner.loggers.files import RunFiles
@@ -206,7 +207,7 @@ class Run:
         model = self.rebuild(self.runner.copy(self.runner.state))
         info = EpochInfo(p.epoch, p.step, self.newest())
         for hook in hooks:
-            numbers |= {str(name): np.float32(value) for name, value in (hook(info, model) or {}).items()}
+            numbers |= _numbers(hook, hook(info, model))
         if numbers:
             self.worker.put(Closed("custom", p.epoch, p.step, at_step, numbers))
 
@@ -302,6 +303,20 @@ class Run:
         self.log.info("saved %s in %.2f s", path, seconds)
         self.worker.put_soon(Call(lambda: self.files.journal("save", step=step, path=str(path))))
         self.worker.put_soon(Saved(self.clock(), epoch, step, path, seconds))
+
+
+def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:
+    """What a hook returned, as numbers to log."""
+    if returned is None:
+        return {}
+    try:
+        return {str(name): np.float32(np.asarray(value, np.float32).item()) for name, value in dict(returned).items()}
+    except (TypeError, ValueError):
+        name = getattr(hook, "__name__", type(hook).__name__)
+        raise LearnerError(
+            f"the hook {name} returned {returned!r}; it may return numbers to log, by name, such as "
+            "{'norm': 1.5}, or None"
+        ) from None
 
 
 def validate(

@@ -197,22 +197,22 @@ def _go_back(start: Start, files: RunFiles, store: CheckpointStore | None, log: 
         _write(options.directory / "config.yaml", options.config_text)
     if not start.going_on:
         return
-    (options.directory / "summary.json").unlink(missing_ok=True)
     if restored is None:
-        log.info("resume: there is no checkpoint yet, so the run starts afresh")
         files.cut(NOTHING_LOGGED)
-        return
+        log.info("resume: there is no checkpoint yet, so the run starts afresh")
+    else:
+        files.cut(restored.progress["log"], _set_aside(options, restored, store, log))
+        log.info("resume: from the checkpoint of step %d", restored.entry.step)
+    (options.directory / "summary.json").unlink(missing_ok=True)
+
+
+def _set_aside(
+    options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger
+) -> Path | None:
+    """Moves the checkpoints that are newer to a directory in `superseded/` and returns it; `None`: there are none."""
     if store is None:  # nothing is saved from now on, but what is newer must go all the same
         with contextlib.closing(open_store(options)) as reader:
-            keep_in = _set_aside(options, restored, reader, log)
-    else:
-        keep_in = _set_aside(options, restored, store, log)
-    files.cut(restored.progress["log"], keep_in)
-    log.info("resume: from %s", f"the checkpoint of step {restored.entry.step}")
-
-
-def _set_aside(options: Options, restored: Restored, store: CheckpointStore, log: logging.Logger) -> Path | None:
-    """Moves the checkpoints that are newer to a directory in `superseded/` and returns it; `None`: there are none."""
+            return _set_aside(options, restored, reader, log)
     if all(entry.step <= restored.entry.step for entry in store.entries):
         return None
     superseded = options.directory / "superseded"

@@ -1,6 +1,7 @@
 """Training end to end: what `fit` returns and leaves, for every kind of data and length."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import platform
@@ -48,6 +49,7 @@ from learner.renderers import PlainRenderer
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 RATE = 0.05
+ragged = functools.partial(batches, rows=ROWS)
 
 
 class ByHand:
@@ -79,19 +81,19 @@ def numbers_in(text):
 
 
 def test_every_number_of_a_run_equals_the_same_loop_in_numpy(tmp_path):
-    result = build_line(quiet(tmp_path / "run").num_epochs(3), RATE).fit(batches(), batches(9))
+    result = build_line(quiet(tmp_path / "run").num_epochs(3), RATE).fit(ragged(), ragged(9))
     model, logs = ByHand(), logs_of(tmp_path / "run")
     for epoch in (1, 2, 3):
-        made = [model.step([batch]) for batch in batches()]
+        made = [model.step([batch]) for batch in ragged()]
         values, weights, last = numbers_in(logs[f"train/epoch-{epoch}/Loss.log"])
         np.testing.assert_allclose(values, [loss for loss, _ in made], rtol=1e-5)
         assert weights.tolist() == [rows for _, rows in made] == [4, 4, 4, 4, 4, 2]
         mean = sum(loss * rows for loss, rows in made) / ROWS
         np.testing.assert_allclose(float(last[0]), mean, rtol=1e-5)
         values, weights, last = numbers_in(logs[f"valid/epoch-{epoch}/Loss.log"])
-        np.testing.assert_allclose(values, [model.loss(batch) for batch in batches(9)], rtol=1e-5)
+        np.testing.assert_allclose(values, [model.loss(batch) for batch in ragged(9)], rtol=1e-5)
         assert weights.tolist() == [9, 9, 4]
-        np.testing.assert_allclose(float(last[0]), model.loss(arrays()), rtol=1e-5)
+        np.testing.assert_allclose(float(last[0]), model.loss(arrays(ROWS)), rtol=1e-5)
     np.testing.assert_allclose(result.model["w"], model.w, rtol=1e-5)
     np.testing.assert_allclose(result.model["b"], model.b, rtol=1e-5)
 
@@ -121,10 +123,10 @@ def test_a_hand_written_loop_of_the_same_steps_has_the_same_bits(tmp_path):
 
 
 def test_accumulated_micro_batches_are_one_step(tmp_path):
-    result = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(4), RATE).fit(batches())
+    result = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(4), RATE).fit(ragged())
     model, logs = ByHand(), logs_of(tmp_path / "run")
     for epoch in (1, 2):
-        made = [model.step(batches()[:4]), model.step(batches()[4:])]
+        made = [model.step(ragged()[:4]), model.step(ragged()[4:])]
         values, weights, _ = numbers_in(logs[f"train/epoch-{epoch}/Loss.log"])
         np.testing.assert_allclose(values, [loss for loss, _ in made], rtol=1e-5)
         assert weights.tolist() == [16, 6]
@@ -142,9 +144,9 @@ def test_the_rate_that_each_step_used_is_logged(tmp_path):
 
 
 def test_the_epoch_of_a_metric_that_collects_sees_each_row_once_in_order(tmp_path):
-    loader = shuffled()
+    loader = shuffled(rows=ROWS)
     builder = quiet(tmp_path / "run").num_epochs(2).metrics(LastRow()).grads_accumulation(2)
-    history = build_line(builder).fit(loader, valid_data()).history
+    history = build_line(builder).fit(loader, valid_data(9)).history
     for epoch in (1, 2):
         expected = np.dot(np.arange(1, ROWS + 1), T[loader.order(epoch), 0].astype(np.float64))
         assert history["train/Last Row"][epoch - 1] == pytest.approx(expected, rel=1e-5)
@@ -160,7 +162,7 @@ def trained(tmp_path_factory, compiled_once):
     """A run with everything in it: the model that was given, the result, the directory."""
     directory, model = tmp_path_factory.mktemp("trained") / "run", Net()
     builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=3)
-    return model, build_net(builder, model).fit(shuffled(), valid_data()), directory
+    return model, build_net(builder, model).fit(shuffled(rows=ROWS), valid_data(9)), directory
 
 
 def test_the_files(trained):
@@ -268,21 +270,21 @@ class Unsized:
     """An iterable that does not know its length."""
 
     def __iter__(self):
-        return iter(batches())
+        return iter(ragged())
 
 
 class Sized:
     """What other libraries' loaders look like."""
 
     def __iter__(self):
-        return iter(batches())
+        return iter(ragged())
 
     def __len__(self):
         return STEPS
 
 
 def items():
-    return [{k: v[i] for k, v in arrays().items()} for i in range(ROWS)]
+    return [{k: v[i] for k, v in arrays(ROWS).items()} for i in range(ROWS)]
 
 
 def stack(rows):
@@ -295,29 +297,29 @@ def grain_map():
 
 DATA = {
     "list": batches,
-    "tuple": lambda: tuple(batches()),
+    "tuple": lambda: tuple(ragged()),
     "unsized iterable": Unsized,
     "sized iterable": Sized,
-    "generator function": lambda: lambda: (batch for batch in batches()),
-    "loader of arrays": lambda: DataLoaderBuilder().batch_size(BATCH).build(arrays()),
+    "generator function": lambda: lambda: (batch for batch in ragged()),
+    "loader of arrays": lambda: DataLoaderBuilder().batch_size(BATCH).build(arrays(ROWS)),
     "loader of items": lambda: DataLoaderBuilder().batch_size(BATCH).build(items()),
     "grain map": grain_map,
     "grain iter": lambda: grain_map().to_iter_dataset(),
-    "jax arrays": lambda: [jax.tree.map(jnp.asarray, batch) for batch in batches()],
+    "jax arrays": lambda: [jax.tree.map(jnp.asarray, batch) for batch in ragged()],
 }
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, compiled_once):
     directory = tmp_path_factory.mktemp("reference") / "run"
-    result = build_line(quiet(directory).num_epochs(2).grads_accumulation(2)).fit(batches(), batches(9))
+    result = build_line(quiet(directory).num_epochs(2).grads_accumulation(2)).fit(ragged(), ragged(9))
     return model_bits(result.model), logs_of(directory)
 
 
 @pytest.mark.parametrize("kind", DATA)
 def test_the_same_batches_in_any_form_give_the_same_run(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2))
-    result = learner.fit(DATA[kind](), batches(9))
+    result = learner.fit(DATA[kind](), ragged(9))
     assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
 
 
@@ -327,7 +329,7 @@ MOST = ("list", "generator function", "loader of items", "grain map")
 @pytest.mark.parametrize("kind", [k if k in MOST else pytest.param(k, marks=pytest.mark.full) for k in DATA])
 def test_validation_data_in_any_form(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2))
-    history = learner.fit(batches()[:2], DATA[kind]()).history
+    history = learner.fit(ragged()[:2], DATA[kind]()).history
     assert len(set(history["valid/Loss"])) == 2
     values, weights, last = numbers_in(logs_of(tmp_path / "run")["valid/epoch-2/Loss.log"])
     assert weights.tolist() == [4, 4, 4, 4, 4, 2]
@@ -335,7 +337,7 @@ def test_validation_data_in_any_form(tmp_path, reference, kind):
 
 
 def test_a_dataset_with_a_batch_size_is_shuffled_by_the_seed(tmp_path):
-    dataset, found = ArrayDataset(arrays()), []
+    dataset, found = ArrayDataset(arrays(ROWS)), []
     for number, (seed, data) in enumerate(
         [(4, dataset), (4, DataLoaderBuilder().batch_size(BATCH).shuffle(4).build(dataset)), (5, dataset)]
     ):
@@ -348,18 +350,18 @@ def test_a_dataset_with_a_batch_size_is_shuffled_by_the_seed(tmp_path):
 
 def test_data_given_to_build(tmp_path, reference):
     builder = quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2)
-    result = build_line(builder, train=batches(), valid=batches(9)).fit()
+    result = build_line(builder, train=ragged(), valid=ragged(9)).fit()
     assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
 
 
 def test_several_validation_sets(tmp_path):
-    first, second = batches(9)[:1], batches(9)[1:]
+    first, second = batches(8)[:1], batches(8)[1:]
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(monitor="valid-ood/Loss")
     result = build_line(builder).fit(batches(), {"dev": first, "ood": second})
     assert set(result.history) == {"train/Loss", "valid-dev/Loss", "valid-ood/Loss"}
     logs = logs_of(tmp_path / "run")
-    assert numbers_in(logs["valid-dev/epoch-2/Loss.log"])[1].tolist() == [9]
-    assert numbers_in(logs["valid-ood/epoch-2/Loss.log"])[1].tolist() == [9, 4]
+    assert numbers_in(logs["valid-dev/epoch-2/Loss.log"])[1].tolist() == [8]
+    assert numbers_in(logs["valid-ood/epoch-2/Loss.log"])[1].tolist() == [8, 8]
     alone = build_line(quiet(tmp_path / "alone").num_epochs(2)).fit(batches(), second)
     assert alone.history["valid/Loss"] == result.history["valid-ood/Loss"]
 
@@ -387,7 +389,7 @@ RUNS_BY_STEPS = {
 
 @pytest.mark.parametrize("kind", RUNS_BY_STEPS)
 def test_num_steps(tmp_path, kind):
-    result = build_line(quiet(tmp_path / "run").num_steps(14), RATE).fit(RUNS_BY_STEPS[kind](), batches(9))
+    result = build_line(quiet(tmp_path / "run").num_steps(14), RATE).fit(RUNS_BY_STEPS[kind](), batches(8))
     model = ByHand()
     for batch in itertools.islice(endless(), 14):
         model.step([batch])
@@ -399,7 +401,7 @@ def test_num_steps(tmp_path, kind):
 
 
 def test_num_steps_at_the_end_of_an_epoch(tmp_path):
-    result = build_line(quiet(tmp_path / "run").num_steps(12)).fit(batches(), batches(9))
+    result = build_line(quiet(tmp_path / "run").num_steps(12)).fit(batches(), batches(8))
     assert [point.step for point in result.history.points("valid/Loss")] == [6, 12]
     assert result.summary["epochs"] == 2
 
@@ -422,17 +424,17 @@ def test_one_epoch_is_the_default(tmp_path):
 
 
 def test_a_one_shot_iterator_is_one_epoch(tmp_path):
-    result = build_line(quiet(tmp_path / "run")).fit(iter(batches()), iter(batches(9)))
+    result = build_line(quiet(tmp_path / "run")).fit(iter(batches()), iter(batches(8)))
     assert result.summary["steps"] == STEPS
     assert len(result.history["valid/Loss"]) == 1
 
 
 def test_validation_inside_epochs(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4)
-    result = build_line(builder, RATE).fit(batches(), batches(9))
+    result = build_line(builder, RATE).fit(batches(), batches(8))
     assert [(p.epoch, p.step) for p in result.history.points("valid/Loss")] == [(1, 4), (1, 6), (2, 8), (2, 12)]
     lines = logs_of(tmp_path / "run")["valid/epoch-1/Loss.log"].splitlines()
-    assert [line.split(",")[1] for line in lines] == ["9", "9", "4", "final@4", "9", "9", "4", "final"]
+    assert [line.split(",")[1] for line in lines] == ["8", "8", "8", "final@4", "8", "8", "8", "final"]
     assert [(line["event"], line["step"]) for line in numbers_of(tmp_path / "run")] == [
         ("validation", 4),
         ("epoch", 6),
@@ -448,7 +450,7 @@ def test_validation_inside_epochs(tmp_path):
 
 def test_validation_without_epochs(tmp_path):
     builder = quiet(tmp_path / "run").num_steps(11).valid_every(steps=4)
-    result = build_line(builder).fit(endless, batches(9))
+    result = build_line(builder).fit(endless, batches(8))
     assert [p.step for p in result.history.points("valid/Loss")] == [4, 8, 11]
     assert [p.step for p in result.history.points("train/Loss")] == [11]
     assert read_history(tmp_path / "run") == result.history
@@ -469,21 +471,21 @@ class Deaf(MemoryLogger):
 
 BESIDES = {
     "no validation": lambda b: (b, None),
-    "validation inside epochs": lambda b: (b.valid_every(steps=1), valid_data()),
+    "validation inside epochs": lambda b: (b.valid_every(steps=1), valid_data(9)),
     "a renderer and loggers": lambda b: (
         b.renderer(PlainRenderer()).summary().metric_loggers(MemoryLogger(), Deaf()),
-        valid_data(),
+        valid_data(9),
     ),
-    "hooks": lambda b: (b.on_epoch_end(looked_at).every(steps=2, fn=looked_at), valid_data()),
-    "no checkpoints and no log": lambda b: (b.with_file_checkpointer(None).application_logger(None), valid_data()),
+    "hooks": lambda b: (b.on_epoch_end(looked_at).every(steps=2, fn=looked_at), valid_data(9)),
+    "no checkpoints and no log": lambda b: (b.with_file_checkpointer(None).application_logger(None), valid_data(9)),
 }
 FURTHER = {
-    "other validation data": lambda b: (b, {"a": batches(7), "b": valid_data()}),
+    "other validation data": lambda b: (b, {"a": batches(7), "b": valid_data(9)}),
     "more metrics": lambda b: (
         b.metrics(TopKAccuracy(2), IterationSpeed()).metric_train(GradientNorm()),
-        valid_data(),
+        valid_data(9),
     ),
-    "two steps at a time": lambda b: (b.steps_per_dispatch(2), valid_data()),
+    "two steps at a time": lambda b: (b.steps_per_dispatch(2), valid_data(9)),
 }
 CASES = [*BESIDES.items(), *(pytest.param(*case, marks=pytest.mark.full) for case in FURTHER.items())]
 
@@ -491,7 +493,7 @@ CASES = [*BESIDES.items(), *(pytest.param(*case, marks=pytest.mark.full) for cas
 @pytest.mark.parametrize(("what", "add"), CASES)
 def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what, add, capsys):
     builder, valid = add(quiet(tmp_path / "run").num_epochs(3))
-    result = build_net(builder).fit(shuffled(), valid)
+    result = build_net(builder).fit(shuffled(rows=ROWS), valid)
     _, reference, directory = trained
     assert model_bits(result.model) == model_bits(reference.model)
     logs, expected = logs_of(tmp_path / "run"), logs_of(directory)
@@ -501,7 +503,7 @@ def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what, 
 
 @pytest.mark.full
 def test_data_that_streams_gives_the_bits_of_data_on_the_device(tmp_path, trained):
-    result = build_net(quiet(tmp_path / "run").num_epochs(3)).fit(streamed(), valid_data())
+    result = build_net(quiet(tmp_path / "run").num_epochs(3)).fit(streamed(rows=ROWS), valid_data(9))
     assert model_bits(result.model) == model_bits(trained[1].model)
 
 
@@ -509,7 +511,7 @@ def test_data_that_streams_gives_the_bits_of_data_on_the_device(tmp_path, traine
 def test_what_should_change_training_does(tmp_path, trained, what):
     """The comparison of the tests above notices a difference."""
     learner = build_net(quiet(tmp_path / "run").num_epochs(3).seed(int(what == "seed")), Net(int(what == "model")))
-    result = learner.fit(shuffled(9 if what == "order" else 3), valid_data())
+    result = learner.fit(shuffled(9 if what == "order" else 3, ROWS), valid_data(9))
     assert model_bits(result.model) != model_bits(trained[1].model)
 
 
@@ -521,7 +523,7 @@ def test_a_nan_is_seen_and_the_checkpoint_before_it_stays(tmp_path):
     epochs = iter([batches(), batches(), spoilt, spoilt])
     spoilt[2]["t"] = np.full_like(spoilt[2]["t"], np.nan)
     builder = quiet(tmp_path / "run").num_epochs(4).with_file_checkpointer(keep_last=1, keep_best=1)
-    result = build_line(builder).fit(lambda: iter(next(epochs)), batches(9))
+    result = build_line(builder).fit(lambda: iter(next(epochs)), batches(8))
     losses = result.history["train/Loss"]
     assert np.isfinite(losses[:2]).all()
     assert np.isnan(losses[2:]).all()
@@ -549,7 +551,7 @@ def test_evaluate_and_predict_after_training(tmp_path):
 
 def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
-    assert learner.evaluate(batches(9)) == {"Loss": pytest.approx(np.mean(T.astype(np.float64) ** 2), rel=1e-5)}
+    assert learner.evaluate(batches(8)) == {"Loss": pytest.approx(np.mean(T.astype(np.float64) ** 2), rel=1e-5)}
     assert list(tmp_path.iterdir()) == []
     assert learner.fit(batches()).summary["steps"] == STEPS
 
@@ -557,11 +559,11 @@ def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):
 @pytest.mark.parametrize("start", ["resume", "best", "epoch"])
 def test_evaluate_looks_at_the_checkpoint_that_was_asked_for(tmp_path, start):
     builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
-    history = build_line(builder, 0.3).fit(batches(), batches(9)).history["valid/Loss"]
+    history = build_line(builder, 0.3).fit(batches(), batches(8)).history["valid/Loss"]
     builder = quiet(tmp_path / "run")
     builder = builder.resume() if start == "resume" else builder.checkpoint(epoch=1 if start == "epoch" else "best")
     expected = {"resume": history[-1], "epoch": history[0], "best": min(history)}[start]
-    assert build_line(builder).evaluate(batches(9)) == {"Loss": expected}
+    assert build_line(builder).evaluate(batches(8)) == {"Loss": expected}
 
 
 def test_the_pure_functions_train_the_same_model(tmp_path):
@@ -573,8 +575,8 @@ def test_the_pure_functions_train_the_same_model(tmp_path):
         assert float(values["Loss"]) == pytest.approx(loss, rel=1e-5)
         assert float(values["weight"]) == rows
     np.testing.assert_allclose(state.params["w"], model.w, rtol=1e-5)
-    valid = jax.jit(learner.valid_step)(state, batches(9)[0])
-    assert float(valid["Loss"]) == pytest.approx(model.loss(batches(9)[0]), rel=1e-5)
+    valid = jax.jit(learner.valid_step)(state, batches(8)[0])
+    assert float(valid["Loss"]) == pytest.approx(model.loss(batches(8)[0]), rel=1e-5)
     assert list(tmp_path.iterdir()) == []
     np.testing.assert_allclose(learner.fit(batches()).model["w"], model.w, rtol=1e-5)
 

@@ -453,8 +453,15 @@ def test_an_endless_iterator_trains_for_so_many_steps(tmp_path):
 def test_an_exhausted_generator_is_an_error_in_epoch_2(tmp_path):
     """After all of epoch 1, which stays logged."""
     with pytest.raises(learner.LearnerError, match=r"train data is exhausted.*epoch 2"):
-        build(builder(tmp_path / "run", num_epochs=2)).fit(batch for batch in as_batches())
+        build(builder(tmp_path / "run", num_steps=9)).fit(batch for batch in as_batches())
+    assert column(tmp_path / "run", "train", 1, "Loss")[1].endswith(",final")
     assert len(column(tmp_path / "run", "train", 1, "Loss")[0]) == 6
+
+
+def test_where_it_is_known_before_nothing_is_trained(tmp_path):
+    with pytest.raises(learner.LearnerError, match=r"train data is an iterator .* read once, but num_epochs is 2"):
+        build(builder(tmp_path / "run", num_epochs=2)).fit(batch for batch in as_batches())
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_loader_raises_surfaces_with_its_own_traceback(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from runs import (
+    ROWS,
     STEPS,
     LastRow,
     Net,
@@ -86,7 +87,7 @@ class NetRun:
         return builder
 
     def fit(self, builder):
-        return build_net(builder).fit(shuffled(), valid_data())
+        return build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
 
 
 class PlateauRun:
@@ -104,7 +105,7 @@ class PlateauRun:
         plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=2, mode="max")
         optimizer = lambda lr: optax.sgd(lr, momentum=0.9)  # noqa: E731
         learner = builder.build(line(), optimizer, plateau, train_step=noisy_step, valid_step=line_step)
-        return learner.fit(streamed(), valid_data())
+        return learner.fit(streamed(rows=ROWS), valid_data(9))
 
 
 NET, PLATEAU = NetRun(), PlateauRun()

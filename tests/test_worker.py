@@ -318,6 +318,9 @@ def test_after_an_error_nothing_more_is_delivered(start):
     worker.put(Call(lambda: done.append(1)))
     worker.put(Message(0.0, 20, "later"))
     gate.set()
+    with pytest.raises(OSError, match="No space left"):
+        worker.wait()
+    worker.put_soon(Call(lambda: done.append(2)))
     worker.close()
     assert (done, outlet.events, files.calls) == ([], [], [])
     with pytest.raises(OSError, match="No space left"):

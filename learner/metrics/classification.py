@@ -23,7 +23,7 @@ class _HitRate(Metric):
             raise LearnerError(f"ignore_label of {name} is {ignore_label!r}; it needs the number of a label, or None")
         self.name = name if ignore_label is None else f"{name} ignoring {ignore_label}"
         self._k = k
-        self._ignore_label = ignore_label
+        self.ignore_label = ignore_label
 
     def init(self) -> Fraction:
         """No labels."""
@@ -35,8 +35,8 @@ class _HitRate(Metric):
         self._check(output, logits, targets)
         targets = targets.astype(jnp.int32)
         counted = kept_rows(self.name, output, targets.shape)
-        if self._ignore_label is not None:
-            counted &= targets != self._ignore_label
+        if self.ignore_label is not None:
+            counted &= targets != self.ignore_label
         return state.add(_rank(logits, targets) < self._k, counted)
 
     def merge(self, a: Fraction, b: Fraction) -> Fraction:

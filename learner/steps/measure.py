@@ -50,11 +50,11 @@ class Measure:
 
     def _update(self, state: PyTree, output: Any, info: Info, per_step: bool) -> PyTree:
         rows = zip(self.metrics, state, strict=True)
-        return tuple(m.update(s, output, info) if m.per_step == per_step else s for m, s in rows)
+        return tuple(_strong(m.update(s, output, info)) if m.per_step == per_step else s for m, s in rows)
 
     def merge(self, a: PyTree, b: PyTree) -> PyTree:
         """The states of both."""
-        return tuple(m.merge(x, y) for m, x, y in zip(self.metrics, a, b, strict=True))
+        return tuple(_strong(m.merge(x, y)) for m, x, y in zip(self.metrics, a, b, strict=True))
 
     def step_values(self, state: PyTree) -> Array:
         """float32 `[len(step_names)]`."""
@@ -72,4 +72,5 @@ class Measure:
 
 
 def _strong(tree: PyTree) -> PyTree:
+    """Arrays of strong types: a weak one would be another program at the next dispatch."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), tree)

@@ -109,7 +109,8 @@ def _changed(old: PyTree, new: PyTree) -> list[str]:
     before, after = named_leaves(old), named_leaves(new)
     shapes = {name: (_shape(before.get(name)), _shape(after.get(name))) for name in {**before, **after}}
     changed = [f"{name} was {a} and became {b}" for name, (a, b) in shapes.items() if a != b]
-    if changed or jax.tree.structure(old) == jax.tree.structure(new):
+    containers: list[Any] = [jax.tree.structure(tree) for tree in (old, new)]
+    if changed or containers[0] == containers[1]:
         return changed
     return ["its containers are of other types"]
 

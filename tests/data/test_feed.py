@@ -299,6 +299,15 @@ def test_the_example_has_the_shapes_of_every_looped_feed(resident, monkeypatch):
     assert all(like(feed) == like(feeder.example()) for feed in looped)
 
 
+@pytest.mark.parametrize(("buffer", "accumulate", "room"), [(1, 1, 2), (1, 3, 6), (2, 1, 2), (5, 2, 10)])
+def test_feeds_have_room_for_two_steps_or_more(buffer, accumulate, room):
+    """With room for one XLA rounds the values that are logged in another way."""
+    for data in (DataLoaderBuilder().batch_size(4).build({"x": np.arange(30)}), rows_in_batches(*[4] * 7)):
+        feeder = feeder_of(data, plan_of(accumulate, buffer))
+        feeds = [feeder.example(), *(d.feed for d in taken(feeder) if d.kind == "loop")]
+        assert {feed.room for feed in feeds} == {room}
+
+
 def test_the_limit_is_asked_with_the_number_of_steps_made():
     for data in (rows_in_batches(*[4] * 6), DataLoaderBuilder().batch_size(4).build({"x": np.arange(24)})):
         feeder = feeder_of(data, plan_of(buffer=8, limit=lambda step: 3 - step % 3))

@@ -81,9 +81,7 @@ class Lab:
     def __post_init__(self):
         builder = LearnerBuilder("unused").grads_accumulation(self.accumulate)
         builder.metrics(MeanAbsoluteError(), Predictions()).metric_train(LearningRate())
-        learner = builder.build(
-            {"w": jnp.asarray(START)}, optax.sgd, RATE, train_step=line_step, valid_step=line_step
-        )
+        learner = builder.build({"w": jnp.asarray(START)}, optax.sgd, RATE, train_step=line_step, valid_step=line_step)
         self.step, self.state = learner._step, learner.init()
         self.tree = jax.tree.structure(self.state)
         self.programs = Programs(self.step, self.tree)
@@ -183,22 +181,20 @@ def test_a_dispatch_may_be_cut_between_any_two_steps(accumulate, streams):
     """One after the other they leave the same bits as one loop over all, and nothing more is compiled."""
     made, groups = lab(accumulate), GROUPS[accumulate]
     feed, cursor = feeds(made, streams, 0, 5)
-    whole, whole_epoch, _, values = made.jit["train"](made.leaves, made.empty(), feed, cursor, i32(5))
-    with CompileTimes() as times:
-        for cut in range(1, len(groups)):
-            first = sum(map(len, groups[:cut]))
-            feed, cursor = feeds(made, streams, 0, first)
-            leaves, epoch, cursor, one = made.jit["train"](made.leaves, made.empty(), feed, cursor, i32(first))
-            feed, start = feeds(made, streams, first, 5 - first)
-            cursor = start if streams else cursor
-            leaves, epoch, _, two = made.jit["train"](leaves, epoch, feed, cursor, i32(5 - first))
-            for a, b in zip(map(raw, leaves), map(raw, whole), strict=True):
-                np.testing.assert_array_equal(a, b)
-            made.check_epoch(epoch, ByHand().steps(*groups))
-            joined = np.concatenate([one.numbers[:cut], two.numbers[: len(groups) - cut]])
-            np.testing.assert_array_equal(joined, values.numbers[: len(groups)])
-    assert times.count == 0
-    assert jax.tree.structure(epoch) == jax.tree.structure(whole_epoch)
+    whole, _, _, values = made.jit["train"](made.leaves, made.empty(), feed, cursor, i32(5))
+    for cut in range(1, len(groups)):
+        first = sum(map(len, groups[:cut]))
+        (feed, cursor), (rest, start) = feeds(made, streams, 0, first), feeds(made, streams, first, 5 - first)
+        arguments, count, left = (made.leaves, made.empty(), feed, cursor), i32(first), i32(5 - first)
+        with CompileTimes() as times:
+            leaves, epoch, cursor, one = made.jit["train"](*arguments, count)
+            leaves, epoch, _, two = made.jit["train"](leaves, epoch, rest, start if streams else cursor, left)
+        assert times.count == 0
+        for a, b in zip(map(raw, leaves), map(raw, whole), strict=True):
+            np.testing.assert_array_equal(a, b)
+        made.check_epoch(epoch, ByHand().steps(*groups))
+        joined = np.concatenate([one.numbers[:cut], two.numbers[: len(groups) - cut]])
+        np.testing.assert_array_equal(joined, values.numbers[: len(groups)])
 
 
 def raw(x: Any) -> Any:
@@ -229,8 +225,8 @@ def test_a_single_step_has_no_loop(streams):
     made.check_values(values, expected)
     made.check_epoch(epoch, expected)
     assert cursor == (1 if streams else 3)
-    assert "while" not in primitives(jax.make_jaxpr(made.programs.train_single)(*arguments).jaxpr)
-    assert "while" in primitives(jax.make_jaxpr(made.programs.train)(*arguments).jaxpr)
+    assert " while[" not in str(jax.make_jaxpr(made.programs.train_single)(*arguments))
+    assert " while[" in str(jax.make_jaxpr(made.programs.train)(*arguments))
 
 
 @both_feeds
@@ -278,7 +274,7 @@ def test_update_is_dispatched_like_a_step():
     names = learner._step.train_measure.step_names
     np.testing.assert_allclose(values.numbers[:3, names.index("Loss")], expected.losses[2:5], rtol=1e-5)
     np.testing.assert_allclose(last.numbers[0, names.index("Loss")], expected.losses[5], rtol=1e-5)
-    assert last.weights == [2]
+    assert last.weights.tolist() == [2]
     loss = learner._step.train_measure.values(epoch)["Loss"]
     np.testing.assert_allclose(loss, np.average(expected.losses, weights=expected.weights), rtol=1e-5)
 
@@ -299,9 +295,7 @@ def test_validation_is_the_metrics_of_each_batch(streams):
     names = made.step.valid_measure.step_names
     assert names == ("Mean Absolute Error", "Loss")
     feed, cursor = feeds(made, streams, 0, 5)
-    epoch, cursor, number, values = made.jit["valid"](
-        made.leaves, made.empty("valid"), feed, cursor, i32(0), i32(5)
-    )
+    epoch, cursor, number, values = made.jit["valid"](made.leaves, made.empty("valid"), feed, cursor, i32(0), i32(5))
     expected = evaluated((0,), (1,), (2,), (3,), (4,))
     np.testing.assert_allclose(values.numbers[:5], np.stack([expected.absolute, expected.losses], 1), rtol=1e-5)
     assert not values.numbers[5:].any()
@@ -312,7 +306,7 @@ def test_validation_is_the_metrics_of_each_batch(streams):
     epoch, cursor, number, values = made.jit["valid_tail"](made.leaves, epoch, feed, cursor, number)
     expected.step(5, update=False)
     np.testing.assert_allclose(values.numbers[0], [expected.absolute[5], expected.losses[5]], rtol=1e-5)
-    assert values.weights == [2]
+    assert values.weights.tolist() == [2]
     assert (cursor, number) == (6, 6)
     over_all = made.step.valid_measure.values(epoch)
     np.testing.assert_allclose(over_all["Loss"], np.average(expected.losses, weights=expected.weights), rtol=1e-5)
@@ -325,7 +319,7 @@ def test_validation_of_a_single_batch_has_no_loop():
     np.testing.assert_allclose(values.numbers[0, 1], evaluated((3,)).losses[0], rtol=1e-5)
     assert (cursor, number) == (4, 8)
     np.testing.assert_allclose(made.step.valid_measure.values(epoch)["Loss"], values.numbers[0, 1], rtol=1e-6)
-    assert "while" not in primitives(jax.make_jaxpr(made.programs.valid_single)(*arguments).jaxpr)
+    assert " while[" not in str(jax.make_jaxpr(made.programs.valid_single)(*arguments))
 
 
 def test_outputs_are_those_of_the_valid_step():
@@ -370,7 +364,7 @@ def test_tails_collect_the_full_micro_batches_and_the_ragged_one(accumulate, gro
 
 def test_validation_collects_every_batch():
     made = lab(1)
-    epoch, cursor, number, values = made.jit["valid"](
+    epoch, _, number, values = made.jit["valid"](
         made.leaves, made.empty("valid"), made.rows(), i32(1), i32(1), i32(3)
     )
     collected = np.asarray(values.rows[0]["p"])
@@ -403,15 +397,6 @@ def test_one_program_for_every_length_and_one_more_for_a_ragged_end(accumulate):
 # -- looking at a program ----------------------------------------------------------------------------------------------
 
 
-def primitives(jaxpr: Any) -> set[str]:
-    found = set()
-    for equation in jaxpr.eqns:
-        found.add(equation.primitive.name)
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            found |= primitives(inner)
-    return found
-
-
 def convolve(x):
     return jax.lax.conv_general_dilated(x, jnp.ones((2, 1, 3)), (1,), "SAME")
 
@@ -437,4 +422,6 @@ def test_a_convolution_is_seen_at_any_depth(name):
 
 
 def test_other_programs_have_none():
-    assert not has_convolution(jax.make_jaxpr(jax.jit(lambda x: jax.lax.map(jnp.tanh, x @ x.T)))(jnp.ones((3, 3))).jaxpr)
+    assert not has_convolution(
+        jax.make_jaxpr(jax.jit(lambda x: jax.lax.map(jnp.tanh, x @ x.T)))(jnp.ones((3, 3))).jaxpr
+    )

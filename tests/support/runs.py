@@ -13,11 +13,11 @@ from learner import ClassificationOutput, LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 
-ROWS, BATCH, STEPS = 22, 4, 6  # 6 batches, the last one of 2 rows
+ROWS, EVEN, BATCH, STEPS = 22, 24, 4, 6  # 6 batches, the last one of 2 rows, or of 4 as all of them
 _rng = np.random.default_rng(7)
-X = _rng.normal(size=(ROWS, 3)).astype(np.float32)
+X = _rng.normal(size=(EVEN, 3)).astype(np.float32)
 T = (X @ np.float32([[1.0], [-2.0], [0.5]]) + np.float32(0.3)).astype(np.float32)
-Y = _rng.integers(0, 3, ROWS).astype(np.int32)
+Y = _rng.integers(0, 3, EVEN).astype(np.int32)
 
 
 def line():
@@ -79,27 +79,27 @@ def build_net(builder, model=None):
     return builder.build(Net() if model is None else model, optax.adamw, schedule)
 
 
-def arrays():
-    return {"x": X, "t": T, "y": Y}
+def arrays(rows=EVEN):
+    return {"x": X[:rows], "t": T[:rows], "y": Y[:rows]}
 
 
-def batches(size=BATCH):
+def batches(size=BATCH, rows=EVEN):
     """One epoch as a list, in the order of the rows."""
-    return [{k: v[i : i + size] for k, v in arrays().items()} for i in range(0, ROWS, size)]
+    return [{k: v[i : min(i + size, rows)] for k, v in arrays(rows).items()} for i in range(0, rows, size)]
 
 
-def shuffled(seed=3):
+def shuffled(seed=3, rows=EVEN):
     """Data on the device, in another order each epoch."""
-    return DataLoaderBuilder().batch_size(BATCH).shuffle(seed).build(arrays())
+    return DataLoaderBuilder().batch_size(BATCH).shuffle(seed).build(arrays(rows))
 
 
-def streamed(seed=3):
+def streamed(seed=3, rows=EVEN):
     """The same batches, item by item from a dataset."""
-    items = [{k: v[i] for k, v in arrays().items()} for i in range(ROWS)]
+    items = [{k: v[i] for k, v in arrays().items()} for i in range(rows)]
     return DataLoaderBuilder().batch_size(BATCH).shuffle(seed).build(items)
 
 
-def valid_data(size=9):
+def valid_data(size=10):
     return DataLoaderBuilder().batch_size(size).build({k: v[:20] for k, v in arrays().items()})
 
 

@@ -1,0 +1,212 @@
+"""The metrics of a split inside a program: which are updated when, merged, and read."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.compilation import CompileTimes
+from learner.metrics import (
+    Accuracy,
+    CollectingMetric,
+    GradientNorm,
+    HostMetric,
+    Info,
+    IterationSpeed,
+    LearningRate,
+    Loss,
+    Metric,
+)
+from learner.steps.measure import Measure
+from learner.steps.outputs import ClassificationOutput
+
+
+class Largest(Metric):
+    """As people write them: Python numbers, and states that are no sums."""
+
+    name = "Largest"
+    fields = ("logits",)
+
+    def init(self):
+        return {"largest": -np.inf, "seen": 0}
+
+    def update(self, state, output, info):
+        return {"largest": jnp.maximum(state["largest"], output.logits.max()), "seen": state["seen"] + 1}
+
+    def merge(self, a, b):
+        return {"largest": jnp.maximum(a["largest"], b["largest"]), "seen": a["seen"] + b["seen"]}
+
+    def compute(self, state):
+        return state["largest"]
+
+
+class Flag(Metric):
+    """Its state becomes weakly typed where it is left to itself."""
+
+    name = "Flag"
+
+    def init(self):
+        return 0.0
+
+    def update(self, state, output, info):
+        return jnp.where(info.weight > 0, 1.0, 2.0)
+
+    def merge(self, a, b):
+        return jnp.where(a > b, 1.0, 2.0)
+
+    def compute(self, state):
+        return state
+
+
+class PerClass(Metric):
+    """Not one number."""
+
+    name, numeric = "Per Class", False
+
+    def init(self):
+        return jnp.zeros(3, jnp.int32)
+
+    def update(self, state, output, info):
+        return state + (output.targets[:, None] == jnp.arange(3)[None]).sum(0)
+
+    def merge(self, a, b):
+        return a + b
+
+    def compute(self, state):
+        return state
+
+
+class Labels(CollectingMetric):
+    name = "Labels"
+
+    def collect(self, output):
+        return {"targets": output.targets, "best": output.logits.argmax(-1)}
+
+    def compute(self, rows):
+        return float(rows["targets"].sum())
+
+
+METRICS = [
+    Loss(),
+    LearningRate(),
+    PerClass(),
+    Labels(),
+    IterationSpeed(),
+    Largest(),
+    GradientNorm(),
+    Accuracy(),
+    Flag(),
+]
+MEASURE = Measure.of(METRICS)
+OUTPUTS = [
+    ClassificationOutput.from_logits(jnp.array([[2.0, 0.0, 1.0], [0.0, 5.0, 0.0]]), jnp.array([0, 2])),
+    ClassificationOutput.from_logits(jnp.array([[0.0, 1.0, 0.0]]), jnp.array([1])),
+]
+
+
+def info(step, weight, norm=None):
+    return Info(jnp.int32(step), jnp.float32(weight), jnp.float32(0.5 - 0.1 * step), norm)
+
+
+def after(batches, step=0):
+    """The state after a step over some of `OUTPUTS`."""
+    state = MEASURE.init()
+    for batch in batches:
+        state = MEASURE.update(state, OUTPUTS[batch], info(step, 2 - batch))
+    return MEASURE.update_step(state, info(step, sum(2 - b for b in batches), jnp.float32(3.0 + step)))
+
+
+def test_it_takes_what_runs_on_the_device():
+    assert [m.name for m in MEASURE.metrics] == [
+        "Loss",
+        "Learning Rate",
+        "Per Class",
+        "Largest",
+        "Gradient Norm",
+        "Accuracy",
+        "Flag",
+    ]
+    assert [m.name for m in MEASURE.collecting] == ["Labels"]
+    assert not any(isinstance(m, HostMetric) for m in MEASURE.metrics)
+
+
+def test_names_of_a_step_leave_out_what_is_no_number():
+    assert MEASURE.step_names == ("Loss", "Learning Rate", "Largest", "Gradient Norm", "Accuracy", "Flag")
+    assert MEASURE.step_values(after([0])).shape == (6,)
+
+
+def test_the_values_of_a_step():
+    values = dict(zip(MEASURE.step_names, MEASURE.step_values(after([0, 1])).tolist(), strict=True))
+    one = np.log(np.exp(2.0) + 1 + np.exp(1.0)) - 2
+    two = np.log(2 + np.exp(5.0))
+    three = np.log(2 + np.exp(1.0)) - 1
+    np.testing.assert_allclose(values["Loss"], (one + two + three) / 3, rtol=1e-6)
+    np.testing.assert_allclose(values["Accuracy"], 2 / 3, rtol=1e-6)
+    assert values["Largest"] == 5.0
+    assert values["Learning Rate"] == 0.5
+    assert values["Gradient Norm"] == 3.0
+
+
+def test_metrics_of_the_step_itself_are_updated_once_for_each_step():
+    state = MEASURE.init()
+    for batch in (0, 1):
+        state = MEASURE.update(state, OUTPUTS[batch], info(7, 1))
+    values = MEASURE.values(state)
+    assert np.isnan(values["Learning Rate"])
+    assert np.isnan(values["Gradient Norm"])
+    before = MEASURE.values(after([0]))
+    assert before["Loss"] == MEASURE.values(MEASURE.update_step(after([0]), info(1, 2, jnp.float32(9))))["Loss"]
+
+
+def test_merged_states_are_those_of_all_steps():
+    values = MEASURE.values(MEASURE.merge(after([0], step=0), after([1], step=1)))
+    both = MEASURE.values(after([0, 1]))
+    for name in ("Loss", "Accuracy", "Largest"):
+        np.testing.assert_allclose(values[name], both[name], rtol=1e-6)
+    np.testing.assert_array_equal(values["Per Class"], [1, 1, 1])
+    np.testing.assert_allclose(values["Learning Rate"], 0.4, rtol=1e-6)  # the last
+    assert values["Gradient Norm"] == 3.5  # the mean
+    empty = MEASURE.values(MEASURE.merge(MEASURE.init(), after([0])))
+    assert empty["Accuracy"] == 0.5
+
+
+def test_nothing_yet():
+    values = MEASURE.values(MEASURE.init())
+    assert np.isnan(values["Loss"])
+    assert np.isnan(values["Accuracy"])
+    np.testing.assert_array_equal(values["Per Class"], [0, 0, 0])
+
+
+def test_collected_rows():
+    (rows,) = MEASURE.collect(OUTPUTS[0])
+    np.testing.assert_array_equal(rows["targets"], [0, 2])
+    np.testing.assert_array_equal(rows["best"], [0, 1])
+
+
+def test_without_metrics():
+    nothing = Measure.of([])
+    assert nothing.init() == ()
+    assert nothing.step_values(()).shape == (0,)
+    assert nothing.values(()) == {}
+    assert nothing.collect(OUTPUTS[0]) == ()
+    assert nothing.merge((), ()) == ()
+
+
+def test_states_are_strongly_typed_wherever_they_come_from():
+    """A weak type would be another program at the next dispatch."""
+    weak = lambda tree: [x.weak_type for x in jax.tree.leaves(jax.eval_shape(lambda: tree()))]  # noqa: E731
+    for made in (MEASURE.init, lambda: after([0, 1]), lambda: MEASURE.merge(after([0]), after([1]))):
+        assert not any(weak(made))
+    step = jax.jit(lambda state, output: MEASURE.merge(state, MEASURE.update(MEASURE.init(), output, info(0, 1))))
+    state = jax.jit(MEASURE.init)()
+    with CompileTimes() as times:
+        for _ in range(3):
+            state = step(state, OUTPUTS[0])
+    assert times.count == 1
+
+
+def test_it_is_static():
+    """Programs hold it: the same metrics are the same measure."""
+    assert Measure.of(METRICS) == MEASURE
+    assert dataclasses.replace(MEASURE, collecting=()) != MEASURE
