@@ -272,7 +272,10 @@ BUILDS = {
     "its name": ({"optimizer": "adamw"}, ["the optimizer is 'adamw'"]),
     "no function of a rate": ({"optimizer": lambda: optax.sgd(0.1)}, ["cannot be called with a learning rate"]),
     "no transformation": ({"optimizer": lambda lr: lr}, ["not an optax transformation"]),
-    "a state that does not fit": ({"optimizer": growing}, ["the state of the optimizer (growing)", "n was float32[1] and became float32[2]"]),
+    "a state that does not fit": (
+        {"optimizer": growing},
+        ["the state of the optimizer (growing)", "n was float32[1] and became float32[2]"],
+    ),
     "no parameters": ({"model": {"n": jnp.int32(3)}}, ["no parameters to train", "it has n"]),
     "no arrays": ({"model": {"f": 3}}, ["no parameters to train", "it has no arrays"]),
     "nothing selected": (

@@ -34,6 +34,7 @@ from learner.loggers import MemoryLogger
 from learner.loggers.files import RunFiles
 from learner.metrics import CollectingMetric, IterationSpeed
 from learner.run import Run
+from learner.worker import Pace
 
 WAIT = 60  # seconds after which something that should have happened is said to hang
 ROWS, SIZE, RATE = 22, 4, 0.05  # 5 full batches and one of 2 rows
@@ -405,11 +406,22 @@ def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_
     assert "learning rate 0.05 -> 0.025" in log
 
 
-def test_cuts_do_not_change_a_bit(tmp_path):
+class WildPace(Pace):
+    """A clock that says something else each time."""
+
+    _steps = itertools.cycle([3, 1, 5, 2, 32])
+
+    @property
+    def steps(self):
+        return next(self._steps)
+
+
+def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
     """Validations, hooks and saves in the middle of epochs, and dispatches of 1 to 32 steps as the clock has it."""
     plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
     made = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
     made.valid_every(2).every(3, lambda info, model: None)
+    monkeypatch.setattr(learner.session, "Pace", WildPace)
     cut = build(made).fit(loader(), loader())
     np.testing.assert_array_equal(np.asarray(cut.model["w"]), np.asarray(plain.model["w"]))
     for epoch in (1, 2, 3):

@@ -36,9 +36,13 @@ def test_the_first_one_asks_to_stop(handler):
 
 def test_the_second_one_ends_at_once(handler):
     asked = []
+
+    def twice():
+        press()
+        press()
+
     with pytest.raises(KeyboardInterrupt), on_ctrl_c(lambda: asked.append(True)):
-        press()
-        press()
+        twice()
     press()
     assert (asked, handler) == ([True], ["theirs"])
 

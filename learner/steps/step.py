@@ -336,7 +336,7 @@ def _weighted(value: Array, weight: Array) -> Array:
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+    return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
 
 def _keep_if(condition: Array, new: PyTree, old: PyTree) -> PyTree:

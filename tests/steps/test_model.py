@@ -32,6 +32,14 @@ from learner.steps.state import named_leaves
 from learner.steps.step import Step, step_fn
 
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def pairwise(*names: str) -> Any:
+    """These by default, every other one in the full run."""
+    marks = lambda case: () if case.name in names else pytest.mark.full  # noqa: E731
+    return pytest.mark.parametrize("case", [pytest.param(c, marks=marks(c), id=c.name) for c in CASES])
+
+
 KEY = jax.random.key(5)
 
 
@@ -112,7 +120,7 @@ def test_what_is_no_array_stays_as_it_was(case):
         assert made[2:] == [jnp.tanh, "affine", 2]
 
 
-@all_cases
+@pairwise("nnx", "linen", "equinox_state", "list")
 def test_the_given_model_is_neither_changed_nor_donated(case, tmp_path):
     given = case.make()
     before, mode = copied(case.arrays(given)), case.in_eval(given)
@@ -138,7 +146,7 @@ def test_shared_parameters_stay_shared():
 # -- modes -------------------------------------------------------------------------------------------------------------
 
 
-@all_cases
+@pairwise("nnx", "linen", "equinox_state", "dict")
 def test_training_updates_the_statistics_and_evaluation_does_not(case):
     step, state, after = after_one_step(case.name)
     before = case.arrays(step.family.rebuild(state.params, state.model_state))
@@ -199,12 +207,12 @@ def losses_with(step: Step, keys: list[Any]) -> list[float]:
     return [float(loss(key)) for key in keys]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.random], ids=str)
+@pairwise("nnx_vmapped", "linen", "equinox", "dict")
 def test_random_masks_are_a_function_of_the_key(case):
     step = step_of(case)
     one, same, other = losses_with(step, [KEY, KEY, jax.random.key(6)])
     assert one == same
-    assert one != other
+    assert (one != other) == case.random
 
 
 def test_random_masks_do_not_depend_on_the_streams_of_the_model():
@@ -270,7 +278,7 @@ def test_linen_calls_draw_apart():
 # -- what is differentiated --------------------------------------------------------------------------------------------
 
 
-@all_cases
+@pairwise("nnx_vmapped", "linen", "equinox", "dict")
 def test_what_is_not_trainable_does_not_move(case):
     step = step_of(case, trainable=lambda path, x: case.head in path)
     everything = step_of(case)
