@@ -154,8 +154,8 @@ def _wrong_labels(output: Any, measure: Measure, name: str, traced: PyTree, batc
             labels = labels[~np.isin(labels, [label for label in ignored if label is not None])]
             if labels.size and (labels.min() < 0 or labels.max() >= classes):
                 return [
-                    f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have {classes} "
-                    f"classes (0 to {classes - 1})"
+                    f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have "
+                    f"{classes} classes (0 to {classes - 1})"
                 ]
     return []
 

@@ -204,7 +204,7 @@ def test_metrics_go_where_they_have_a_meaning(tmp_path):
 def test_a_text_is_shown_and_not_plotted(tmp_path):
     learner = build_line(quiet(tmp_path / "run").metrics(Words()))
     result = learner.fit(batches(), valid_data())
-    assert result.history["train/Words"] == ["22 rows"]
+    assert result.history["train/Words"] == ["24 rows"]
     assert (tmp_path / "run/valid/epoch-1/Words.log").read_text() == '"20 rows",final\n'
     infos = {info.key: info for info in learner._options.metric_infos(["train", "valid"])}
     assert not infos["train/Words"].plotted

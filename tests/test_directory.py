@@ -204,11 +204,11 @@ def test_a_run_whose_journal_is_gone_is_refused(tmp_path):
 
 def test_overwriting(tmp_path):
     """What is there afterwards is what a run in an empty directory leaves, and the user's files."""
-    builder = quiet(tmp_path / "run").num_epochs(4).with_file_checkpointer(keep_last=4)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(4).with_file_checkpointer(keep_last=4)
     build_line(builder).fit(shuffled(), {"old": valid_data()})
     write(tmp_path / "run", *THEIRS)
-    again = build_line(quiet(tmp_path / "run", overwrite=True).num_epochs(2)).fit(batches(), valid_data())
-    fresh = build_line(quiet(tmp_path / "fresh").num_epochs(2)).fit(batches(), valid_data())
+    again = build_line(quiet(tmp_path / "run", overwrite=True, saves=True).num_epochs(2)).fit(batches(), valid_data())
+    fresh = build_line(quiet(tmp_path / "fresh", saves=True).num_epochs(2)).fit(batches(), valid_data())
     assert model_bits(again.model) == model_bits(fresh.model)
     kept = {path for path in tree_of(tmp_path / "run") if path not in THEIRS and not path.startswith("checkpoint/")}
     assert kept == {path for path in tree_of(tmp_path / "fresh") if not path.startswith("checkpoint/")}
@@ -226,8 +226,8 @@ def test_files_that_are_no_run_are_no_hindrance(tmp_path):
 
 
 def test_overwrite_and_resume_goes_on(tmp_path):
-    build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches())
-    result = build_line(quiet(tmp_path / "run", overwrite=True).num_epochs(2).resume()).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
+    result = build_line(quiet(tmp_path / "run", overwrite=True, saves=True).num_epochs(2).resume()).fit(batches())
     assert len(result.history["train/Loss"]) == 2
     assert [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "start"] == [0, STEPS]
 

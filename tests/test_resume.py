@@ -137,8 +137,8 @@ def some(steps, chosen):
     return [step if step in chosen else pytest.param(step, marks=pytest.mark.full) for step in steps]
 
 
-# In the first epoch, at the end of one, after a validation inside of one, in the last one.
-@pytest.mark.parametrize("step", some(range(1, 30), {2, 12, 15, 28}))
+# In the first epoch, and inside of a later one after a validation. `test_more_epochs` goes on at the end of one.
+@pytest.mark.parametrize("step", some(range(1, 30), {2, 15}))
 def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path, whole, step):
     directory = tmp_path / "run"
     stopped = NET.fit(stopping_at(NET.build(directory), step))
@@ -157,7 +157,7 @@ def test_the_plateau_run_decides_as_it_says(whole):
     assert whole(PLATEAU)["why it ended"].startswith("early stopping: valid/Loss")
 
 
-@pytest.mark.parametrize("step", some(range(1, 8), {1, 3, 4}))
+@pytest.mark.parametrize("step", some(range(1, 8), {1, 4}))
 def test_a_run_with_decisions_goes_on_with_its_patience(tmp_path, whole, step):
     directory = tmp_path / "run"
     PLATEAU.fit(stopping_at(PLATEAU.build(directory), step))
@@ -166,7 +166,7 @@ def test_a_run_with_decisions_goes_on_with_its_patience(tmp_path, whole, step):
 
 def test_interrupted_again_and_again(tmp_path, whole):
     directory = tmp_path / "run"
-    for step in (1, 2, 5, 6):
+    for step in (1, 5):
         PLATEAU.fit(stopping_at(PLATEAU.build(directory).resume(), step))
     same(all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume())), whole(PLATEAU))
 
@@ -183,7 +183,7 @@ def test_a_crash_after_the_last_checkpoint(tmp_path, whole):
     assert [event for event in events if event in ("start", "error", "stop")] == ["start", "error", "start", "stop"]
 
 
-@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("torn", some([False, True], {True}))
 def test_a_crash_before_the_first_checkpoint(tmp_path, whole, torn):
     directory = tmp_path / "run"
     with pytest.raises(CrashError):
@@ -202,7 +202,7 @@ def test_resume_where_nothing_is(tmp_path, whole):
     same(all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume())), whole(PLATEAU))
 
 
-@pytest.mark.parametrize("part", ["root_key", "early_stopping", "plateau", "position"])
+@pytest.mark.parametrize("part", some(["root_key", "early_stopping", "plateau", "position"], {"root_key", "plateau"}))
 def test_a_checkpoint_without_a_part_of_the_run_would_be_noticed(tmp_path, whole, part):
     """The comparison of the tests above fails when something is lost on purpose."""
     directory = tmp_path / "run"
@@ -274,16 +274,16 @@ def test_more_steps(tmp_path):
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory, compiled_once):
-    """A run of five epochs with all its checkpoints; the loss is best after the third."""
+    """A run of five epochs with all its checkpoints; the first is the best, as the highest loss is."""
     directory = tmp_path_factory.mktemp("five") / "run"
     result = fit_five(quiet(directory))
     return directory, all_of(directory, result), tree_of(directory)
 
 
 def fit_five(builder):
-    builder.num_epochs(5).with_file_checkpointer(keep_last=5, monitor="valid/Last Row", mode="max").metrics(LastRow())
-    learner = builder.build(line(), optax.adam, 0.05, train_step=noisy_step, valid_step=line_step)
-    return learner.fit(shuffled(), valid_data())
+    return build_line(builder.num_epochs(5).with_file_checkpointer(keep_last=5, mode="max")).fit(
+        shuffled(), valid_data()
+    )
 
 
 @pytest.fixture
@@ -319,12 +319,8 @@ def saved_in(directory):
     return sorted(int(path.name) for path in (directory / "checkpoint").iterdir())
 
 
-@pytest.mark.parametrize(("asked", "start"), [({"step": 24}, 24), ({"epoch": "best"}, None)])
+@pytest.mark.parametrize(("asked", "start"), [({"step": 24}, 24), ({"epoch": "best"}, 6)])
 def test_from_a_step_or_from_the_best(copy, five, asked, start):
-    if start is None:
-        losses = five[1]["history"]["valid/Last Row"]
-        assert {round(value, 3) for *_, value in losses} == {round(losses[0][2], 3)}  # the metric is the same each time
-        start = 6
     result = fit_five(quiet(copy).checkpoint(**asked))
     same(all_of(copy, result), five[1])
     assert journal_of(copy)[-1]["event"] == "end"
@@ -346,10 +342,7 @@ def test_going_back_and_stopping_there_leaves_a_run_to_resume(copy, five):
 def test_going_back_without_saving(copy, five):
     """The newer checkpoints belong to a history that is gone: they may not stay beside the new one."""
     builder = quiet(copy).checkpoint(epoch=2).num_epochs(3).with_file_checkpointer(None)
-    learner = builder.metrics(LastRow()).build(
-        line(), optax.adam, 0.05, train_step=noisy_step, valid_step=line_step
-    )
-    learner.fit(shuffled(), valid_data())
+    build_line(builder).fit(shuffled(), valid_data())
     assert saved_steps(copy) == [6, 12]
     same(all_of(copy, fit_five(quiet(copy).resume())), five[1])
 
@@ -376,10 +369,10 @@ def test_a_checkpoint_of_a_run_that_is_not_there(tmp_path, asked):
 
 
 def test_another_width(tmp_path):
-    build_net(quiet(tmp_path / "run")).fit(shuffled(), valid_data())
+    build_net(quiet(tmp_path / "run", saves=True)).fit(shuffled(rows=ROWS), valid_data(9))
     before = tree_of(tmp_path)
     with pytest.raises(LearnerError) as error:
-        build_net(quiet(tmp_path / "run").num_epochs(2).resume(), Net(width=6)).fit(shuffled(), valid_data())
+        build_net(quiet(tmp_path / "run", saves=True).num_epochs(2).resume(), Net(width=6)).fit(shuffled(), valid_data())
     message = str(error.value)
     assert str(tmp_path / "run") in message
     for name, saved, now in (
@@ -395,19 +388,19 @@ def test_another_width(tmp_path):
 
 
 def test_another_optimizer(tmp_path):
-    build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
     before = tree_of(tmp_path)
     with pytest.raises(LearnerError, match="another model or optimizer") as error:
-        build_line(quiet(tmp_path / "run").num_epochs(2).resume(), optimizer=optax.adam).fit(batches())
+        build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume(), optimizer=optax.adam).fit(batches())
     assert "opt_state/0.mu.w: saved nothing, now float32[3, 1]" in str(error.value)
     assert "params" not in str(error.value)
     assert tree_of(tmp_path) == before
 
 
 def test_another_dtype(tmp_path):
-    build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(1)).fit(batches())
     model = {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1,), jnp.bfloat16)}
-    builder = quiet(tmp_path / "run").num_epochs(2).resume()
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(2).resume()
     step = lambda model, batch: line_step({**model, "b": model["b"].astype(jnp.float32)}, batch)  # noqa: E731
     learner = builder.build(model, optax.sgd, 0.1, train_step=step)
     with pytest.raises(LearnerError, match=r"params/b: saved float32\[1\], now bfloat16\[1\]"):
@@ -442,7 +435,7 @@ def after_each_save(monkeypatch):
 NAN = float("nan")
 
 
-@pytest.mark.parametrize("cut", [None, 2, 4])
+@pytest.mark.parametrize("cut", some([None, 2, 3, 4], {None, 4}))
 @pytest.mark.parametrize(
     ("options", "losses", "kept"),
     [

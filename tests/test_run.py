@@ -10,13 +10,15 @@ import numpy as np
 import optax
 import pytest
 from runs import (
+    ROWS,
     STEPS,
-    Net,
     batches,
     build_line,
     build_net,
     checkpoint_bits,
     journal_of,
+    line,
+    line_step,
     logs_of,
     model_bits,
     numbers_of,
@@ -109,7 +111,7 @@ def test_a_metric_decides_when_it_has_a_new_value(tmp_path):
 def test_the_plateau_scheduler(tmp_path):
     plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=1)
     builder = quiet(tmp_path / "run").num_epochs(6).metric_train(LearningRate())
-    learner = builder.build(Net(), optax.sgd, plateau, valid_step=scripted_step)
+    learner = builder.build(line(), optax.sgd, plateau, train_step=line_step, valid_step=scripted_step)
     result = learner.fit(batches()[:1], scripted(4.0, 1.0, 1.0, 4.0, 0.25, 1.0))
     expected = [0.04, 0.04, 0.04, 0.04, 0.02, 0.02]
     np.testing.assert_allclose(result.history["train/Learning Rate"], expected, rtol=1e-6)
@@ -135,7 +137,7 @@ def test_an_interrupter_in_another_thread(tmp_path):
             asked.set()
             thread.join()
 
-    builder = quiet(tmp_path / "run").num_epochs(9).interrupter(interrupter).every(steps=1, fn=hook)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(9).interrupter(interrupter).every(steps=1, fn=hook)
     result = build_line(builder).fit(batches())
     assert result.stopped_by == "interrupter: from a thread"
     assert result.summary["steps"] == 8
@@ -168,7 +170,7 @@ def test_hooks(tmp_path):
         return {"bias norm": float(jnp.abs(model.out.bias[...]).sum()), "step": info.step}
 
     builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4).every(steps=4, fn=look).on_epoch_end(look)
-    result = build_net(builder).fit(shuffled(), valid_data())
+    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
     valid = ["valid/Accuracy", "valid/Last Row", "valid/Loss"]
     train = ["train/Accuracy", "train/Last Row", "train/Learning Rate", "train/Loss"]
     custom = ["custom/bias norm", "custom/step"]
@@ -243,7 +245,7 @@ def test_by_default_the_last_and_the_best_are_kept_of_those_saved_after_each_min
         clock.seconds += 40
         on_disk.append(saved_steps(tmp_path / "run"))
 
-    builder = quiet(tmp_path / "run").num_epochs(7).on_epoch_end(forty_seconds)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(7).on_epoch_end(forty_seconds)
     result = build_line(builder, 0.0).fit(batches()[:1], scripted(9.0, 1.0, 0.25, 4.0, 4.0, 4.0, 4.0))
     saved = [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "save"]
     assert saved == [2, 4, 6, 7]
@@ -252,7 +254,7 @@ def test_by_default_the_last_and_the_best_are_kept_of_those_saved_after_each_min
 
 
 def test_a_short_run_is_saved_once_at_its_end(tmp_path, clock):
-    build_line(quiet(tmp_path / "run").num_epochs(5)).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(5)).fit(batches())
     assert saved_steps(tmp_path / "run") == [5 * STEPS]
     assert [entry["event"] for entry in journal_of(tmp_path / "run")].count("save") == 1
 
@@ -284,7 +286,7 @@ def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
 
 
 def test_a_slow_disk_holds_up_nothing_and_gets_the_state_of_its_step(tmp_path, monkeypatch):
-    expected = build_line(quiet(tmp_path / "one")).fit(batches())
+    expected = build_line(quiet(tmp_path / "one", saves=True)).fit(batches())
     allowed, begun, save, trained = threading.Event(), threading.Event(), CheckpointStore.save, []
 
     def slowly(self, step, items, progress):
@@ -299,7 +301,7 @@ def test_a_slow_disk_holds_up_nothing_and_gets_the_state_of_its_step(tmp_path, m
             allowed.set()
 
     monkeypatch.setattr(CheckpointStore, "save", slowly)
-    builder = quiet(tmp_path / "run").num_epochs(4).with_file_checkpointer(keep_last=4).on_epoch_end(hook)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(4).with_file_checkpointer(keep_last=4).on_epoch_end(hook)
     build_line(builder).fit(batches())
     assert trained == [(3 * STEPS, [])]
     assert saved_steps(tmp_path / "run") == [6, 12, 18, 24]
@@ -347,7 +349,7 @@ def test_a_disk_that_fails_in_the_last_save(tmp_path, monkeypatch):
         raise error
 
     monkeypatch.setattr(CheckpointStore, "save", failing_disk)
-    assert "failing_disk" in fails_with(error, build_line(quiet(tmp_path / "run")), batches())
+    assert "failing_disk" in fails_with(error, build_line(quiet(tmp_path / "run", saves=True)), batches())
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -505,9 +507,9 @@ def test_the_first_event_tells_what_is_to_come(tmp_path):
 
 
 def test_a_resumed_run_tells_so(tmp_path):
-    build_line(quiet(tmp_path / "run")).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
     memory = MemoryLogger()
-    build_line(quiet(tmp_path / "run").num_epochs(2).resume().metric_loggers(memory)).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume().metric_loggers(memory)).fit(batches())
     (started,) = memory.of(RunStarted)
     assert (started.epoch, started.step, started.resumed) == (2, STEPS, True)
     assert [event.epoch for event in memory.of(EpochStarted)] == [2]

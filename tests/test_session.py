@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from runs import (
+    ROWS,
     STEPS,
     batches,
     build_line,
@@ -33,7 +34,7 @@ def log_of(directory):
 
 def test_the_application_log_tells_the_run(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).seed(7).with_file_checkpointer()
-    build_net(builder).fit(shuffled(), valid_data())
+    build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
     log = log_of(tmp_path / "run")
     for part in (
         "versions: learner ",
@@ -77,9 +78,9 @@ def test_no_log(tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_log(tmp_path):
-    build_line(quiet(tmp_path / "run")).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
     before = log_of(tmp_path / "run")
-    build_line(quiet(tmp_path / "run").num_epochs(2).resume()).fit(batches())
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume()).fit(batches())
     after = log_of(tmp_path / "run")
     assert after.startswith(before)
     assert f"resume: from the checkpoint of step {STEPS}" in after

@@ -113,7 +113,7 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
 def _standing(content: dict[str, Any], directory: str) -> Config:
     """The config of a run whose checkpoint is only looked at: the newest, if no other is wanted."""
     if not holds_run(Path(directory)):
-        raise LearnerError(f"{directory} holds no run: it has no journal.jsonl")
+        raise LearnerError(f"{directory} holds no run: it has neither a journal nor checkpoints")
     checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
     return Config({**content, **checkpoint, "directory": directory, "renderer": None})
 

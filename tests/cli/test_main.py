@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from pathlib import Path
 from learner.cli.main import COMMANDS
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -314,7 +316,10 @@ def test_predict_needs_rows(learner, config, workplace):
 
 def test_a_run_that_never_started_is_not_evaluated(learner, config):
     learner("fit", config)
-    os.remove("run/journal.jsonl")
+    kept = Path("run/config.yaml").read_text()
+    shutil.rmtree("run")
+    os.mkdir("run")
+    Path("run/config.yaml").write_text(kept)
     code, _, err = learner("evaluate", "run")
     assert code == 2
     assert "run holds no run" in err

@@ -69,6 +69,7 @@ MORE_ARGUMENTS: dict[str, dict[str, Any]] = {
     "scale_by_zoom_linesearch": {"max_linesearch_steps": 5},
 }
 EACH_EXAMPLE = {"contrib.dpsgd"}
+SCALE_FREE = {"contrib.cocob"}  # its rate scales the gradients, and it does not depend on their scale
 # XLA folds a constant rate, so that a fixed rate has other last bits than the same loop with the rate as an argument; a
 # line search feeds them back into the length of its steps.
 FOLDED_BY_XLA = {"adafactor": 0.0, "fromage": 0.0, "lars": 0.0, "lbfgs": 1e-4}
@@ -113,7 +114,7 @@ def test_the_registry_leaves_nothing_out():
 
 
 def test_the_tables_name_optimizers_that_exist():
-    for table in (FURTHER, EXTRA, MORE_ARGUMENTS, EACH_EXAMPLE, FOLDED_BY_XLA):
+    for table in (FURTHER, EXTRA, MORE_ARGUMENTS, EACH_EXAMPLE, SCALE_FREE, FOLDED_BY_XLA):
         assert set(table) <= set(PUBLIC)
 
 
@@ -237,7 +238,8 @@ def test_a_traced_rate_gives_the_bits_of_a_fixed_one(name, compared):
     assert compiled == 0  # another rate is the same program
     for changed in (first, second):
         assert not np.array_equal(changed["w"], PARAMS["w"])
-    assert not np.array_equal(first["w"], second["w"])  # the rate that was given is the one that is used
+    if name not in SCALE_FREE:
+        assert not np.array_equal(first["w"], second["w"])  # the rate that was given is the one that is used
     if not compared:
         return
     if name in FOLDED_BY_XLA:
@@ -391,6 +393,24 @@ def grows(lr):
     return optax.stateless(lambda updates, params: jax.tree.map(lambda g: jnp.stack([g, g]), updates))
 
 
+def widens_its_state(lr):
+    return optax.GradientTransformation(
+        lambda params: jnp.zeros(2), lambda updates, state, params=None: (updates, jnp.concatenate([state, state]))
+    )
+
+
+def retypes_its_state(lr):
+    return optax.GradientTransformation(
+        lambda params: {"count": jnp.int32(0)}, lambda updates, state, params=None: (updates, {"count": lr})
+    )
+
+
+def renames_its_state(lr):
+    return optax.GradientTransformation(
+        lambda params: {"old": lr}, lambda updates, state, params=None: (updates, {"new": lr})
+    )
+
+
 def needs_a_kernel(lr):
     return optax.stateless(lambda updates, params: {"kernel": updates["kernel"]})
 
@@ -404,6 +424,10 @@ def needs_a_kernel(lr):
         (lambda lr: optax.adamw, "returned function for a rate"),
         (lambda lr: None, "returned NoneType for a rate"),
         (grows, "(grows) changes the shapes or dtypes of the parameters"),
+        (widens_its_state, "state of the optimizer (widens_its_state) is another one after a step"),
+        (widens_its_state, "was float32[2] and became float32[4]"),
+        (retypes_its_state, "count was int32[] and became float32[]"),
+        (renames_its_state, "old was float32[] and became nothing, new was nothing and became float32[]"),
         (needs_a_kernel, "(needs_a_kernel) cannot update this model: 'kernel'"),
     ],
 )
@@ -434,6 +458,18 @@ def test_no_other_optimizer_is_refused():
     refused = {name for name in ALL if check_optimizer(ALL[name], PARAMS, 2)}
     searching = {"lbfgs", "contrib.sophia", "scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"}
     assert refused == EACH_EXAMPLE | searching
+
+
+def test_parameters_of_half_precision():
+    """The rate is float32: a state that takes it up would not keep its dtype. That is said, and the others work."""
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    problems = {name: check_optimizer(ALL[name], half, 1) for name in ALL if name not in EACH_EXAMPLE}
+    refused = {name: problem for name, problem in problems.items() if problem}
+    assert set(refused) <= {
+        *("lars", "contrib.cocob", "contrib.schedule_free"),
+        *("contrib.schedule_free_adamw", "contrib.schedule_free_sgd"),
+    }
+    assert all("was bfloat16" in problem and "became float32" in problem for (problem,) in refused.values())
 
 
 def test_dpsgd_needs_the_gradients_of_each_example(tmp_path):

@@ -364,9 +364,7 @@ def test_tails_collect_the_full_micro_batches_and_the_ragged_one(accumulate, gro
 
 def test_validation_collects_every_batch():
     made = lab(1)
-    epoch, _, number, values = made.jit["valid"](
-        made.leaves, made.empty("valid"), made.rows(), i32(1), i32(1), i32(3)
-    )
+    epoch, _, number, values = made.jit["valid"](made.leaves, made.empty("valid"), made.rows(), i32(1), i32(1), i32(3))
     collected = np.asarray(values.rows[0]["p"])
     assert collected.shape == (8, 1, SIZE, 2)
     expected = evaluated((1,), (2,), (3,)).predictions

@@ -114,9 +114,10 @@ def scripted(*losses):
     return make
 
 
-def quiet(directory, **options):
-    """A builder without anything on the screen."""
-    return LearnerBuilder(directory, **options).renderer(None)
+def quiet(directory, *, saves=False, **options):
+    """A builder without anything on the screen, and without checkpoints unless they are asked for."""
+    builder = LearnerBuilder(directory, **options).renderer(None)
+    return builder if saves else builder.with_file_checkpointer(None)
 
 
 def build_line(builder, lr=0.05, optimizer=optax.sgd, **options):
