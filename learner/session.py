@@ -206,9 +206,7 @@ def _go_back(start: Start, files: RunFiles, store: CheckpointStore | None, log: 
     (options.directory / "summary.json").unlink(missing_ok=True)
 
 
-def _set_aside(
-    options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger
-) -> Path | None:
+def _set_aside(options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger) -> Path | None:
     """Moves the checkpoints that are newer to a directory in `superseded/` and returns it; `None`: there are none."""
     if store is None:  # nothing is saved from now on, but what is newer must go all the same
         with contextlib.closing(open_store(options)) as reader:

@@ -372,7 +372,9 @@ def test_another_width(tmp_path):
     build_net(quiet(tmp_path / "run", saves=True)).fit(shuffled(rows=ROWS), valid_data(9))
     before = tree_of(tmp_path)
     with pytest.raises(LearnerError) as error:
-        build_net(quiet(tmp_path / "run", saves=True).num_epochs(2).resume(), Net(width=6)).fit(shuffled(), valid_data())
+        build_net(quiet(tmp_path / "run", saves=True).num_epochs(2).resume(), Net(width=6)).fit(
+            shuffled(), valid_data()
+        )
     message = str(error.value)
     assert str(tmp_path / "run") in message
     for name, saved, now in (

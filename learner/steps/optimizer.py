@@ -93,7 +93,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
         return [
             f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), "
             f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use "
-                "grads_accumulation(1) or another optimizer"
+            "grads_accumulation(1) or another optimizer"
         ]
     pairs = zip(jax.tree.leaves(new_params), jax.tree.leaves(params), strict=True)
     # Models made of NumPy arrays may hold 64-bit numbers, which become 32-bit ones on the device.
@@ -119,9 +119,7 @@ def _shape(leaf: Any) -> str:
     return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _try_update(
-    optimizer: OptimizerFn, params: PyTree, grads: PyTree
-) -> tuple[tuple[PyTree, PyTree, PyTree], bool]:
+def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[tuple[PyTree, PyTree, PyTree], bool]:
     """The shapes of the parameters after an update and of the optimizer's state before and after it, and whether it
     evaluated the loss again.
     """

@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from pathlib import Path
 from learner.cli.main import COMMANDS
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
