@@ -311,7 +311,7 @@ class LearnerBuilder:
         try:
             if _makes_model(model):
                 model = model()
-            family = family_of(model, trainable)
+            family = family_of(model, trainable, shared=update is not None)
             train_fn = None if update is not None else step_fn(model, "train_step", train_step)
             valid_fn = step_fn(model, "valid_step", valid_step)
             problems += _wrong_values(family)

@@ -244,7 +244,7 @@ WAYS = [
     ("mlp", 2, False),
     ("mlp", 2, True),
     *(full("mlp", n, streams) for n in (1, 3) for streams in (False, True)),
-    *(full(model, n, streams) for model in ("cnn", "transformer") for n in (1, 3) for streams in (False, True)),
+    *(full(model, n, streams) for model in ("cnn", "transformer") for n, streams in ((1, False), (3, True))),
 ]
 limits = st.lists(st.integers(1, 7), min_size=1, max_size=8)
 
@@ -282,7 +282,7 @@ def test_a_pass_from_anywhere_leaves_the_same_bits(model, accumulate, streams):
     [
         ("mlp", 2, True, (1, 2, 32)),
         *(full("mlp", 2, s, (1, 2, 5, 32)) for s in (False, True)),
-        *(full(model, n, s, (1, 2, 5, 32)) for model in MODELS for n in (1, 3) for s in (False, True)),
+        *(full(model, n, s, (1, 2, 5, 32)) for model in MODELS for n, s in ((1, False), (3, True))),
     ],
 )
 def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate, streams, ks):
@@ -298,7 +298,7 @@ def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate
     ("model", "accumulate", "loop"),
     [
         ("mlp", 2, True),
-        *(full(model, n, loop) for model in MODELS for n in (1, 3) for loop in (True, False)),
+        *(full(model, n, loop) for model in MODELS for n, loop in ((1, True), (3, False))),
     ],
 )
 def test_resident_data_and_the_same_batches_streamed_leave_the_same_bits(model, accumulate, loop):

@@ -235,14 +235,16 @@ class TreeFamily(Family):
 
     kind = "pytree"
 
-    def __init__(self, model: PyTree, trainable: Trainable = None):
+    def __init__(self, model: PyTree, trainable: Trainable = None, *, shared: bool = False):
         self._equinox = _equinox_of(model)
         self.kind = "equinox" if self._equinox else "pytree"
         paths, tree = jax.tree_util.tree_flatten_with_path(model)
         self._tree: Any = tree
         self._names = [path_name(path) for path, _ in paths]
         leaves = [leaf for _, leaf in paths]
-        _refuse_shared(self._names, leaves)
+        _refuse_same_names(self._names)
+        if not shared:
+            _refuse_shared(self._names, leaves)
         in_state = self._leaves_in_state(model)
         wanted = trainable or (lambda name, leaf: True)
         self._arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
@@ -312,6 +314,15 @@ def _equinox_of(model: PyTree) -> Any:
     return equinox if any(map(is_module, jax.tree.leaves(model, is_leaf=is_module))) else None
 
 
+def _refuse_same_names(names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise LearnerError(
+            f"two leaves of the model are named {', '.join(twice)}, as {{'a.b': x}} and {{'a': {{'b': y}}}} would be; "
+            "give them other names"
+        )
+
+
 def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
     seen: dict[int, str] = {}
     for name, leaf in zip(names, leaves, strict=True):
@@ -328,7 +339,7 @@ def _copy(x: Array) -> Array:
     return jnp.array(x, x.dtype, copy=True)
 
 
-def family_of(model: Any, trainable: Trainable = None) -> Family:
+def family_of(model: Any, trainable: Trainable = None, *, shared: bool = False) -> Family:
     """The family of a model, with the model split.
 
     Args:
@@ -336,12 +347,14 @@ def family_of(model: Any, trainable: Trainable = None) -> Family:
       trainable: what is differentiated: a predicate `(path, array) -> bool` such as `lambda path, x: "head" in path`,
         or for nnx also a filter such as `nnx.LoRAParam`. Default: `nnx.Param`, linen's `params`, inexact arrays
         elsewhere.
+      shared: whether a pytree may hold one array in several places, which become arrays of their own. The state of an
+        `update=` may: the first states of some optimizers hold the parameters.
 
     >>> family = family_of({"w": jnp.ones(2), "n": jnp.array(3)})
     >>> list(named_leaves(family.params)), list(family.model_state)
     (['w'], ['n'])
     """
-    kind: Callable[[Any, Trainable], Family] = TreeFamily
+    kind: Callable[[Any, Trainable], Family] = partial(TreeFamily, shared=shared)
     if is_instance_of(model, "flax.nnx", "Module"):
         kind = NnxFamily
     elif isinstance(model, Linen):

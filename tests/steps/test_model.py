@@ -489,7 +489,13 @@ def test_one_array_in_two_places_of_a_pytree_is_an_error():
     with pytest.raises(LearnerError, match="same array twice"):
         family_of(Linen(LinenNet(), {"params": {"a": w, "b": w}}))
     family_of({"a": w, "b": jnp.copy(w)})
+    family_of({"a": w, "b": w}, shared=True)  # the state of update=
     family_of({"w": w, "rate": 0.1, "again": 0.1, "act": jnp.tanh, "too": jnp.tanh})  # no arrays
+
+
+def test_two_leaves_of_one_name_are_an_error():
+    with pytest.raises(LearnerError, match=r"named a\.b, as"):
+        family_of({"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2, jnp.int32)}})
 
 
 @pytest.mark.parametrize("module", [nn.Dense(2), LinenNet()], ids=["Dense", "LinenNet"])

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from flax import nnx
 from small_models import BATCH, CASES, EquinoxNet, Everything, make_dict, make_linen, other_batch
@@ -628,6 +629,31 @@ def test_a_gan_with_two_optimizers_trains_as_written_by_hand(tmp_path):
     assert state.step == 4
     assert state.opt_state == ()
     assert int(got["first"][0].count) == 4
+
+
+def test_the_state_of_an_update_may_hold_an_array_twice(tmp_path):
+    """As the first states of some optimizers do."""
+    make = optax.contrib.prodigy
+    params = {"w": jnp.full((3, 4), 0.5), "b": jnp.zeros(4)}
+
+    def update(state, batch, lr, rng):
+        output, grads = row_step(state["params"], batch), jax.grad(lambda p: row_step(p, batch).loss)(state["params"])
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt = make(lr).update(grads, state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, output
+
+    learner = build(tmp_path, {"params": params, "opt": make(1.0).init(params)}, 1.0, None, update=update)
+    step = jax.jit(learner.train_step, donate_argnums=0)
+    state, _ = step(learner.init(), rows(4, 1))
+    state, _ = step(state, rows(4, 2))
+    expected, optimizer = params, make(1.0)
+    opt = optimizer.init(expected)
+    for seed in (1, 2):
+        grads = jax.tree.map(jnp.float32, mean_cross_entropy(expected, rows(4, seed))[1])
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt = optimizer.update(grads, opt, expected)
+        expected = optax.apply_updates(expected, updates)
+    assert_close(learner._rebuild(state)["params"], expected)
 
 
 class TwoPlayers(nnx.Module):
