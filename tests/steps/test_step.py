@@ -834,8 +834,8 @@ def test_public_functions_say_what_is_wrong(tmp_path):
 
 def test_global_norm_by_hand():
     assert global_norm({"a": jnp.float32([3.0]), "b": jnp.float32([[4.0]])}) == 5.0
-    half = {"a": jnp.full(300, 30.0, jnp.bfloat16)}
-    np.testing.assert_allclose(global_norm(half), 30 * np.sqrt(300), rtol=1e-6)  # in float32
+    half = {"a": jnp.full(300, 33.0, jnp.bfloat16)}  # 33² is 1088 in bfloat16
+    np.testing.assert_allclose(global_norm(half), 33 * np.sqrt(300), rtol=1e-6)
     assert global_norm({"z": jnp.array([3 + 4j])}) == 5.0
 
 
