@@ -251,7 +251,9 @@ class Feeder:
             current = following
 
     def _checked(self, batches: Iterator[PyTree]) -> Iterator[Micro]:
-        for raw in batches:
+        for given in batches:
+            # A loader may fill the same arrays again, and the next batch is asked for before this one is stacked.
+            raw = jax.tree.map(lambda x: x.copy() if type(x) is np.ndarray else x, given)
             leaves, tree = jax.tree.flatten(raw)
             signature = tree, tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
             if signature in self._shapes:  # it was looked at when the shape was new

@@ -540,3 +540,16 @@ def test_a_stream_that_is_given_up_closes_the_users_generator():
 def test_after_the_end_of_one_stream_another_can_be_opened():
     feeder = feeder_of(rows_in_batches(4, 4), plan_of())
     assert [len(taken(feeder)) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loader_may_fill_one_array_again_and_again(accumulate):
+    def batches():
+        array = np.zeros((2, 1), np.float32)
+        for number in range(5):
+            array[:] = number
+            yield {"x": array}
+
+    feeder = feeder_of(batches, plan_of(accumulate=accumulate))
+    steps = read(taken(feeder), accumulate)[1]
+    assert np.ravel([micro for step in steps for micro in step]).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
