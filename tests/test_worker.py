@@ -77,7 +77,7 @@ def start():
 
 def values_of(*numbers, buffer=4, rows=(), tail=()):
     column = jnp.array([*numbers, *[jnp.nan] * (buffer - len(numbers))], jnp.float32)
-    return Values(column[:, None], jnp.arange(buffer, dtype=jnp.float32) + 1, rows, tail)
+    return Values(jnp.stack([column, jnp.arange(buffer, dtype=jnp.float32) + 1], 1), rows, tail)
 
 
 def made(first, *numbers, split="train", epoch=1, batches=None, **values):
@@ -340,7 +340,7 @@ def test_what_an_error_was_is_kept_whatever_its_kind(start):
 def test_a_failed_computation_surfaces_in_the_loop(start):
     """The device's own errors come when its values are read, which only the worker does."""
     deleted = values_of(0.5)
-    deleted.numbers.delete()
+    deleted.table.delete()
     worker = start()
     with pytest.raises(RuntimeError, match="deleted"):
         put_all(worker, Made("train", 1, 1, 1, 1, 1, 1, 1, deleted))

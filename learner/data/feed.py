@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from learner.data.source import Source
@@ -133,6 +134,7 @@ class Feeder:
         self._rows = source.rows
         self._placed: tuple[int, Rows] | None = None
         self._data = None if self._rows is None else strategy.place(jax.tree.map(_device_dtype, self._rows[0]))
+        self._arrange = strategy.compile(_arranged)
 
     @property
     def resident(self) -> bool:
@@ -180,15 +182,20 @@ class Feeder:
     def _rows_feed(self, epoch: int) -> Rows:
         assert self._rows is not None
         if self._placed is None or self._placed[0] != epoch:
-            _, order_of, size = self._rows
+            arrays, order_of, size = self._rows
             order = np.asarray(order_of(epoch), np.int32)
             room = max(2, self._plan.buffer) * self._plan.accumulate
-            self._placed = epoch, Rows(self._data, self._strategy.place(order), min(size, len(order)), room)
+            self._placed, data = None, self._data
+            # Once for the epoch: a CPU takes a gather of a few rows in the loop for one of all rows, and splits it
+            # between threads, which costs more than a small step.
+            if not np.array_equal(order, np.arange(len(jax.tree.leaves(arrays)[0]))):
+                data = self._arrange(self._data, self._strategy.place(order))
+            self._placed = epoch, Rows(data, min(size, len(order)), room)
         return self._placed[1]
 
     def _from_rows(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:
         feed = self._rows_feed(epoch)
-        full, ragged = divmod(feed.order.shape[0], feed.size)
+        full, ragged = divmod(jax.tree.leaves(feed.data)[0].shape[0], feed.size)
         total = full + bool(ragged)
         start: int | None = batch
         while batch < total:
@@ -337,6 +344,11 @@ def _device_dtype(array: Any) -> np.ndarray:
     """64-bit numbers become 32-bit ones, as JAX does it, unless it is told otherwise."""
     array = np.asarray(array)
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _arranged(data: PyTree, order: Any) -> PyTree:
+    """The rows in the order of an epoch."""
+    return jax.tree.map(lambda x: jnp.asarray(x).at[order].get(mode="promise_in_bounds", unique_indices=True), data)
 
 
 def _listed(batch: PyTree) -> str:

@@ -1,6 +1,6 @@
 """Programs: what is compiled and dispatched. Up to `k` steps run in one loop with a traced count.
 
-A program reads micro-batches from a feed: `Rows` gathers them from data that lives on the device, `Stack` has them in a
+A program reads micro-batches from a feed: `Rows` slices them from data that lives on the device, `Stack` has them in a
 buffer. The count is traced, so that a dispatch may be cut anywhere (by an epoch's end, a validation, a checkpoint, a
 signal) without a further compilation and without changing a bit.
 
@@ -30,28 +30,22 @@ class Rows:
     """Micro-batches as rows of data on the device.
 
     Attributes:
-      data: arrays `[rows, ...]`.
-      order: int32 `[rows of an epoch]`, the row numbers in the order of this epoch; the last ones may be a ragged
-        micro-batch.
+      data: arrays `[rows of an epoch, ...]` in the order of this epoch; the last ones may be a ragged micro-batch.
       size: rows of a full micro-batch.
       room: at most how many micro-batches a dispatch has.
     """
 
     data: PyTree
-    order: Array
     size: int = dataclasses.field(metadata={"static": True})
     room: int = dataclasses.field(metadata={"static": True})
 
     def micro(self, index: Array) -> PyTree:
         """The `index`-th full micro-batch of the epoch."""
-        return self._take(jax.lax.dynamic_slice(self.order, (index * self.size,), (self.size,)))
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * self.size, self.size), self.data)
 
     def tail(self) -> PyTree:
         """The ragged micro-batch at the end of the epoch."""
-        return self._take(self.order[self.order.shape[0] // self.size * self.size :])
-
-    def _take(self, rows: Array) -> PyTree:
-        return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), self.data)
+        return jax.tree.map(lambda x: x[x.shape[0] // self.size * self.size :], self.data)
 
 
 @jax.tree_util.register_dataclass
@@ -92,16 +86,30 @@ class Values:
     """What a dispatch leaves for the logs, read later by the host.
 
     Attributes:
-      numbers: float32 `[buffer, metrics]`, the metrics' values of each step.
-      weights: float32 `[buffer]`, the steps' weights.
+      table: float32 `[buffer, metrics + 1]`, the metrics' values of each step, then the step's weight. One array: each
+        costs the host and the device.
       rows: what collecting metrics collected, arrays `[buffer, micro-batches, rows, ...]`.
       tail: the same of the ragged micro-batch, arrays `[rows, ...]`, or `()`.
     """
 
-    numbers: Array
-    weights: Array
+    table: Array
     rows: PyTree
     tail: PyTree = ()
+
+    @property
+    def numbers(self) -> Array:
+        """float32 `[buffer, metrics]`."""
+        return self.table[:, :-1]
+
+    @property
+    def weights(self) -> Array:
+        """float32 `[buffer]`."""
+        return self.table[:, -1]
+
+    @classmethod
+    def of(cls, numbers: Array, weight: Array, rows: PyTree, tail: PyTree = ()) -> "Values":
+        """Those of one step: `numbers` `[metrics]` and a scalar `weight`."""
+        return cls(_line(numbers, weight)[None], rows, tail)
 
     def put(self, index: Array, numbers: Array, weight: Array, rows: PyTree) -> "Values":
         """With those of one step."""
@@ -110,12 +118,15 @@ class Values:
             return jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)
 
         rows = jax.tree.map(set_at, self.rows, rows)
-        return Values(set_at(self.numbers, numbers), set_at(self.weights, weight), rows, self.tail)
+        return Values(set_at(self.table, _line(numbers, weight)), rows, self.tail)
+
+
+def _line(numbers: Array, weight: Array) -> Array:
+    return jnp.append(numbers, weight)
 
 
 def _no_values(measure: Measure, buffer: int, rows: PyTree) -> Values:
-    empty = _buffers(rows, buffer)
-    return Values(jnp.zeros((buffer, len(measure.step_names)), jnp.float32), jnp.zeros((buffer,), jnp.float32), empty)
+    return Values(jnp.zeros((buffer, len(measure.step_names) + 1), jnp.float32), _buffers(rows, buffer))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +197,7 @@ class Programs:
         """
         state, empty = self._begin(leaves)
         leaves, epoch, numbers, weight = self._finish(state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch)
-        return leaves, epoch, Values(numbers[None], weight[None], ())
+        return leaves, epoch, Values.of(numbers, weight, ())
 
     def valid(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
         """Validation of `count` batches in one loop. It reads the state and changes nothing of it.
@@ -285,12 +296,12 @@ class Programs:
 
     def _single(self, result: tuple[Leaves, PyTree, Array, Array, PyTree, PyTree], cursor: Array) -> Trained:
         leaves, epoch, numbers, weight, rows, tail = result
-        return leaves, epoch, cursor, Values(numbers[None], weight[None], _grouped(rows), tail)
+        return leaves, epoch, cursor, Values.of(numbers, weight, _grouped(rows), tail)
 
     def _valid_one(self, leaves: Leaves, epoch: PyTree, batch: PyTree, cursor: Array, number: Array) -> Validated:
         measure = self.step.valid_measure
         metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number)
-        values = Values(measure.step_values(metrics)[None], weight[None], _grouped(_grouped(rows)))
+        values = Values.of(measure.step_values(metrics), weight, _grouped(_grouped(rows)))
         return measure.merge(epoch, metrics), cursor + 1, number + 1, values
 
     def _flat(self, state: TrainState) -> Leaves:

@@ -78,10 +78,11 @@ class Device:
         index, self.cursor = self.cursor, self.cursor + 1
         if isinstance(feed, Stack):
             return (feed.last if is_tail else jax.tree.map(lambda x: x[index], feed.batches))[self.field].tolist()
-        whole = len(feed.order) // feed.size * feed.size
-        rows = feed.order[whole:] if is_tail else feed.order[index * feed.size : (index + 1) * feed.size]
-        assert len(rows) > 0
-        return feed.data[self.field][rows].tolist()
+        rows = np.asarray(feed.data[self.field])
+        whole = len(rows) // feed.size * feed.size
+        micro = rows[whole:] if is_tail else rows[index * feed.size : (index + 1) * feed.size]
+        assert len(micro) > 0
+        return micro.tolist()
 
 
 def read(dispatches, accumulate, field="x"):
@@ -553,3 +554,17 @@ def test_a_loader_may_fill_one_array_again_and_again(accumulate):
     feeder = feeder_of(batches, plan_of(accumulate=accumulate))
     steps = read(taken(feeder), accumulate)[1]
     assert np.ravel([micro for step in steps for micro in step]).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_rows_in_their_own_order_are_not_copied_and_others_are_arranged_once_per_epoch():
+    """What is not shuffled takes no second place on the device."""
+    loader = DataLoaderBuilder().batch_size(4)
+    still = feeder_of(loader.build({"x": np.arange(14)}), plan_of(buffer=1), SingleDevice())
+    mixed = feeder_of(loader.shuffle(seed=0).build({"x": np.arange(14)}), plan_of(buffer=1), SingleDevice())
+    same = {id(d.feed.data["x"]) for d in taken(still, last=3)}
+    assert len(same) == 1
+    dispatches = taken(mixed, last=2)
+    assert len({id(d.feed.data["x"]) for d in dispatches}) == 2
+    for dispatch in dispatches:
+        rows = np.asarray(dispatch.feed.data["x"]).tolist()
+        assert rows != sorted(rows) == list(range(14))

@@ -184,7 +184,7 @@ class Ours:
         self.step = dataclasses.replace(self.step, own_grads=own_grads)
         self.tree = jax.tree.structure(self.step.init(0.1, 0))
         self.program = jax.jit(Programs(self.step, self.tree).train)
-        self.feed = Rows(DATA, jnp.arange(STEPS * ROWS, dtype=jnp.int32), ROWS, STEPS)
+        self.feed = Rows(DATA, ROWS, STEPS)
         self.epoch = nothing.init()
 
     def run(self, rate: float) -> tuple[Any, int]:

@@ -99,7 +99,7 @@ class Lab:
         return jax.jit(measure.init)()
 
     def rows(self, room: int = 8) -> Rows:
-        return Rows(jax.tree.map(jnp.asarray, DATA), jnp.asarray(ORDER), SIZE, room)
+        return Rows(jax.tree.map(lambda x: jnp.asarray(x[ORDER]), DATA), SIZE, room)
 
     def stack(self, first: int, count: int, room: int = 8, last: int | None = None) -> Stack:
         """Micro-batches from `first` on in a buffer; what is not used of it is NaN."""
