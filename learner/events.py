@@ -65,12 +65,12 @@ class EpochStarted(Event):
 
 @dataclasses.dataclass(frozen=True)
 class StepsEnded(Event):
-    """Steps that a dispatch made: optimizer steps of `train`, batches of a validation split.
+    """Steps that one or more dispatches made: optimizer steps of `train`, batches of a validation split.
 
     `first` is the number of the first one: of the run for `train` (the first step is 1), of the split otherwise (the
-    first batch is 1). `in_epoch` counts those of this epoch (or this validation) up to and with this dispatch, `total`
-    what that count will end at where known. `values` has a float32 array `[count]` for each numeric metric with values
-    per step; `weights` `[count]`.
+    first batch is 1). `in_epoch` counts those of this epoch (or this validation) up to and with the last of them,
+    `total` what that count will end at where known. `values` has a float32 array `[count]` for each numeric metric that
+    has values per step; `weights` `[count]`.
     """
 
     split: str

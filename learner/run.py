@@ -126,7 +126,7 @@ class Run:
         if self.announced != dispatch.epoch:
             self.announced = dispatch.epoch
             self.worker.put(EpochStarted(self.clock(), dispatch.epoch, self.steps_per_epoch))
-        self.worker.flight.take_off()
+        self.worker.take_off()
         values = self.runner.train(self.tally, dispatch)
         first = p.step + 1
         p.advance(dispatch)
@@ -334,7 +334,7 @@ def validate(
     dispatches = feeder.open(1, 0, 0, 1)
     try:
         for dispatch in dispatches:
-            worker.flight.take_off()
+            worker.take_off()
             values = runner.valid(tally, dispatch)
             first, done = done + 1, done + dispatch.steps
             worker.put(Made(split, epoch, first, dispatch.steps, dispatch.batches, done, batches, step, values))

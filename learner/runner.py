@@ -1,6 +1,8 @@
 """Runs dispatches: the compiled programs of a run, and the state that goes through them."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.data.feed import Dispatch
+from learner.steps.measure import Measure, Packed
 from learner.steps.program import Feed, Programs, Values
 from learner.steps.state import TrainState
 from learner.strategies.base import Strategy
 
 PyTree = Any
+Leaves = list[Any]
 
 
 @dataclasses.dataclass
@@ -20,7 +24,7 @@ class Tally:
     """The running metrics of a split: the states on the device, and where its programs are.
 
     Attributes:
-      metrics: the metrics' states since the split began.
+      metrics: the metrics' packed states since the split began.
       cursor: the next micro-batch in the feed.
       number: the next batch's number within a validation.
     """
@@ -33,44 +37,80 @@ class Tally:
 class Runner:
     """Holds the state of a run and steps it. Nothing here waits for the device.
 
+    What no step changes (the rate's factor, the root key) goes into programs and does not come out again: a small step
+    notices every array that does.
+
     Attributes:
-      leaves: the train state as flat leaves, donated to each training dispatch.
-      strategy: where they are.
+      strategy: where the arrays are.
     """
 
     def __init__(self, programs: Programs, strategy: Strategy, state: TrainState):
         self.strategy = strategy
         self._tree = programs.tree
-        compiled = strategy.compile
+        marks = jax.tree.map(lambda _: False, state)
+        self._is_fixed = jax.tree.leaves(dataclasses.replace(marks, lr_scale=True, rng=True))
+        self.leaves = jax.tree.leaves(strategy.place(state))
         self._train = {
-            "loop": compiled(programs.train, (0, 1)),
-            "single": compiled(programs.train_single, (0, 1)),
-            "tail": compiled(programs.train_tail, (0, 1)),
+            "loop": self._compiled_step(programs.train, (0, 2)),
+            "single": self._compiled_step(programs.train_single, (0, 2)),
+            "tail": self._compiled_step(programs.train_tail, (0, 2)),
         }
-        self._valid_loop = compiled(programs.valid, (1,))
-        self._valid_one = {"single": compiled(programs.valid_single, (1,)), "tail": compiled(programs.valid_tail, (1,))}
-        self._begin, self._finish = compiled(programs.begin), compiled(programs.finish, (0, 2))
-        self._add = {False: compiled(programs.add, (1,)), True: compiled(programs.add_tail, (1,))}
-        self._outputs = compiled(programs.outputs)
+        self._valid_loop = self._compiled(programs.valid, (2,))
+        self._valid_one = {
+            "single": self._compiled(programs.valid_single, (2,)),
+            "tail": self._compiled(programs.valid_tail, (2,)),
+        }
+        self._begin, self._finish = self._compiled(programs.begin), self._compiled_step(programs.finish, (0, 3))
+        self._add = {False: self._compiled(programs.add, (2,)), True: self._compiled(programs.add_tail, (2,))}
+        self._outputs = self._compiled(programs.outputs)
         measures = {"train": programs.step.train_measure, "valid": programs.step.valid_measure}
         # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
-        self._fresh = {kind: compiled(measure.init) for kind, measure in measures.items()}
+        self._fresh = {kind: strategy.compile(measure.fresh) for kind, measure in measures.items()}
         self._values = {
-            kind: compiled(lambda states, m=measure: (m.values(states), m.init()), (0,))
-            for kind, measure in measures.items()
+            kind: strategy.compile(functools.partial(_closed, measure), (0,)) for kind, measure in measures.items()
         }
         self._spare: dict[str, PyTree] = {}
-        self._copy = compiled(lambda tree: jax.tree.map(jnp.copy, tree))
-        self._set_scale = compiled(lambda leaves, scale: jax.tree.leaves(self._with_scale(leaves, scale)))
-        self.leaves = jax.tree.leaves(strategy.place(state))
+        self._copy = strategy.compile(_copied)
 
-    def _with_scale(self, leaves: list[Any], scale: Any) -> TrainState:
-        state: TrainState = jax.tree.unflatten(self._tree, leaves)
-        return dataclasses.replace(state, lr_scale=scale)
+    def _compiled(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
+        """A program of all leaves, as one of the two kinds of leaves."""
+
+        def split(moving: Leaves, fixed: Leaves, *rest: Any) -> Any:
+            return program(self._joined(moving, fixed), *rest)
+
+        split.__name__ = program.__name__  # for profiles
+        return self.strategy.compile(split, donate)
+
+    def _compiled_step(self, program: Callable[..., Any], donate: tuple[int, ...]) -> Any:
+        """The same for one that returns leaves first."""
+
+        def split(leaves: Leaves, *rest: Any) -> Any:
+            leaves, *more = program(leaves, *rest)
+            return self._split(leaves)[0], *more
+
+        split.__name__ = program.__name__
+        return self._compiled(split, donate)
+
+    def _split(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        pairs = list(zip(leaves, self._is_fixed, strict=True))
+        return [x for x, fixed in pairs if not fixed], [x for x, fixed in pairs if fixed]
+
+    def _joined(self, moving: Leaves, fixed: Leaves) -> Leaves:
+        kinds = {False: iter(moving), True: iter(fixed)}
+        return [next(kinds[kind]) for kind in self._is_fixed]
+
+    @property
+    def leaves(self) -> Leaves:
+        """The state as flat leaves; those that steps change are gone after the next training dispatch."""
+        return self._joined(self._moving, self._fixed)
+
+    @leaves.setter
+    def leaves(self, leaves: Leaves) -> None:
+        self._moving, self._fixed = self._split(leaves)
 
     @property
     def state(self) -> TrainState:
-        """The state as a tree; its arrays are gone after the next training dispatch."""
+        """The state as a tree; most of its arrays are gone after the next training dispatch."""
         state: TrainState = jax.tree.unflatten(self._tree, self.leaves)
         return state
 
@@ -91,7 +131,9 @@ class Runner:
         arguments = dispatch.feed, self._cursor(tally, dispatch), self.strategy.scalar(dispatch.count)
         program = self._train[dispatch.kind]
         values: Values
-        self.leaves, tally.metrics, tally.cursor, values = program(self.leaves, tally.metrics, *arguments)
+        self._moving, tally.metrics, tally.cursor, values = program(
+            self._moving, self._fixed, tally.metrics, *arguments
+        )
         return values
 
     def _cursor(self, tally: Tally, dispatch: Dispatch) -> Any:
@@ -100,22 +142,23 @@ class Runner:
     def _train_parts(self, tally: Tally, dispatch: Dispatch) -> Values:
         assert isinstance(dispatch.feed, list)
         acc, cursor, index, collected = (
-            self._begin(self.leaves),
+            self._begin(self._moving, self._fixed),
             self._cursor(tally, dispatch),
             self.strategy.scalar(0),
             [],
         )
         for feed, is_tail in dispatch.feed:
-            acc, cursor, index, rows = self._add[is_tail](self.leaves, acc, feed, cursor, index)
+            acc, cursor, index, rows = self._add[is_tail](self._moving, self._fixed, acc, feed, cursor, index)
             collected.append(rows)
         tally.cursor = cursor
         values: Values
-        self.leaves, tally.metrics, values = self._finish(self.leaves, acc, tally.metrics)
+        self._moving, tally.metrics, values = self._finish(self._moving, self._fixed, acc, tally.metrics)
         return dataclasses.replace(values, tail=collected)
 
     def valid(self, tally: Tally, dispatch: Dispatch) -> Values:
         """Validation batches."""
-        arguments = self.leaves, tally.metrics, dispatch.feed, self._cursor(tally, dispatch), tally.number
+        cursor = self._cursor(tally, dispatch)
+        arguments = self._moving, self._fixed, tally.metrics, dispatch.feed, cursor, tally.number
         if dispatch.kind == "loop":
             result = self._valid_loop(*arguments, self.strategy.scalar(dispatch.count))
         else:
@@ -132,7 +175,7 @@ class Runner:
 
     def outputs(self, batch: PyTree, number: int) -> PyTree:
         """The valid step's output for one batch, on the device."""
-        return self._outputs(self.leaves, self.strategy.place(batch), self.strategy.scalar(number))
+        return self._outputs(self._moving, self._fixed, self.strategy.place(batch), self.strategy.scalar(number))
 
     def copy(self, tree: PyTree) -> PyTree:
         """Arrays of their own, for a checkpoint: the originals are donated to the next dispatch."""
@@ -140,12 +183,21 @@ class Runner:
 
     def set_lr_scale(self, scale: float) -> None:
         """A scheduler sets the rate."""
-        self.leaves = self._set_scale(self.leaves, self.strategy.place(np.float32(scale)))
+        self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=self.strategy.place(np.float32(scale))))
 
     def traced(self, kind: str, feed: Feed) -> Any:
         """The traced training or validation loop, to be looked at. It is not traced again when it is compiled."""
         zero = self.strategy.scalar(0)
         tally = self.start(kind)
         if kind == "train":
-            return self._train["loop"].trace(self.leaves, tally.metrics, feed, zero, zero).jaxpr.jaxpr
-        return self._valid_loop.trace(self.leaves, tally.metrics, feed, zero, zero, zero).jaxpr.jaxpr
+            return self._train["loop"].trace(self._moving, self._fixed, tally.metrics, feed, zero, zero).jaxpr.jaxpr
+        return self._valid_loop.trace(self._moving, self._fixed, tally.metrics, feed, zero, zero, zero).jaxpr.jaxpr
+
+
+def _copied(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _closed(measure: Measure, packed: Packed) -> tuple[dict[str, Any], Packed]:
+    """The values over a split, and new states in the place of the old ones."""
+    return measure.totals(packed), measure.fresh()

@@ -48,8 +48,8 @@ def feeder_for(
     first = inputs.firsts[split]
     collects = any(isinstance(metric, CollectingMetric) for metric in options.metrics_of(split))
     fit = MAX_RESIDENT_STEPS if source.rows is not None and not collects else steps_for(bytes_of(first) * size)
-    buffer = options.steps_per_dispatch or fit
-    plan = Plan(size, buffer, True, lambda step: buffer)
+    buffer = max(fit, options.steps_per_dispatch or 0)
+    plan = Plan(size, buffer, True, lambda step: buffer, options.steps_per_dispatch)
     return Feeder(source, strategy, plan, first, warn), plan
 
 
@@ -59,7 +59,7 @@ def decide_dispatch(
     """Looks at the traced program: on a CPU a convolution is some 60 times slower in a loop."""
     data = "the data lives on the device" if feeder.resident else "the data streams"
     if options.steps_per_dispatch is not None:
-        return Dispatching(plan.buffer, True, f"as set; {data}")
+        return Dispatching(options.steps_per_dispatch, True, f"as set; {data}")
     if plan.buffer < 2:
         return Dispatching(1, False, f"the batches of two steps are larger than 64 MiB; {data}")
     if strategy.platform == "cpu" and has_convolution(runner.traced(kind, feeder.example())):

@@ -5,6 +5,7 @@ knows on the host (history, log lengths, collected rows) is known here, in order
 """
 
 import dataclasses
+import itertools
 import queue
 import threading
 import time
@@ -88,15 +89,25 @@ class Pace:
 class Flight:
     """Bounds how far the host runs ahead of the device: in dispatches, and in seconds of work."""
 
-    def __init__(self, most: int = 16, seconds: float = 0.1):
+    def __init__(self, most: int = 64, seconds: float = 0.1):
         self._most, self._seconds = most, seconds
         self._changed = threading.Condition()
         self._flying, self._each = 0, 1.0
 
+    @property
+    def full(self) -> bool:
+        """Whether the next dispatch would have to wait."""
+        return self._flying >= max(2, min(self._most, int(self._seconds / self._each)))
+
+    @property
+    def together(self) -> int:
+        """How many dispatches are best read at once: those of some 5 ms, a few where they are that short."""
+        return max(1, min(self._most // 4, int(self._seconds / 20 / self._each)))
+
     def take_off(self) -> None:
         """Waits until another dispatch may be under way."""
         with self._changed:
-            self._changed.wait_for(lambda: self._flying < max(2, min(self._most, int(self._seconds / self._each))))
+            self._changed.wait_for(lambda: not self.full)
             self._flying += 1
 
     def landed(self, count: int, seconds: float) -> None:
@@ -141,22 +152,39 @@ class Worker:
         self._split_began: dict[str, float] = {}
         self._epoch_began = self._last
         self._error: BaseException | None = None
-        self._queue: queue.SimpleQueue[tuple[Item | None, bool]] = queue.SimpleQueue()
+        self._held: list[Item] = []
+        self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
         self._space = threading.Semaphore(256)
         self._thread = threading.Thread(target=self._work, name="learner-worker", daemon=True)
         self._thread.start()
 
     # -- the loop's side -----------------------------------------------------------------------------------------------
 
+    def take_off(self) -> None:
+        """Waits until another dispatch may be under way."""
+        if self.flight.full:
+            self._hand_over()
+        self.flight.take_off()
+
     def put(self, item: Item) -> None:
-        """Queues an item, waiting where the queue is full; raises what went wrong before."""
+        """Queues an item, waiting where the queue is full; raises what went wrong before.
+
+        Short dispatches are handed over several at once: waking a thread for each costs more than they take.
+        """
         self.check()
-        self._space.acquire()
-        self._queue.put((item, True))
+        self._held.append(item)
+        if not isinstance(item, Made) or len(self._held) >= self.flight.together:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._held:
+            self._space.acquire()
+            self._queue.put((self._held, True))
+            self._held = []
 
     def put_soon(self, item: Item) -> None:
         """Queues an item from another thread, without waiting."""
-        self._queue.put((item, False))
+        self._queue.put(([item], False))
 
     def check(self) -> None:
         """Raises what went wrong on the worker's thread, with its own traceback."""
@@ -173,6 +201,7 @@ class Worker:
 
     def close(self) -> None:
         """Does what is queued, then ends the thread; raises nothing."""
+        self._queue.put((self._held, False))
         self._queue.put((None, False))
         self._thread.join()
 
@@ -184,10 +213,10 @@ class Worker:
             entries = [self._queue.get()]
             while len(entries) < 32 and not self._queue.empty():
                 entries.append(self._queue.get())
-            ended = any(item is None for item, _ in entries)
+            ended = any(items is None for items, _ in entries)
             if self._error is None:
                 try:
-                    self._deliver([item for item, _ in entries if item is not None])
+                    self._deliver([item for items, _ in entries for item in items or ()])
                 except BaseException as error:
                     self._error = error
                     self.flight.open()
@@ -231,25 +260,29 @@ class Worker:
         seconds, self._last = now - self._last, now
         self.flight.landed(len(made), seconds)
         self._pace.measured(steps, seconds)
-        for one, values in zip(made, read, strict=True):
-            self._one_dispatch(one, values, seconds * one.count / steps)
+        for _, group in itertools.groupby(zip(made, read, strict=True), lambda pair: (pair[0].split, pair[0].epoch)):
+            self._dispatches(list(group), seconds / steps)
 
-    def _one_dispatch(self, made: Made, values: Values, seconds: float) -> None:
-        self._split_began.setdefault(made.split, self._last - seconds)
+    def _dispatches(self, read: list[tuple[Made, Values]], seconds: float) -> None:
+        """Dispatches of one split and epoch that were read together; `seconds` is what each of their steps took."""
+        last, count = read[-1][0], sum(made.count for made, _ in read)
+        self._split_began.setdefault(last.split, self._last - seconds * count)
+        numbers = np.concatenate([values.numbers[: made.count] for made, values in read])
+        weights = np.concatenate([values.weights[: made.count] for made, values in read])
         columns, index = {}, 0
-        for metric in self._metrics[made.split]:
+        for metric in self._metrics[last.split]:
             if isinstance(metric, Metric) and metric.numeric:
-                columns[metric.name] = values.numbers[: made.count, index]
+                columns[metric.name] = numbers[:, index]
                 index += 1
             elif isinstance(metric, HostMetric):
-                columns[metric.name] = np.full(made.count, metric.update(made.count, seconds), np.float32)
-        self._collect(made, values)
-        weights = values.weights[: made.count]
+                columns[metric.name] = np.full(count, metric.update(count, seconds * count), np.float32)
+        for made, values in read:
+            self._collect(made, values)
         if self._files is not None:
-            self._files.steps(made.split, made.epoch, columns, weights)
+            self._files.steps(last.split, last.epoch, columns, weights)
         if self._outlets:
-            where = made.split, made.epoch, made.first, made.count, made.in_epoch, made.total, made.step
-            self.emit(StepsEnded(self._clock(), *where, columns, weights, seconds))
+            where = last.split, last.epoch, read[0][0].first, count, last.in_epoch, last.total, last.step
+            self.emit(StepsEnded(self._clock(), *where, columns, weights, seconds * count))
 
     def _collect(self, made: Made, values: Values) -> None:
         collecting = [m for m in self._metrics[made.split] if isinstance(m, CollectingMetric)]

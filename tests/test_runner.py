@@ -129,7 +129,7 @@ class Lab:
         if key not in self.feeders:
             source = Streamed(self.loader) if streams else self.loader
             source = source_of(source, split) if not streams else source
-            plan = Plan(self.accumulate if split == "train" else 1, k, loop, lambda step: self.limit(step))
+            plan = Plan(self.accumulate if split == "train" else 1, max(k, 8), loop, lambda step: self.limit(step), k)
             first = batch_arrays(next(iter(self.loader.epoch(1))), split)
             self.feeders[key] = Feeder(source, self.strategy, plan, first, pytest.fail)
         return self.feeders[key]

@@ -2,9 +2,11 @@
 
 import errno
 import functools
+import itertools
 import os
 import threading
 import traceback
+import types
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,18 @@ class Files:
     def steps(self, split, epoch, values, weights):
         values = {name: np.asarray(x).tolist() for name, x in values.items()}
         self.calls.append(("steps", split, epoch, values, np.asarray(weights).tolist()))
+
+    def joined(self):
+        """The calls as if no two dispatches of a split had been taken together, or all of them."""
+        joined = []
+        for call in self.calls:
+            last = joined[-1] if joined else (None,)
+            if call[0] == last[0] == "steps" and call[1:3] == last[1:3]:
+                values = {name: last[3][name] + column for name, column in call[3].items()}
+                joined[-1] = (*call[:3], values, last[4] + call[4])
+            else:
+                joined.append(call)
+        return joined
 
     def close_split(self, split, epoch, values, at_step):
         self.calls.append(("close_split", split, epoch, values, at_step))
@@ -109,23 +123,22 @@ def test_items_come_out_in_order_and_fill_files_history_and_listeners(start):
     worker.put(EpochStarted(1.0, 1, 3))
     worker.put(made(1, 0.5, 0.25))
     worker.put(made(3, 0.125))
-    worker.put(Call(lambda: seen.append(len(files.calls))))
+    worker.put(Call(lambda: seen.append(len(files.joined()))))
     worker.put(Closed("train", 1, 3, None, {"Loss": jnp.float32(0.1)}))
     worker.put(made(1, 0.75, split="valid"))
     worker.put(Closed("valid", 1, 3, None, {"Loss": jnp.float32(0.75)}))
     worker.put(EpochClosed(1, 3))
     worker.wait()
-    assert files.calls == [
-        ("steps", "train", 1, {"Loss": [0.5, 0.25]}, [1, 2]),
-        ("steps", "train", 1, {"Loss": [0.125]}, [1]),
+    assert files.joined() == [
+        ("steps", "train", 1, {"Loss": [0.5, 0.25, 0.125]}, [1, 2, 1]),
         ("close_split", "train", 1, {"Loss": 0.1}, None),
         ("steps", "valid", 1, {"Loss": [0.75]}, [1]),
         ("close_split", "valid", 1, {"Loss": 0.75}, None),
         ("epoch", {"epoch": 1, "step": 3, "values": {"train/Loss": 0.1, "valid/Loss": 0.75}}),
     ]
-    assert seen == [2]
-    kinds = [EpochStarted, StepsEnded, StepsEnded, SplitEnded, StepsEnded, SplitEnded, EpochEnded]
-    assert [type(event) for event in outlet.events] == kinds
+    assert seen == [1]
+    kinds = [EpochStarted, StepsEnded, SplitEnded, StepsEnded, SplitEnded, EpochEnded]
+    assert [kind for kind, _ in itertools.groupby(map(type, outlet.events))] == kinds
     assert {key: worker.history[key] for key in worker.history} == {"train/Loss": [0.1], "valid/Loss": [0.75]}
 
 
@@ -199,6 +212,53 @@ def test_close_does_what_is_queued(start):
 # -- metrics on the host -----------------------------------------------------------------------------------------------
 
 
+def test_dispatches_that_wait_together_are_one_event_for_each_split_and_epoch(start):
+    files, outlet = Files(), Outlet()
+    worker = start(files=files, outlets=[outlet])
+    gate = held(worker)
+    for item in (made(4, 0.5, 0.25), made(6, 0.125), made(7, 0.75, epoch=2), made(1, 1.0, split="valid")):
+        worker.put(item)
+    gate.set()
+    worker.wait()
+    told = [(e.split, e.epoch, e.first, e.count, e.in_epoch, e.step, e.values["Loss"].tolist()) for e in outlet.events]
+    assert told == [
+        ("train", 1, 4, 3, 6, 6, [0.5, 0.25, 0.125]),
+        ("train", 2, 7, 1, 7, 7, [0.75]),
+        ("valid", 1, 1, 1, 1, 1, [1.0]),
+    ]
+    assert [call[4] for call in files.calls] == [[1, 2, 1], [1], [1]]
+
+
+def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, monkeypatch):
+    """Until the loop has to wait for them, or something else comes."""
+    worker = start(files=Files())
+    handed = []
+    q = worker._queue
+    put = lambda entry: (handed.append(len(entry[0] or ())), q.put(entry))  # noqa: E731
+    worker._queue = types.SimpleNamespace(put=put, get=q.get, empty=q.empty)
+    monkeypatch.setattr(Flight, "together", 4)
+    for first in range(1, 7):
+        worker.put(made(first, 0.5))
+    assert handed == [4]
+    worker.put(EpochStarted(1.0, 2, 3))
+    assert handed == [4, 3]
+    worker.put(made(7, 0.5))
+    monkeypatch.setattr(worker, "flight", types.SimpleNamespace(full=False, take_off=int, landed=print))
+    worker.take_off()
+    assert handed == [4, 3]
+    worker.flight.full = True
+    worker.take_off()
+    assert handed == [4, 3, 1]
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("seconds", "together"), [(1.0, 1), (0.006, 1), (0.002, 2), (0.001, 5), (0.0001, 16)])
+def test_dispatches_of_five_milliseconds_are_read_together(seconds, together):
+    flight = Flight()
+    flight.landed(1, seconds)
+    assert flight.together == together
+
+
 def test_iteration_speed_has_a_line_for_each_step_whatever_the_dispatch(start):
     files = Files()
     worker = start(Loss(), IterationSpeed(), files=files)
@@ -208,7 +268,7 @@ def test_iteration_speed_has_a_line_for_each_step_whatever_the_dispatch(start):
     gate.set()
     worker.wait()
     speeds = [values["Iteration Speed"] for _, _, _, values, _ in files.calls]
-    assert [len(column) for column in speeds] == [1, 4, 2]
+    assert [len(column) for column in speeds] == [7]
     together = np.concatenate(speeds)  # they were read at once, so nobody can know which of them was faster
     np.testing.assert_allclose(together, together[0], rtol=1e-6)
 
@@ -229,6 +289,7 @@ def test_a_host_metric_is_told_steps_and_seconds_and_reset_after_a_split(start):
 
     worker = start(Loss(), Told())
     worker.put(made(1, 0.5, 0.5))
+    worker.wait()
     worker.put(made(3, 0.5))
     worker.put(Closed("train", 1, 3, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
@@ -458,10 +519,10 @@ def flown(flight, landings, steps=200):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "bound"), [(1.0, 2), (0.05, 2), (0.02, 5), (0.001, 16)], ids=["slow", "two fit", "five fit", "fast"]
+    ("seconds", "bound"), [(1.0, 2), (0.05, 2), (0.02, 5), (0.001, 64)], ids=["slow", "two fit", "five fit", "fast"]
 )
 def test_flight_bounds_what_is_under_way_in_dispatches_and_seconds(seconds, bound):
-    """At most 16, at most a tenth of a second of work, and always two."""
+    """At most 64, at most a tenth of a second of work, and always two."""
     assert flown(Flight(), seconds) <= bound
 
 
@@ -477,11 +538,11 @@ def test_flight_starts_with_two_as_long_as_nothing_is_known():
     assert flight._flying == 2
 
 
-def test_fast_dispatches_may_fly_sixteen_at_a_time():
+def test_fast_dispatches_may_fly_64_at_a_time():
     flight = Flight()
     flight.take_off()
     flight.landed(1, 1e-5)
-    thread = threading.Thread(target=lambda: [flight.take_off() for _ in range(16)], daemon=True)
+    thread = threading.Thread(target=lambda: [flight.take_off() for _ in range(64)], daemon=True)
     thread.start()
     thread.join(WAIT)
     assert not thread.is_alive()

@@ -4,6 +4,8 @@ The grouping depends on the data alone. Where a dispatch is cut depends on the l
 clock: cuts do not change a bit of the result.
 """
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import queue
@@ -62,15 +64,17 @@ class Plan:
 
     Attributes:
       accumulate: micro-batches per step.
-      buffer: at most how many steps a dispatch has.
+      buffer: for how many steps a buffer has room; more are never dispatched at once.
       loop: whether steps run in a loop; otherwise each is a program of its own.
       limit: given the number of steps made so far, how many the next dispatch may have.
+      most: how many any dispatch may have; `None`: as many as the buffer.
     """
 
     accumulate: int
     buffer: int
     loop: bool
     limit: Callable[[int], int]
+    most: int | None = None
 
 
 def steps_for(bytes_per_step: int) -> int:
@@ -153,12 +157,8 @@ class Feeder:
         """Dispatches from a position on, through the epoch numbered `last` (`None`: without end). Call `close()` on
         what it returns.
         """
-        if self.resident:
-            return self._epochs(epoch, batch, step, last)
-        # Small dispatches further ahead: the threads change hands less often.
-        dispatch_bytes = bytes_of(self._first) * self._plan.accumulate * self._plan.buffer
-        depth = int(np.clip(BUFFER_BYTES // max(dispatch_bytes, 1), 2, 16))
-        return Ahead(self._epochs(epoch, batch, step, last), depth)
+        dispatches = self._epochs(epoch, batch, step, last)
+        return dispatches if self.resident else Ahead(self._cut(dispatches))
 
     def _epochs(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
         dispatches = self._from_rows if self.resident else self._from_stream
@@ -219,7 +219,7 @@ class Feeder:
             return make("tail", feed=feed, count=left, steps=1, batches=left + 1)
         if not self._plan.loop:
             return make("single", feed=feed, count=1, steps=1, batches=1)
-        steps = min(groups, self._plan.buffer, self._plan.limit(step))
+        steps = min(groups, self._plan.buffer, self._plan.most or groups, self._plan.limit(step))
         count = min(steps * size, left)
         return make("loop", feed=feed, count=count, steps=steps, batches=count)
 
@@ -306,6 +306,23 @@ class Feeder:
         feed = Stack(self._strategy.put(_stacked(batches, buffer)))
         return Dispatch("loop", epoch, feed, 0, len(batches), len(groups), len(batches), last)
 
+    def _cut(self, dispatches: Iterator[Dispatch]) -> Iterator[list[Dispatch]]:
+        """What each buffer is dispatched as: it is filled and handed over once, however few steps one may have."""
+        size = self._plan.accumulate
+        with contextlib.closing(dispatches):  # type: ignore[type-var]
+            for whole in dispatches:
+                most = self._plan.most or whole.steps
+                if whole.kind != "loop" or whole.steps <= most:
+                    yield [whole]
+                    continue
+                parts = []
+                for first in range(0, whole.steps, most):
+                    steps = min(most, whole.steps - first)
+                    count = min(steps * size, whole.count - first * size)
+                    start, ends = None if first else whole.start, whole.ends_epoch and first + steps == whole.steps
+                    parts.append(Dispatch("loop", whole.epoch, whole.feed, start, count, steps, count, ends))
+                yield parts
+
     def _alone(self, epoch: int, group: list[Micro], last: bool) -> Dispatch:
         size, place = self._plan.accumulate, self._strategy.place
         batches = [micro.batch for micro in group]
@@ -356,10 +373,13 @@ def _listed(batch: PyTree) -> str:
 
 
 class Ahead(Iterator[Any]):
-    """Runs an iterator in a thread, a few items ahead. An exception in it is raised where the item was due."""
+    """Runs an iterator of lists in a thread, a few lists ahead, and gives what is in them. An exception in it is raised
+    where the list was due.
+    """
 
-    def __init__(self, items: Iterator[Any], depth: int = 2):
-        self._items = items
+    def __init__(self, lists: Iterator[list[Any]], depth: int = 2):
+        self._lists = lists
+        self._ready: collections.deque[Any] = collections.deque()
         self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="learner-data", daemon=True)
@@ -367,8 +387,8 @@ class Ahead(Iterator[Any]):
 
     def _work(self) -> None:
         try:
-            for item in self._items:
-                if not self._put((True, item)):
+            for items in self._lists:
+                if not self._put((True, items)):
                     return
             self._put((False, None))
         except BaseException as error:
@@ -384,26 +404,31 @@ class Ahead(Iterator[Any]):
         return False
 
     def __next__(self) -> Any:
+        while not self._ready:
+            self._ready.extend(self._next_list())
+        return self._ready.popleft()
+
+    def _next_list(self) -> list[Any]:
         # A wait without an end could not be broken by Ctrl-C.
         while True:
             try:
-                ok, item = self._queue.get(timeout=0.1)
+                ok, got = self._queue.get(timeout=0.1)
             except queue.Empty:
                 if self._closed.is_set():
                     raise StopIteration from None
                 continue
             break
         if ok:
-            return item
-        self._queue.put((False, item))  # it stays at its end
-        if item is None:
+            return got  # type: ignore[no-any-return]
+        self._queue.put((False, got))  # it stays at its end
+        if got is None:
             raise StopIteration
-        raise item
+        raise got
 
     def close(self) -> None:
         """Ends the thread; what it prepared is dropped."""
         self._closed.set()
-        close = getattr(self._items, "close", None)
+        close = getattr(self._lists, "close", None)
         self._thread.join(timeout=5)
         if close is not None and not self._thread.is_alive():
             close()

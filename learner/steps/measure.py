@@ -1,6 +1,7 @@
 """The metrics of one split, inside a program: states, values of a step, rows that are collected."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,16 @@ from learner.metrics.base import CollectingMetric, Info, Metric, MetricBase
 
 Array = Any
 PyTree = Any
+Packed = dict[str, Any]
+SCALARS = ("float32", "uint32", "int32")
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
     """Pure functions over all traced metrics of a split; a state is a tuple with one entry per `Metric`.
+
+    The states of an epoch go from program to program packed, scalars of a dtype as one array: a program pays for each
+    array that goes in and out, some 3 µs on a CPU.
 
     Attributes:
       metrics: those with a state on the device.
@@ -39,6 +45,41 @@ class Measure:
     def init(self) -> PyTree:
         """The states of no rows."""
         return tuple(_strong(m.init()) for m in self.metrics)
+
+    def fresh(self) -> Packed:
+        """The packed states of no rows."""
+        return self._pack(self.init())
+
+    def add(self, epoch: Packed, state: PyTree) -> Packed:
+        """The states of an epoch so far, with those of a step or a validation batch."""
+        return self._pack(self.merge(self._unpack(epoch), state))
+
+    def totals(self, epoch: Packed) -> dict[str, PyTree]:
+        """Every metric's value by name over an epoch; see `values`."""
+        return self.values(self._unpack(epoch))
+
+    def _pack(self, state: PyTree) -> Packed:
+        packed: dict[str, list[Array]] = {}
+        for name, leaf in zip(self._places, jax.tree.leaves(state), strict=True):
+            packed.setdefault(name, []).append(leaf)
+        return {name: jnp.stack(leaves) if name in SCALARS else leaves[0] for name, leaves in packed.items()}
+
+    def _unpack(self, packed: Packed) -> PyTree:
+        leaves, taken = [], dict.fromkeys(SCALARS, 0)
+        for name in self._places:
+            leaves.append(packed[name][taken[name]] if name in SCALARS else packed[name])
+            taken[name] = taken.get(name, 0) + 1
+        return self._empty[1].unflatten(leaves)
+
+    @functools.cached_property
+    def _empty(self) -> tuple[list[Any], Any]:
+        return jax.tree.flatten(jax.eval_shape(self.init))
+
+    @functools.cached_property
+    def _places(self) -> list[str]:
+        """Where each leaf is packed: scalars with those of their dtype, any other by itself."""
+        leaves = self._empty[0]
+        return [x.dtype.name if x.shape == () and x.dtype.name in SCALARS else str(i) for i, x in enumerate(leaves)]
 
     def update(self, state: PyTree, output: Any, info: Info) -> PyTree:
         """Adds one (micro-)batch."""

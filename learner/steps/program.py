@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learner.steps.measure import Measure
+from learner.steps.measure import Measure, Packed
 from learner.steps.state import TrainState
 from learner.steps.step import Accumulated, Step
 
@@ -76,8 +76,8 @@ class Stack:
 
 
 Feed = Rows | Stack
-Trained = tuple[Leaves, PyTree, Array, "Values"]  # leaves, the metrics' states, cursor, values
-Validated = tuple[PyTree, Array, Array, "Values"]  # the metrics' states, cursor, number, values
+Trained = tuple[Leaves, Packed, Array, "Values"]  # leaves, the metrics' states, cursor, values
+Validated = tuple[Packed, Array, Array, "Values"]  # the metrics' states, cursor, number, values
 
 
 @jax.tree_util.register_dataclass
@@ -133,9 +133,9 @@ def _no_values(measure: Measure, buffer: int, rows: PyTree) -> Values:
 class Programs:
     """All programs of a run, as pure functions on the flat leaves of a `TrainState`.
 
-    Arguments that they share: `leaves` of the state and `epoch`, the metrics' states of the split so far (both donated
-    where they are returned), `feed`, where micro-batches come from, `cursor`, int32, the first micro-batch in the feed,
-    and `count`, int32, how many.
+    Arguments that they share: `leaves` of the state and `epoch`, the packed metrics' states of the split so far (both
+    donated where they are returned), `feed`, where micro-batches come from, `cursor`, int32, the first micro-batch in
+    the feed, and `count`, int32, how many.
 
     Attributes:
       step: what they compute.
@@ -145,15 +145,15 @@ class Programs:
     step: Step
     tree: Any
 
-    def train(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, count: Array) -> Trained:
+    def train(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
         """Optimizer steps over `count` micro-batches in one loop; the last group may be short."""
         measure, size = self.step.train_measure, self.step.accumulate
 
-        def one(leaves: Leaves, epoch: PyTree, i: Array) -> tuple[Leaves, PyTree, Array, Array, PyTree, PyTree]:
+        def one(leaves: Leaves, epoch: Packed, i: Array) -> tuple[Leaves, Packed, Array, Array, PyTree, PyTree]:
             first = i * size
             return self._step(leaves, epoch, lambda j: feed.micro(cursor + first + j), jnp.minimum(size, count - first))
 
-        def body(i: Array, carry: tuple[Leaves, PyTree, Values]) -> tuple[Leaves, PyTree, Values]:
+        def body(i: Array, carry: tuple[Leaves, Packed, Values]) -> tuple[Leaves, Packed, Values]:
             leaves, epoch, values = carry
             leaves, epoch, numbers, weight, rows, _ = one(leaves, epoch, i)
             return leaves, epoch, values.put(i, numbers, weight, rows)
@@ -164,12 +164,12 @@ class Programs:
         leaves, epoch, values = jax.lax.fori_loop(0, steps, body, carry)
         return leaves, epoch, cursor + count, values
 
-    def train_tail(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, count: Array) -> Trained:
+    def train_tail(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
         """One step over `count` full micro-batches and the feed's ragged one."""
         result = self._step(leaves, epoch, lambda j: feed.micro(cursor + j), count, feed.tail())
         return self._single(result, cursor + count + 1)
 
-    def train_single(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, count: Array) -> Trained:
+    def train_single(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
         """One step of one micro-batch, as a program without a loop."""
         return self._single(self._step(leaves, epoch, lambda j: feed.micro(cursor), count), cursor + count)
 
@@ -191,7 +191,7 @@ class Programs:
         """The same for the feed's ragged micro-batch."""
         return self._add(leaves, acc, feed.tail(), cursor, index)
 
-    def finish(self, leaves: Leaves, acc: Leaves, epoch: PyTree) -> tuple[Leaves, PyTree, Values]:
+    def finish(self, leaves: Leaves, acc: Leaves, epoch: Packed) -> tuple[Leaves, PyTree, Values]:
         """The update of a step whose micro-batches were added one by one. The rows they collected were returned
         there.
         """
@@ -199,17 +199,18 @@ class Programs:
         leaves, epoch, numbers, weight = self._finish(state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch)
         return leaves, epoch, Values.of(numbers, weight, ())
 
-    def valid(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
+    def valid(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
         """Validation of `count` batches in one loop. It reads the state and changes nothing of it.
 
         `number`, int32, is the first batch's number within the split, which its random key is made from.
         """
         measure, state = self.step.valid_measure, self.tree.unflatten(leaves)
 
-        def body(i: Array, carry: tuple[PyTree, Values]) -> tuple[PyTree, Values]:
+        def body(i: Array, carry: tuple[Packed, Values]) -> tuple[Packed, Values]:
             epoch, values = carry
             metrics, weight, rows = self.step.valid_metrics(state, feed.micro(cursor + i), number + i)
-            return measure.merge(epoch, metrics), values.put(i, measure.step_values(metrics), weight, _grouped(rows))
+            values = values.put(i, measure.step_values(metrics), weight, _grouped(rows))
+            return measure.add(epoch, metrics), values
 
         shapes: PyTree = ()
         if measure.collecting:
@@ -217,11 +218,11 @@ class Programs:
         epoch, values = jax.lax.fori_loop(0, count, body, (epoch, _no_values(measure, feed.room, shapes)))
         return epoch, cursor + count, number + count, values
 
-    def valid_single(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array) -> Validated:
+    def valid_single(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
         """Validation of one batch, as a program without a loop."""
         return self._valid_one(leaves, epoch, feed.micro(cursor), cursor, number)
 
-    def valid_tail(self, leaves: Leaves, epoch: PyTree, feed: Feed, cursor: Array, number: Array) -> Validated:
+    def valid_tail(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
         """Validation of the feed's ragged batch."""
         return self._valid_one(leaves, epoch, feed.tail(), cursor, number)
 
@@ -232,8 +233,8 @@ class Programs:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _step(
-        self, leaves: Leaves, epoch: PyTree, micro: Callable[[Array], PyTree], count: Array, tail: PyTree = None
-    ) -> tuple[Leaves, PyTree, Array, Array, PyTree, PyTree]:
+        self, leaves: Leaves, epoch: Packed, micro: Callable[[Array], PyTree], count: Array, tail: PyTree = None
+    ) -> tuple[Leaves, Packed, Array, Array, PyTree, PyTree]:
         """One step over `count` micro-batches and, if given, the ragged one: leaves, states, numbers, weight, rows, the
         tail's rows.
         """
@@ -243,7 +244,7 @@ class Programs:
             state, metrics, weight, rows = step.custom(self.tree.unflatten(leaves), batch)
             return (
                 self._flat(state),
-                measure.merge(epoch, metrics),
+                measure.add(epoch, metrics),
                 measure.step_values(metrics),
                 weight,
                 _grouped(rows),
@@ -288,21 +289,21 @@ class Programs:
         return jax.tree.leaves(added), cursor + 1, index + 1, rows
 
     def _finish(
-        self, state: TrainState, acc: Accumulated, epoch: PyTree, value_fn: Callable[[PyTree], Array] | None = None
-    ) -> tuple[Leaves, PyTree, Array, Array]:
+        self, state: TrainState, acc: Accumulated, epoch: Packed, value_fn: Callable[[PyTree], Array] | None = None
+    ) -> tuple[Leaves, Packed, Array, Array]:
         measure = self.step.train_measure
         new, metrics = self.step.finish(state, acc, value_fn)
-        return self._flat(new), measure.merge(epoch, metrics), measure.step_values(metrics), acc.weight
+        return self._flat(new), measure.add(epoch, metrics), measure.step_values(metrics), acc.weight
 
-    def _single(self, result: tuple[Leaves, PyTree, Array, Array, PyTree, PyTree], cursor: Array) -> Trained:
+    def _single(self, result: tuple[Leaves, Packed, Array, Array, PyTree, PyTree], cursor: Array) -> Trained:
         leaves, epoch, numbers, weight, rows, tail = result
         return leaves, epoch, cursor, Values.of(numbers, weight, _grouped(rows), tail)
 
-    def _valid_one(self, leaves: Leaves, epoch: PyTree, batch: PyTree, cursor: Array, number: Array) -> Validated:
+    def _valid_one(self, leaves: Leaves, epoch: Packed, batch: PyTree, cursor: Array, number: Array) -> Validated:
         measure = self.step.valid_measure
         metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number)
         values = Values.of(measure.step_values(metrics), weight, _grouped(_grouped(rows)))
-        return measure.merge(epoch, metrics), cursor + 1, number + 1, values
+        return measure.add(epoch, metrics), cursor + 1, number + 1, values
 
     def _flat(self, state: TrainState) -> Leaves:
         leaves, tree = jax.tree.flatten(state)

@@ -37,8 +37,8 @@ class Host(Strategy):
         return program
 
 
-def plan_of(accumulate=1, buffer=4, loop=True, limit=None):
-    return Plan(accumulate, buffer, loop, limit or (lambda step: buffer))
+def plan_of(accumulate=1, buffer=4, loop=True, limit=None, most=None):
+    return Plan(accumulate, buffer, loop, limit or (lambda step: buffer), most)
 
 
 def feeder_of(data, plan, strategy=None, warn=None, split="train"):
@@ -116,19 +116,26 @@ def cuts(limits):
 
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
 @settings(max_examples=60, deadline=None)
-@given(shape=shapes, buffer=st.integers(1, 6), limits=limits, loop=st.booleans(), data=st.data())
-def test_every_row_once_in_order_and_in_groups_from_any_position(resident, shape, buffer, limits, loop, data):
+@given(
+    shape=shapes,
+    buffer=st.integers(1, 6),
+    limits=limits,
+    loop=st.booleans(),
+    most=st.none() | st.integers(1, 6),
+    data=st.data(),
+)
+def test_every_row_once_in_order_and_in_groups_from_any_position(resident, shape, buffer, limits, loop, most, data):
     rows, size, accumulate = shape
     loader = DataLoaderBuilder().batch_size(size).shuffle(seed=rows).build({"x": np.arange(rows)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
-        feeder = feeder_of(loader, plan_of(accumulate, buffer, loop, cuts(limits)))
+        feeder = feeder_of(loader, plan_of(accumulate, buffer, loop, cuts(limits), most))
         assert feeder.resident == resident
     epochs = {epoch: expected_steps(loader.order(epoch).tolist(), size, accumulate) for epoch in (1, 2, 3)}
 
     dispatches = taken(feeder, last=3)
     assert read(dispatches, accumulate) == epochs
-    assert all(d.steps <= (min(buffer, max(limits)) if loop else 1) for d in dispatches)
+    assert all(d.steps <= (min(buffer, max(limits), most or buffer) if loop else 1) for d in dispatches)
     assert all((d.kind == "loop") <= loop for d in dispatches)
     ends = [i for i, d in enumerate(dispatches) if d.ends_epoch]
     assert [dispatches[i].epoch for i in ends] == [1, 2, 3]
@@ -309,6 +316,15 @@ def test_feeds_have_room_for_two_steps_or_more(buffer, accumulate, room):
         assert {feed.room for feed in feeds} == {room}
 
 
+def test_a_buffer_is_filled_once_and_dispatched_in_the_parts_that_were_asked_for():
+    """A buffer for each step would be placed, and change threads, as often as there are steps."""
+    dispatches = taken(feeder_of(rows_in_batches(*[4] * 9), plan_of(2, 3, most=2)))
+    assert kinds(dispatches) == [("loop", 4, 2), ("loop", 2, 1), ("loop", 3, 2)]
+    assert [d.start for d in dispatches] == [0, None, 0]
+    assert [d.ends_epoch for d in dispatches] == [False, False, True]
+    assert dispatches[0].feed is dispatches[1].feed
+
+
 def test_the_limit_is_asked_with_the_number_of_steps_made():
     for data in (rows_in_batches(*[4] * 6), DataLoaderBuilder().batch_size(4).build({"x": np.arange(24)})):
         feeder = feeder_of(data, plan_of(buffer=8, limit=lambda step: 3 - step % 3))
@@ -465,22 +481,22 @@ def no_thread_is_left():
 
 
 def test_ahead_gives_everything_in_order_and_then_stays_at_its_end():
-    ahead = Ahead(iter(range(100)))
-    assert list(ahead) == list(range(100))
+    ahead = Ahead(iter([[number] * (number % 4) for number in range(100)]))
+    assert list(ahead) == [number for number in range(100) for _ in range(number % 4)]
     assert next(ahead, "end") == "end"
     assert next(ahead, "end") == "end"
     ahead.close()
 
 
 def test_ahead_runs_in_a_thread_of_its_own():
-    names = Ahead(threading.current_thread().name for _ in range(2))
+    names = Ahead([threading.current_thread().name] for _ in range(2))
     assert set(names) == {"learner-data"}
     names.close()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_ahead_reads_so_far_and_no_further(depth):
-    """`depth` items are ready and one more is in the thread's hand."""
+    """`depth` lists are ready and one more is in the thread's hand."""
     given, reached, too_far = [0], threading.Event(), []
 
     def endless():
@@ -489,7 +505,7 @@ def test_ahead_reads_so_far_and_no_further(depth):
                 too_far.append((number, given[0]))
             if number == given[0] + depth:
                 reached.set()
-            yield number
+            yield [number]
 
     ahead = Ahead(endless(), depth)
     for expected in range(20):
@@ -506,7 +522,7 @@ def test_closing_ends_the_thread_in_the_middle_of_an_endless_iterator_and_closes
 
     def endless():
         try:
-            yield from itertools.count()
+            yield from ([number] for number in itertools.count())
         finally:
             closed.set()
 
@@ -518,7 +534,7 @@ def test_closing_ends_the_thread_in_the_middle_of_an_endless_iterator_and_closes
 
 
 def test_closing_before_the_first_item_and_twice():
-    ahead = Ahead(itertools.count())
+    ahead = Ahead([number] for number in itertools.count())
     ahead.close()
     ahead.close()
     assert not ahead._thread.is_alive()

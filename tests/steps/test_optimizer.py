@@ -185,7 +185,7 @@ class Ours:
         self.tree = jax.tree.structure(self.step.init(0.1, 0))
         self.program = jax.jit(Programs(self.step, self.tree).train)
         self.feed = Rows(DATA, ROWS, STEPS)
-        self.epoch = nothing.init()
+        self.epoch = nothing.fresh()
 
     def run(self, rate: float) -> tuple[Any, int]:
         """The parameters after `STEPS` steps, and how many programs were compiled for that."""

@@ -94,9 +94,9 @@ class Lab:
         return jax.tree.leaves(self.state)
 
     def empty(self, kind: str = "train") -> Any:
-        """The metrics' states of no rows."""
+        """The metrics' states of no rows, packed."""
         measure = self.step.train_measure if kind == "train" else self.step.valid_measure
-        return jax.jit(measure.init)()
+        return jax.jit(measure.fresh)()
 
     def rows(self, room: int = 8) -> Rows:
         return Rows(jax.tree.map(lambda x: jnp.asarray(x[ORDER]), DATA), SIZE, room)
@@ -128,7 +128,7 @@ class Lab:
 
     def check_epoch(self, epoch: Any, expected: ByHand) -> None:
         """The metrics' states over all steps."""
-        values = self.step.train_measure.values(epoch)
+        values = self.step.train_measure.totals(epoch)
         for name, each in (("Loss", expected.losses), ("Mean Absolute Error", expected.absolute)):
             np.testing.assert_allclose(values[name], np.average(each, weights=expected.weights), rtol=1e-5)
 
@@ -263,7 +263,7 @@ def test_update_is_dispatched_like_a_step():
     state = learner.init()
     programs = Programs(learner._step, jax.tree.structure(state))
     train, tail = jax.jit(programs.train), jax.jit(programs.train_tail)
-    leaves, epoch = jax.tree.leaves(state), jax.jit(learner._step.train_measure.init)()
+    leaves, epoch = jax.tree.leaves(state), jax.jit(learner._step.train_measure.fresh)()
     leaves, epoch, cursor, _ = train(leaves, epoch, made.rows(), i32(0), i32(2))
     leaves, epoch, cursor, values = train(leaves, epoch, made.rows(), cursor, i32(3))
     leaves, epoch, cursor, last = tail(leaves, epoch, made.rows(), cursor, i32(0))
@@ -275,7 +275,7 @@ def test_update_is_dispatched_like_a_step():
     np.testing.assert_allclose(values.numbers[:3, names.index("Loss")], expected.losses[2:5], rtol=1e-5)
     np.testing.assert_allclose(last.numbers[0, names.index("Loss")], expected.losses[5], rtol=1e-5)
     assert last.weights.tolist() == [2]
-    loss = learner._step.train_measure.values(epoch)["Loss"]
+    loss = learner._step.train_measure.totals(epoch)["Loss"]
     np.testing.assert_allclose(loss, np.average(expected.losses, weights=expected.weights), rtol=1e-5)
 
 
@@ -308,7 +308,7 @@ def test_validation_is_the_metrics_of_each_batch(streams):
     np.testing.assert_allclose(values.numbers[0], [expected.absolute[5], expected.losses[5]], rtol=1e-5)
     assert values.weights.tolist() == [2]
     assert (cursor, number) == (6, 6)
-    over_all = made.step.valid_measure.values(epoch)
+    over_all = made.step.valid_measure.totals(epoch)
     np.testing.assert_allclose(over_all["Loss"], np.average(expected.losses, weights=expected.weights), rtol=1e-5)
 
 
@@ -318,7 +318,7 @@ def test_validation_of_a_single_batch_has_no_loop():
     epoch, cursor, number, values = made.jit["valid_single"](*arguments)
     np.testing.assert_allclose(values.numbers[0, 1], evaluated((3,)).losses[0], rtol=1e-5)
     assert (cursor, number) == (4, 8)
-    np.testing.assert_allclose(made.step.valid_measure.values(epoch)["Loss"], values.numbers[0, 1], rtol=1e-6)
+    np.testing.assert_allclose(made.step.valid_measure.totals(epoch)["Loss"], values.numbers[0, 1], rtol=1e-6)
     assert " while[" not in str(jax.make_jaxpr(made.programs.valid_single)(*arguments))
 
 
