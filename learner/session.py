@@ -118,7 +118,7 @@ def _started(
     how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
     plan.loop = how.loop
     _log_dispatch(log, "train", how)
-    pace = Pace()
+    pace = Pace(compilations=lambda: times.count)
     valid_feeders = {}
     for split in inputs.valid:
         valid_feeders[split], valid_plan = feeder_for(inputs, split, strategy, options, warn)

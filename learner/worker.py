@@ -69,16 +69,26 @@ Item = Made | Closed | EpochClosed | Call | Event
 
 
 class Pace:
-    """How long a step takes, measured where steps end; it bounds how much is dispatched at once."""
+    """How long a step takes, measured where steps end; it bounds how much is dispatched at once.
 
-    def __init__(self, seconds: float = 0.5):
-        self._aim = seconds
+    Args:
+      seconds: what is aimed at.
+      compilations: how many there were so far. Steps that had to wait for one count only until others were measured.
+    """
+
+    def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
+        self._aim, self._compilations = seconds, compilations
         self._per_step: float | None = None
+        self._compiled, self._rough = compilations(), True
 
     def measured(self, steps: int, seconds: float) -> None:
         """Steps ended."""
-        now = seconds / max(steps, 1)
-        self._per_step = now if self._per_step is None else 0.5 * self._per_step + 0.5 * now
+        now, compiled = seconds / max(steps, 1), self._compilations()
+        waited, self._compiled = compiled != self._compiled, compiled
+        if self._per_step is None or self._rough:
+            self._per_step, self._rough = now, waited
+        elif not waited:
+            self._per_step = 0.5 * self._per_step + 0.5 * now
 
     @property
     def steps(self) -> int:

@@ -594,6 +594,17 @@ def test_pace_is_how_many_steps_fit_into_half_a_second(measured, steps):
     assert pace.steps == steps
 
 
+def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known():
+    compiled = [1]
+    pace = Pace(compilations=lambda: compiled[0])
+    steps = []
+    for seconds, compilations in ((5.0, 2), (0.1, 0), (0.3, 0), (5.0, 1), (0.2, 0)):
+        compiled[0] += compilations
+        pace.measured(1, seconds)
+        steps.append(pace.steps)
+    assert steps == [1, 5, 2, 2, 2]  # of 5, 0.1, 0.2, 0.2 and 0.2 s
+
+
 def test_the_worker_measures_the_pace(start):
     worker = start()
     assert worker._pace.steps == 1
