@@ -126,15 +126,20 @@ class Step:
 
     def init(self, lr_scale: float, seed: int) -> TrainState:
         """The state before the first step. Every leaf is a copy of its own, strongly typed."""
-        scale = jnp.float32(lr_scale)
-        opt_state: PyTree = ()
-        if self.optimizer is not None:
-            opt_state = init_optimizer(self.optimizer, self.schedule, self.family.params, scale)
-        state = TrainState(
-            jnp.int32(0), self.family.params, self.family.model_state, opt_state, scale, jax.random.key(seed), {}
+
+        def make(params: PyTree, model_state: PyTree, scale: Array, rng: Array) -> TrainState:
+            opt_state: PyTree = ()
+            if self.optimizer is not None:
+                opt_state = init_optimizer(self.optimizer, self.schedule, params, scale)
+            state = TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, {})
+            copied: TrainState = jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
+            return copied
+
+        # As one program: op by op, every shape in it would be compiled by itself.
+        state: TrainState = jax.jit(make)(
+            self.family.params, self.family.model_state, jnp.float32(lr_scale), jax.random.key(seed)
         )
-        copied: TrainState = jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
-        return copied
+        return state
 
     # -- training ------------------------------------------------------------------------------------------------------
 
