@@ -106,6 +106,7 @@ class Runner:
 
     @leaves.setter
     def leaves(self, leaves: Leaves) -> None:
+        """Another state."""
         self._moving, self._fixed = self._split(leaves)
 
     @property

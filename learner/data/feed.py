@@ -27,7 +27,7 @@ PyTree = Any
 Kind = Literal["loop", "single", "tail", "parts"]
 BUFFER_BYTES = 64 * 2**20
 MAX_STEPS = 32
-MAX_RESIDENT_STEPS = 256  # what is gathered in the program needs no buffer
+MAX_RESIDENT_STEPS = 256  # what lives on the device needs no buffer
 MANY_SHAPES = 8
 
 

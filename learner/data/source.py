@@ -17,7 +17,8 @@ from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.errors import LearnerError
 
 PyTree = Any
-RESIDENT_BYTES = 256 * 2**20  # data up to this size lives on the device and is gathered inside the program
+# Data up to this size lives on the device; what is shuffled once more, in the order of the epoch.
+RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
 
 
