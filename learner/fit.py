@@ -32,6 +32,7 @@ from learner.start import (
     make_runner,
     open_store,
     refuse_checkpoints,
+    refuse_regrouping,
     remove_checkpoints,
     restore,
 )
@@ -160,6 +161,7 @@ class Learner:
             if (finished := self._finished(restored)) is not None:
                 return finished
             inputs.source("train").refuse_position(restored.position.epoch, restored.position.batch)
+            refuse_regrouping(restored, inputs, options)
         state = self.init() if restored is None else restored.state
         self._fitted = True
         directory.prepare(options.directory, keep=going_on)

@@ -94,6 +94,7 @@ class Run:
     tally: Tally
     pace: Pace
     clock: Callable[[], float]
+    grouping: Mapping[str, int | None]
     store: CheckpointStore | None = None
     saver: Saver | None = None
     interrupted: str | None = None
@@ -279,6 +280,7 @@ class Run:
             "format": FORMAT,
             "step": p.step,
             "position": dataclasses.asdict(p),
+            "grouping": self.grouping,
             "monitor": self.monitor,
             "higher_is_better": self.higher_is_better,
             "score": point.value if point is not None and scored else None,

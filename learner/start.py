@@ -24,7 +24,7 @@ from learner.run import Position
 from learner.runner import Runner, Tally
 from learner.steps.program import Programs, has_convolution
 from learner.steps.state import TrainState, named_leaves
-from learner.steps.step import Step
+from learner.steps.step import Step, rows_of
 from learner.strategies import Strategy
 
 PyTree = Any
@@ -131,6 +131,27 @@ def restore(store: CheckpointStore, entry: Entry, init: Callable[[], TrainState]
     key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=jax.random.key_impl(state.rng))
     state = dataclasses.replace(from_items(items, state), rng=key)
     return Restored(entry, state, progress, store.metrics(entry.step))
+
+
+def grouping_of(inputs: Inputs, options: Options) -> dict[str, int | None]:
+    """What gives a position inside an epoch, which counts micro-batches, its meaning."""
+    return {
+        "rows per batch": rows_of(inputs.firsts["train"]),
+        "batches per epoch": inputs.source("train").batches,
+        "micro-batches per step": options.accumulate,
+    }
+
+
+def refuse_regrouping(restored: Restored, inputs: Inputs, options: Options) -> None:
+    """Raises `LearnerError` where the position of a checkpoint inside an epoch would mean other rows now."""
+    before, now = restored.progress["grouping"], grouping_of(inputs, options)
+    changed = [f"{name} were {before[name]} and are {now[name]}" for name in now if before[name] != now[name]]
+    if restored.position.batch and changed:
+        raise LearnerError(
+            f"the checkpoint of step {restored.entry.step} lies inside epoch {restored.position.epoch}, and its "
+            f"position means other rows now: {', '.join(changed)}. Go on with those of before, or from the end of an "
+            "epoch: checkpoint(epoch)"
+        )
 
 
 def tally_in_flight(restored: Restored | None, runner: Runner) -> Tally:

@@ -418,6 +418,32 @@ def test_data_that_cannot_be_repeated(tmp_path):
     assert tree_of(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("data", "accumulate", "changed"),
+    [
+        (lambda: batches(3), 2, "rows per batch were 4 and are 3, batches per epoch were 6 and are 8"),
+        (lambda: batches()[:5], 2, "batches per epoch were 6 and are 5"),
+        (lambda: batches(), 3, "micro-batches per step were 2 and are 3"),
+    ],
+)
+def test_other_batches_inside_an_epoch(tmp_path, data, accumulate, changed):
+    """The position counts batches: it would lie at other rows."""
+    first = quiet(tmp_path / "run").with_file_checkpointer().num_epochs(3).grads_accumulation(2)
+    build_line(stopping_at(first, 2)).fit(batches())
+    before = tree_of(tmp_path)
+    made = quiet(tmp_path / "run").with_file_checkpointer().num_epochs(3).resume()
+    with pytest.raises(LearnerError, match=f"step 2 lies inside epoch 1.*: {changed}\\. Go on with"):
+        build_line(made.grads_accumulation(accumulate)).fit(data())
+    assert tree_of(tmp_path) == before
+
+
+def test_other_batches_from_the_end_of_an_epoch(tmp_path):
+    build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(1)).fit(batches())
+    made = quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()
+    result = build_line(made).fit(batches(3))
+    assert result.summary["steps"] == 6 + 8
+
+
 # -- what stays on the disk --------------------------------------------------------------------------------------------
 
 
