@@ -227,6 +227,7 @@ class Feeder:
 
     def _from_stream(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:
         pending: list[list[Micro]] = []
+        room = 1
         for group, last in self._groups(epoch, batch):
             shape = group[0].signature
             uniform = (
@@ -239,8 +240,10 @@ class Feeder:
                 yield self._alone(epoch, group, last)
                 step += 1
                 continue
+            if not pending:
+                room = min(self._plan.limit(step), self._steps(group[0]))
             pending.append(group)
-            if last or len(pending) >= min(self._plan.limit(step), self._steps(group[0])):
+            if last or len(pending) >= room:
                 yield self._loop(epoch, pending, last)
                 step, pending = step + len(pending), []
 
