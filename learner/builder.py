@@ -192,11 +192,13 @@ class LearnerBuilder:
         keep_every: int | None = None,
         monitor: str | None = None,
         mode: str | None = None,
-        every_epochs: int = 1,
+        every_epochs: int | None = None,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
         directory: str | None = None,
     ) -> Self:
-        """Saves at epoch ends, and keeps the newest, the best, and some for good. `with_file_checkpointer(None)` turns
-        saving off.
+        """Saves at epoch ends, or whenever is said, and keeps the newest, the best, and some for good. When a
+        checkpoint is made changes no bit of the training. `with_file_checkpointer(None)` turns saving off.
 
         Without it a run saves at its end, and at the first epoch end after each minute, keeping the last and the best.
 
@@ -206,15 +208,27 @@ class LearnerBuilder:
           keep_every: every how many epochs one is kept for good.
           monitor: a metric by key; default: `valid/Loss`, or `train/Loss` where there is no validation.
           mode: `"min"` or `"max"`; default: the metric's own direction.
-          every_epochs: a save at the end of every so many epochs.
+          every_epochs: a save at the end of every so many epochs; default: 1 where no other `every_` is given.
+          every_steps: a save after every so many optimizer steps of the run.
+          every_seconds: a save between two dispatches once so many seconds have passed since the last.
           directory: any path that Orbax takes; default: `checkpoint/` in the run's directory.
         """
         if keep_last is None:
             self._options.checkpoints = None
         else:
             place = None if directory is None else str(directory)
+            if every_epochs is None and every_steps is None and every_seconds is None:
+                every_epochs = 1
             self._options.checkpoints = CheckpointOptions(
-                keep_last, keep_best, keep_every, monitor, mode, every_epochs, None, place
+                keep_last,
+                keep_best,
+                keep_every,
+                monitor,
+                mode,
+                every_epochs=every_epochs,
+                every_steps=every_steps,
+                every_seconds=every_seconds,
+                directory=place,
             )
         return self
 

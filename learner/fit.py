@@ -58,6 +58,7 @@ def loop(run: Run) -> str:
             run.call_periodic_hooks()
             if dispatch.ends_epoch:
                 run.end_epoch()
+            run.save_if_due()
             reason = run.stop_reason()
     finally:
         dispatches.close()  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from learner.events import Listener, MetricInfo
 from learner.metrics.base import HostMetric, MetricBase
 from learner.stopping import Interrupter, MetricEarlyStopping
 
-DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, every_seconds=60.0)
+DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
 
 
 @dataclasses.dataclass

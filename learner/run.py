@@ -115,7 +115,8 @@ class Run:
 
     def limit(self, step: int) -> int:
         """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
-        periods = [self.options.valid_every, *(every for every, _ in self.options.every)]
+        saves = self.options.checkpoints.every_steps if self.options.checkpoints is not None else None
+        periods = [self.options.valid_every, saves, *(every for every, _ in self.options.every)]
         due = [period - step % period for period in periods if period]
         if self.options.num_steps is not None:
             due.append(self.options.num_steps - step)
@@ -135,19 +136,14 @@ class Run:
         self.worker.put(Made("train", p.epoch, first, *numbers, values))
 
     def end_epoch(self) -> None:
-        """Closes an epoch: its values, its validation, the decisions that follow, the hooks, a checkpoint."""
+        """Closes an epoch: its values, its validation, the decisions that follow, the hooks."""
         p = self.position
         self.close_train()
         self.validate(at_step=None)
         self.decide()
         self.call_hooks(self.options.on_epoch_end, at_step=None)
         self.worker.put(EpochClosed(p.epoch, p.step))
-        ended = p.epoch
         p.next_epoch()
-        if self.options.checkpoints is not None and self.options.checkpoints.due(
-            ended, time.monotonic() - self.saved_at
-        ):
-            self.save(ends_epoch=ended, at_stop=False)
 
     def close_train(self) -> None:
         """The train split's values over the epoch; its metrics begin anew."""
@@ -250,6 +246,13 @@ class Run:
             self.worker.put(EpochClosed(p.epoch, p.step))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def save_if_due(self) -> None:
+        """Between two dispatches, after whatever else is due at this step."""
+        p, options = self.position, self.options.checkpoints
+        ended = p.epoch - 1 if p.batch == 0 else None
+        if options is not None and options.due(ended, p.step, time.monotonic() - self.saved_at):
+            self.save(ends_epoch=ended, at_stop=False)
 
     def save(self, ends_epoch: int | None, at_stop: bool) -> None:
         """Copies the state, and leaves the rest of the save to the worker and the saver.

@@ -108,7 +108,14 @@ class PlateauRun:
         return learner.fit(streamed(rows=ROWS), valid_data(9))
 
 
-NET, PLATEAU = NetRun(), PlateauRun()
+class SavingRun(NetRun):
+    """The same, saved after each step."""
+
+    def build(self, directory, epochs=5):
+        return super().build(directory, epochs).with_file_checkpointer(keep_last=2, keep_best=1, every_steps=1)
+
+
+NET, PLATEAU, SAVING = NetRun(), PlateauRun(), SavingRun()
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +155,21 @@ def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path, whole, 
     result = NET.fit(NET.build(directory).resume())
     assert result.summary["steps"] == 5 * STEPS
     same(all_of(directory, result), whole(NET))
+
+
+def test_when_a_checkpoint_is_made_changes_nothing(whole):
+    for part in ("model", "history", "why it ended", "logs", "journal", "state"):
+        assert whole(SAVING)[part] == whole(NET)[part], part
+
+
+@pytest.mark.parametrize("step", some(range(1, 31), {1, 4, 15}))
+def test_a_crash_inside_an_epoch_loses_one_step(tmp_path, whole, step):
+    """The hook raises before the step is saved, the logs have it already."""
+    directory = tmp_path / "run"
+    with pytest.raises(CrashError):
+        SAVING.fit(crashing_at(SAVING.build(directory), step))
+    assert saved_steps(directory)[-1:] == [step - 1][: step - 1]
+    same(all_of(directory, SAVING.fit(SAVING.build(directory).resume())), whole(SAVING))
 
 
 def test_the_plateau_run_decides_as_it_says(whole):

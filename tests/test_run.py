@@ -273,6 +273,30 @@ def test_every_other_epoch_and_the_end(tmp_path):
     assert saved_steps(tmp_path / "run") == [12, 24, 30]
 
 
+@pytest.mark.parametrize(
+    ("every", "saved"),
+    [
+        ({"every_steps": 4}, [4, 8, 12, 13]),
+        ({"every_steps": 6}, [6, 12, 13]),
+        ({"every_steps": 4, "every_epochs": 1}, [4, 6, 8, 12, 13]),
+        ({"every_steps": 100}, [13]),
+    ],
+)
+def test_every_so_many_steps_and_the_end(tmp_path, every, saved):
+    builder = quiet(tmp_path / "run").num_steps(13).with_file_checkpointer(keep_last=9, keep_best=0, **every)
+    build_line(builder).fit(batches())
+    assert saved_steps(tmp_path / "run") == saved
+
+
+def test_every_so_many_seconds_between_two_dispatches(tmp_path, clock):
+    def later(info, model):
+        clock.seconds += 10
+
+    builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_last=9, every_seconds=25)
+    build_line(builder.every(1, later)).fit(batches())
+    assert saved_steps(tmp_path / "run") == [3, 6, 9, 12]
+
+
 def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
     """A checkpoint inside of an epoch has no validation of its own: the loss of the epoch before is not its loss."""
     interrupter = Interrupter()

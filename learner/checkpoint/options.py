@@ -18,9 +18,10 @@ class CheckpointOptions:
       keep_every: every how many epochs one is kept for good, or `None`.
       monitor: a metric by key; `None`: `valid/Loss`, or `train/Loss` where there is no validation.
       mode: `"min"` or `"max"`; `None`: the metric's own direction.
-      every_epochs: a save at the end of every so many epochs; `None`: at the first epoch end after each
-        `every_seconds`.
-      every_seconds: see `every_epochs`.
+      every_epochs: a save at the end of every so many epochs.
+      every_steps: a save after every so many optimizer steps of the run.
+      every_seconds: a save at the first dispatch that ends so many seconds after the last one.
+      epoch_ends_after: a save at the first epoch end so many seconds after the last one.
       directory: where they go, any path that Orbax takes; `None`: `checkpoint/` of the run.
     """
 
@@ -30,17 +31,25 @@ class CheckpointOptions:
     monitor: str | None = None
     mode: str | None = None
     every_epochs: int | None = 1
+    every_steps: int | None = None
     every_seconds: float | None = None
+    epoch_ends_after: float | None = None
     directory: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("keep_last", 1), ("keep_best", 0), ("keep_every", 1), ("every_epochs", 1)):
+        numbers = {"keep_last": 1, "keep_best": 0, "keep_every": 1, "every_epochs": 1, "every_steps": 1}
+        for name, least in numbers.items():
             value = getattr(self, name)
-            optional = value is None and name in ("keep_every", "every_epochs")
+            optional = value is None and name not in ("keep_last", "keep_best")
             if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise LearnerError(
                     f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more"
                 )
+        seconds = self.every_seconds
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0):
+            raise LearnerError(
+                f"every_seconds of with_file_checkpointer is {seconds!r}; it needs a number of seconds greater than 0"
+            )
         if not (self.monitor is None or isinstance(self.monitor, str)):
             raise LearnerError(
                 f"monitor of with_file_checkpointer is {self.monitor!r}; it needs a metric by key, such as 'valid/Loss'"
@@ -48,11 +57,19 @@ class CheckpointOptions:
         if self.mode not in (None, "min", "max"):
             raise LearnerError(f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'")
 
-    def due(self, epoch: int, seconds_since: float) -> bool:
-        """Whether to save at the end of an epoch, so long after the last save."""
-        if self.every_epochs is not None:
-            return epoch % self.every_epochs == 0
-        return self.every_seconds is not None and seconds_since >= self.every_seconds
+    def due(self, ended: int | None, step: int, seconds: float) -> bool:
+        """Whether to save now.
+
+        Args:
+          ended: the epoch that has just ended, or `None` inside of one.
+          step: optimizer steps so far.
+          seconds: how long ago the last save was.
+        """
+        periods = [(self.every_epochs, ended), (self.every_steps, step)]
+        if any(every is not None and number is not None and number % every == 0 for every, number in periods):
+            return True
+        waits = [self.every_seconds, self.epoch_ends_after if ended is not None else None]
+        return any(wait is not None and seconds >= wait for wait in waits)
 
 
 @dataclasses.dataclass(frozen=True)

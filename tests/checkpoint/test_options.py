@@ -24,6 +24,10 @@ NAN = math.nan
         ({"keep_every": 0}, "keep_every"),
         ({"every_epochs": 0}, "every_epochs"),
         ({"every_epochs": "2"}, "every_epochs"),
+        ({"every_steps": 0}, "every_steps"),
+        ({"every_steps": 2.0}, "every_steps"),
+        ({"every_seconds": 0}, "every_seconds"),
+        ({"every_seconds": "60"}, "every_seconds"),
         ({"mode": "lowest"}, "mode"),
     ],
 )
@@ -35,12 +39,36 @@ def test_a_wrong_value_is_named(options, part):
 
 def test_due_by_epochs():
     options = CheckpointOptions(every_epochs=3)
-    assert [options.due(epoch, 0.0) for epoch in range(1, 8)] == [False, False, True, False, False, True, False]
+    ends = [options.due(epoch, 5 * epoch, 0.0) for epoch in range(1, 8)]
+    assert ends == [False, False, True, False, False, True, False]
+    assert not options.due(None, 15, 1e9)
+
+
+def test_due_by_steps_wherever_an_epoch_ends():
+    options = CheckpointOptions(every_epochs=None, every_steps=4)
+    assert [step for step in range(1, 13) if options.due(step // 6 if step % 6 == 0 else None, step, 1e9)] == [4, 8, 12]
+
+
+def test_due_by_the_clock_wherever_an_epoch_ends():
+    options = CheckpointOptions(every_epochs=None, every_seconds=60)
+    for ended in (None, 1):
+        assert [options.due(ended, 7, seconds) for seconds in (0.0, 59.9, 60.0, 400.0)] == [False, False, True, True]
 
 
 def test_due_at_the_first_epoch_end_after_each_minute():
-    options = CheckpointOptions(every_epochs=None, every_seconds=60.0)
-    assert [options.due(1, seconds) for seconds in (0.0, 59.9, 60.0, 400.0)] == [False, False, True, True]
+    options = CheckpointOptions(every_epochs=None, epoch_ends_after=60.0)
+    assert [options.due(1, 5, seconds) for seconds in (0.0, 59.9, 60.0, 400.0)] == [False, False, True, True]
+    assert not options.due(None, 5, 400.0)
+
+
+def test_due_when_any_of_them_is():
+    options = CheckpointOptions(every_epochs=1, every_steps=4, every_seconds=60)
+    assert [options.due(*at) for at in ((1, 6, 0.0), (None, 8, 0.0), (None, 9, 60.0), (None, 9, 0.0))] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def scores(*values):
