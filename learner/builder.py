@@ -267,6 +267,15 @@ class LearnerBuilder:
         self._options.interrupter = interrupter
         return self
 
+    def on_sigterm(self, what: str) -> Self:
+        """What `fit` does after SIGTERM, once the dispatch under way has ended, a checkpoint is complete and the logs
+        are written: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns the result so far.
+        """
+        if what not in ("exit", "return"):
+            raise LearnerError(f"on_sigterm got {what!r}; it needs 'exit' or 'return'")
+        self._options.on_sigterm = what
+        return self
+
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Calls `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 

@@ -5,6 +5,7 @@ said by `learner.run`; what it computes by `learner.steps`.
 """
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from learner.run import Run, validate
 from learner.runner import Runner
 from learner.schedules import ReduceOnPlateau
 from learner.session import Start, opened
-from learner.signals import on_ctrl_c
+from learner.signals import TERMINATED, on_signals
 from learner.start import (
     Restored,
     decide_dispatch,
@@ -62,7 +63,7 @@ def loop(run: Run) -> str:
             reason = run.stop_reason()
     finally:
         dispatches.close()  # type: ignore[attr-defined]
-    reason = reason or "num_epochs"
+    reason = reason or run.stop_reason() or "num_epochs"
     run.finish(reason)
     return reason
 
@@ -145,6 +146,8 @@ class Learner:
 
         Raises:
           LearnerError: something is wrong with the input; nothing was compiled or written then.
+          SystemExit: with the code 143, after SIGTERM and the checkpoint that it asks for; see
+            `LearnerBuilder.on_sigterm`.
         """
         if self._fitted:
             raise LearnerError(
@@ -169,9 +172,11 @@ class Learner:
         if not going_on:
             remove_checkpoints(options)
         start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on)
-        with opened(start) as run, on_ctrl_c(lambda: run.interrupt("ctrl-c")):
+        with opened(start) as run, on_signals(run.interrupt, run.ask_to_save):
             run.stopped_by = loop(run)
         self._runner = run.runner
+        if run.stopped_by == "sigterm" and options.on_sigterm == "exit":
+            sys.exit(TERMINATED)
         return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
 
     def _goes_on(self) -> bool:

@@ -36,6 +36,7 @@ class Options:
     start: dict[str, Any] | None = None
     early_stopping: list[MetricEarlyStopping] = dataclasses.field(default_factory=list)
     interrupter: Interrupter | None = None
+    on_sigterm: str = "exit"
     on_epoch_end: list[Callable[..., Any]] = dataclasses.field(default_factory=list)
     every: list[tuple[int, Callable[..., Any]]] = dataclasses.field(default_factory=list)
     seed: int = 0

@@ -13,7 +13,8 @@ class LearningResult:
     Attributes:
       model: the trained model as it was given: the same type, a new object, in eval mode.
       history: what every metric was, epoch by epoch.
-      stopped_by: why the run ended: `num_epochs`, `num_steps`, `ctrl-c`, or what stopped it and its reason.
+      stopped_by: why the run ended: `num_epochs`, `num_steps`, `ctrl-c`, `sigterm`, or what stopped it and its
+        reason.
       summary: the content of `summary.json`.
     """
 

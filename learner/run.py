@@ -98,6 +98,7 @@ class Run:
     store: CheckpointStore | None = None
     saver: Saver | None = None
     interrupted: str | None = None
+    asked_to_save: bool = False
     stopped_by: str = ""
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stopped: str | None = None
@@ -111,7 +112,8 @@ class Run:
     def dispatches(self) -> Iterator[Dispatch]:
         """What is left to train, from the position on."""
         p = self.position
-        return self.train_feeder.open(p.epoch, p.batch, p.step, self.options.num_epochs)
+        stopped = lambda: self.stop_reason() is not None  # noqa: E731
+        return self.train_feeder.open(p.epoch, p.batch, p.step, self.options.num_epochs, stopped)
 
     def limit(self, step: int) -> int:
         """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
@@ -220,6 +222,10 @@ class Run:
         """Ends the run after the dispatch under way."""
         self.interrupted = reason
 
+    def ask_to_save(self) -> None:
+        """Saves after the dispatch under way, and goes on."""
+        self.asked_to_save = True
+
     def stop_reason(self) -> str | None:
         """Why the run is over, or `None`."""
         interrupter, steps = self.options.interrupter, self.options.num_steps
@@ -251,7 +257,8 @@ class Run:
         """Between two dispatches, after whatever else is due at this step."""
         p, options = self.position, self.options.checkpoints
         ended = p.epoch - 1 if p.batch == 0 else None
-        if options is not None and options.due(ended, p.step, time.monotonic() - self.saved_at):
+        asked, self.asked_to_save = self.asked_to_save, False
+        if options is not None and (asked or options.due(ended, p.step, time.monotonic() - self.saved_at)):
             self.save(ends_epoch=ended, at_stop=False)
 
     def save(self, ends_epoch: int | None, at_stop: bool) -> None:

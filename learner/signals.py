@@ -1,30 +1,65 @@
-"""Ctrl-C ends a run in order, once; a second one ends it at once."""
+"""Signals: SIGINT (Ctrl-C) and SIGTERM end a run in order, once; a second one ends it at once. SIGUSR1 saves."""
 
 import contextlib
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any
+
+TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that ends by SIGTERM
+NAMES = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm"}
+Handler = Callable[[int, FrameType | None], Any]
 
 
 @contextlib.contextmanager
-def on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` at the first SIGINT; the second raises `KeyboardInterrupt`. The handler before is put back.
+def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` at the first SIGTERM, `save()` at each SIGUSR1.
 
-    Outside of the main thread Python takes no handlers, and one that was installed from C it could not put back: there
-    it does nothing.
+    After the first of SIGINT and SIGTERM, SIGINT raises `KeyboardInterrupt` and SIGTERM `SystemExit(143)`. A handler of
+    somebody else's is called after ours, and is put back at the end. Outside of the main thread Python takes no
+    handlers, and one that was installed from C it could not put back: there it does nothing.
     """
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop()
+    def asked_to_stop(number: int, frame: FrameType | None) -> None:
+        for other in before:
+            if other in NAMES:
+                signal.signal(other, _ends_at_once)
+        stop(NAMES[signal.Signals(number)])
+        _call(before[number], number, frame)
 
-    signal.signal(signal.SIGINT, handle)
+    def asked_to_save(number: int, frame: FrameType | None) -> None:
+        save()
+        _call(before[number], number, frame)
+
+    ours: dict[int, Handler] = dict.fromkeys(NAMES, asked_to_stop)
+    if hasattr(signal, "SIGUSR1"):
+        ours[signal.SIGUSR1] = asked_to_save
+    before = _previous(ours)
+    for number in before:
+        signal.signal(number, ours[number])
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _previous(ours: Mapping[int, Handler]) -> dict[int, Any]:
+    """The handlers that can be replaced and put back."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in ours}
+    return {number: handler for number, handler in found.items() if handler is not None}
+
+
+def _call(handler: Any, number: int, frame: FrameType | None) -> None:
+    if callable(handler) and handler is not signal.default_int_handler:
+        handler(number, frame)
+
+
+def _ends_at_once(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGTERM:
+        sys.exit(TERMINATED)
+    raise KeyboardInterrupt

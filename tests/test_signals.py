@@ -1,88 +1,116 @@
-"""Ctrl-C, in the handler alone and while a model is trained."""
+"""SIGINT, SIGTERM and SIGUSR1: in the handlers alone, while a model is trained, and in real processes."""
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
-from runs import STEPS, build_line, journal_of, quiet, saved_steps, shuffled
+from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
 
-from learner.signals import on_ctrl_c
+from learner import LearnerError
+from learner.data.feed import Ahead
+from learner.signals import on_signals
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
+
+INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+NAMES = {INT: "ctrl-c", TERM: "sigterm"}
 
 
 @pytest.fixture(autouse=True)
 def handler():
-    """A handler of somebody else's, which must be there again afterwards."""
+    """Handlers of somebody else's, which must be called, and be there again afterwards."""
     heard = []
-    before = signal.signal(signal.SIGINT, lambda *_: heard.append("theirs"))
+    before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in (INT, TERM, USR1)}
     yield heard
-    signal.signal(signal.SIGINT, before)
+    for number, previous in before.items():
+        signal.signal(number, previous)
 
 
-def press():
-    os.kill(os.getpid(), signal.SIGINT)
+def press(number=INT):
+    os.kill(os.getpid(), number)
 
 
-def test_the_first_one_asks_to_stop(handler):
+@pytest.mark.parametrize("number", NAMES)
+def test_the_first_one_asks_to_stop(handler, number):
     asked = []
-    with on_ctrl_c(lambda: asked.append(True)):
-        press()
-        assert asked == [True]
-    press()
-    assert (asked, handler) == ([True], ["theirs"])
+    with on_signals(asked.append, pytest.fail):
+        press(number)
+        assert (asked, handler) == ([NAMES[number]], [number])
+    press(number)
+    assert (asked, handler) == ([NAMES[number]], [number, number])
 
 
-def test_the_second_one_ends_at_once(handler):
+@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize(("second", "error"), [(INT, KeyboardInterrupt), (TERM, SystemExit)])
+def test_the_second_one_ends_at_once(handler, first, second, error):
     asked = []
 
     def twice():
-        press()
-        press()
+        press(first)
+        press(second)
 
-    with pytest.raises(KeyboardInterrupt), on_ctrl_c(lambda: asked.append(True)):
+    with pytest.raises(error) as raised, on_signals(asked.append, pytest.fail):
         twice()
-    press()
-    assert (asked, handler) == ([True], ["theirs"])
+    assert getattr(raised.value, "code", 143) == 143
+    press(first)
+    assert (asked, handler) == ([NAMES[first]], [first, first])
 
 
-def test_the_handler_comes_back_after_an_error(handler):
-    with pytest.raises(ZeroDivisionError), on_ctrl_c(lambda: None):
+def test_usr1_asks_to_save_each_time(handler):
+    asked = []
+    with on_signals(pytest.fail, lambda: asked.append("save")):
+        press(USR1)
+        press(USR1)
+    assert (asked, handler) == (["save"] * 2, [USR1] * 2)
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_the_handler_comes_back_after_an_error(handler, number):
+    with pytest.raises(ZeroDivisionError), on_signals(pytest.fail, pytest.fail):
         raise ZeroDivisionError
-    press()
-    assert handler == ["theirs"]
+    press(number)
+    assert handler == [number]
 
 
 @pytest.mark.parametrize("default", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
 def test_any_handler_comes_back(default):
-    signal.signal(signal.SIGINT, default)
-    with on_ctrl_c(lambda: None):
-        assert signal.getsignal(signal.SIGINT) is not default
-    assert signal.getsignal(signal.SIGINT) is default
+    signal.signal(INT, default)
+    asked = []
+    with on_signals(asked.append, pytest.fail):
+        assert signal.getsignal(INT) is not default
+        press()
+    assert signal.getsignal(INT) is default
+    assert asked == ["ctrl-c"]
 
 
 def test_a_handler_that_python_does_not_know_is_left_alone(monkeypatch):
     """One that was installed from C: Python cannot put it back, so it must not take it away."""
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with on_ctrl_c(lambda: None):
+    before = signal.signal(INT, signal.SIG_IGN)
+    with on_signals(pytest.fail, pytest.fail):
         pass
-    assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
+    assert signal.signal(INT, before) is signal.SIG_IGN
 
 
 def test_other_threads_take_no_handlers(handler):
     inside = []
 
     def work():
-        with on_ctrl_c(lambda: None):
-            inside.append(signal.getsignal(signal.SIGINT))
+        with on_signals(pytest.fail, pytest.fail):
+            inside.append(signal.getsignal(INT))
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(INT)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert inside == [before]
+
+
+# -- while a model is trained ------------------------------------------------------------------------------------------
 
 
 def at_step(step, press):
@@ -93,10 +121,11 @@ def at_step(step, press):
     return hook
 
 
-def test_fit_returns_the_result_so_far(tmp_path, handler):
-    builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
-    result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, press))).fit(shuffled())
-    assert result.stopped_by == "ctrl-c"
+@pytest.mark.parametrize("number", NAMES)
+def test_fit_returns_the_result_so_far(tmp_path, handler, number):
+    builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer().on_sigterm("return")
+    result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(number)))).fit(shuffled())
+    assert result.stopped_by == NAMES[number]
     assert len(result.history["train/Loss"]) == 1
     assert result.summary["steps"] == STEPS + 2
     assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
@@ -105,25 +134,70 @@ def test_fit_returns_the_result_so_far(tmp_path, handler):
         "time": 0,
         "epoch": 2,
         "step": STEPS + 2,
-        "stopped_by": "ctrl-c",
+        "stopped_by": NAMES[number],
     }
-    press()
-    assert handler == ["theirs"]
+    press(number)
+    assert handler == [number, number]
 
 
-def test_fit_ends_at_once_at_the_second(tmp_path, handler):
+def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
+    builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
+    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(TERM))))
+    with pytest.raises(SystemExit) as ended:
+        learner.fit(shuffled())
+    assert ended.value.code == 143
+    assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
+    assert journal_of(tmp_path / "run")[-1]["stopped_by"] == "sigterm"
+
+
+def test_on_sigterm_knows_two_words(tmp_path):
+    with pytest.raises(LearnerError, match=r"'die'; it needs 'exit' or 'return'"):
+        quiet(tmp_path / "run").on_sigterm("die")
+
+
+@pytest.mark.parametrize(("first", "error"), [(INT, KeyboardInterrupt), (TERM, SystemExit)])
+def test_fit_ends_at_once_at_the_second(tmp_path, handler, first, error):
     def twice():
-        press()
-        press()
+        press(first)
+        press(first)
 
     builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
     learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, twice)))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         learner.fit(shuffled())
     assert saved_steps(tmp_path / "run") == [STEPS]
     assert journal_of(tmp_path / "run")[-1]["event"] == "error"
     press()
-    assert handler == ["theirs"]
+    assert handler == [first, INT]
+
+
+def test_usr1_saves_and_goes_on(tmp_path):
+    def build(name):
+        return quiet(tmp_path / name).num_epochs(3).with_file_checkpointer(keep_last=9)
+
+    result = build_line(build("asked").every(steps=1, fn=at_step(STEPS + 2, lambda: press(USR1)))).fit(shuffled())
+    assert saved_steps(tmp_path / "asked") == [STEPS, STEPS + 2, 2 * STEPS, 3 * STEPS]
+    plain = build_line(build("plain")).fit(shuffled())
+    assert (result.stopped_by, result.history.to_json()) == ("num_epochs", plain.history.to_json())
+    assert logs_of(tmp_path / "asked") == logs_of(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_data_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch, number):
+    """The loader hangs in the middle of an epoch: the run ends where it stands, and is saved there."""
+    given_up, close = threading.Event(), Ahead.close
+
+    def loader():
+        yield from batches()[:3]
+        press(number)
+        assert given_up.wait(60)
+
+    monkeypatch.setattr(Ahead, "close", lambda ahead: (given_up.set(), close(ahead)))
+    builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer().on_sigterm("return")
+    result = build_line(builder).fit(loader)
+    assert result.stopped_by == NAMES[number]
+    assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
+    assert result.summary["steps"] <= 2  # the third is handed on when a fourth has come, or none
 
 
 def test_fit_in_another_thread(tmp_path, handler):
@@ -134,4 +208,64 @@ def test_fit_in_another_thread(tmp_path, handler):
     thread.join()
     assert [result.stopped_by for result in results] == ["num_epochs"]
     press()
-    assert handler == ["theirs"]
+    assert handler == [INT]
+
+
+# -- real processes ----------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from runs import build_line, batches, quiet
+
+WHERE, directory, resumes = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+
+def reached(where):
+    if where == WHERE and not resumes:
+        print("here", flush=True)
+        sys.stdin.readline()
+
+def loader():
+    for number, batch in enumerate(batches()):
+        if number == 4:
+            reached("data")
+        yield batch
+
+def hook(info, model):
+    if info.step == 8:
+        reached("train")
+
+calls = []
+
+def valid():
+    calls.append(1)
+    if len(calls) == 2:  # the first is made before training begins, to look at a batch
+        reached("validation")
+    yield from batches(8)
+
+builder = quiet(directory).num_epochs(4).with_file_checkpointer().every(1, hook)
+builder.on_epoch_end(lambda info, model: reached("epoch end"))
+build_line(builder.resume() if resumes else builder).fit(loader, valid)
+"""
+
+
+@pytest.mark.parametrize(
+    "where", ["train", *(pytest.param(w, marks=pytest.mark.full) for w in ("data", "validation", "epoch end"))]
+)
+def test_sigterm_to_a_process(tmp_path, where):
+    """It ends with 143, has a checkpoint, and what goes on with it leaves what an undisturbed run leaves."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "support"), *sys.path])}
+    run = [sys.executable, "-c", SCRIPT, where, str(tmp_path / "run")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(run, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGTERM)
+        process.stdin.close()
+        assert process.wait(60) == 143
+    (saved,) = saved_steps(tmp_path / "run")[-1:]
+    assert journal_of(tmp_path / "run")[-1]["stopped_by"] == "sigterm"
+    assert journal_of(tmp_path / "run")[-1]["step"] == saved < 24
+    subprocess.run([*run, "resume"], env=environment, check=True)
+    whole = [sys.executable, "-c", SCRIPT, "nowhere", str(tmp_path / "whole")]
+    subprocess.run(whole, env=environment, check=True)
+    assert logs_of(tmp_path / "run") == logs_of(tmp_path / "whole")
+    assert saved_steps(tmp_path / "run") == saved_steps(tmp_path / "whole")

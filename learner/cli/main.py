@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
       words: of the command line, without the program's name; default: those of this process.
 
     Returns:
-      The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C.
+      The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM.
     """
     try:
         with current_directory_importable():

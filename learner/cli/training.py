@@ -12,6 +12,7 @@ from learner.cli.overrides import CommandLine, override, read_yaml, split, value
 from learner.directory import read_summary
 from learner.errors import LearnerError
 from learner.renderers.summary import heading
+from learner.signals import TERMINATED
 
 RESUME = """\
 usage: learner resume DIR [--KEY=VALUE ...]
@@ -98,19 +99,24 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
 
 
 def _train(config: Config) -> int:
-    """Runs it. After Ctrl-C the exit code is 130."""
+    """Runs it. After Ctrl-C the exit code is 130, after SIGTERM 143."""
     before = read_summary(Path(config.directory)) if config.resumes else None
     try:
         result = config.learner().fit()
     except KeyboardInterrupt:
         return _interrupted(config.directory)
+    except SystemExit as ended:
+        if ended.code != TERMINATED:
+            raise
+        return _interrupted(config.directory, TERMINATED)
     if before is not None and result.summary == before:
         print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
         return 0
-    return _interrupted(config.directory) if result.stopped_by == "ctrl-c" else 0
+    codes = {"ctrl-c": 130, "sigterm": TERMINATED}
+    return _interrupted(config.directory, codes[result.stopped_by]) if result.stopped_by in codes else 0
 
 
-def _interrupted(directory: str) -> int:
+def _interrupted(directory: str, code: int = 130) -> int:
     going_on = f"; go on with: learner resume {directory}" if Path(directory, "config.yaml").is_file() else ""
     print(f"learner: interrupted{going_on}", file=sys.stderr)
-    return 130
+    return code

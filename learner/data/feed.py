@@ -153,12 +153,14 @@ class Feeder:
         zeros = lambda x: np.zeros((buffer, *x.shape), _device_dtype(x).dtype)  # noqa: E731
         return Stack(self._strategy.put(jax.tree.map(zeros, self._first)))
 
-    def open(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
+    def open(
+        self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Dispatch]:
         """Dispatches from a position on, through the epoch numbered `last` (`None`: without end). Call `close()` on
-        what it returns.
+        what it returns. Once `stopped()`, it ends rather than wait for data.
         """
         dispatches = self._epochs(epoch, batch, step, last)
-        return dispatches if self.resident else Ahead(self._cut(dispatches))
+        return dispatches if self.resident else Ahead(self._cut(dispatches), stopped=stopped)
 
     def _epochs(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
         dispatches = self._from_rows if self.resident else self._from_stream
@@ -380,8 +382,8 @@ class Ahead(Iterator[Any]):
     where the list was due.
     """
 
-    def __init__(self, lists: Iterator[list[Any]], depth: int = 2):
-        self._lists = lists
+    def __init__(self, lists: Iterator[list[Any]], depth: int = 2, stopped: Callable[[], bool] = lambda: False):
+        self._lists, self._stopped = lists, stopped
         self._ready: collections.deque[Any] = collections.deque()
         self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
         self._closed = threading.Event()
@@ -412,12 +414,12 @@ class Ahead(Iterator[Any]):
         return self._ready.popleft()
 
     def _next_list(self) -> list[Any]:
-        # A wait without an end could not be broken by Ctrl-C.
+        # A wait without an end could not be broken by a signal.
         while True:
             try:
                 ok, got = self._queue.get(timeout=0.1)
             except queue.Empty:
-                if self._closed.is_set():
+                if self._closed.is_set() or self._stopped():
                     raise StopIteration from None
                 continue
             break

@@ -211,16 +211,24 @@ def test_a_run_from_python_says_so_and_shows_the_call(learner, config, command, 
     assert f"LearnerBuilder('run'){call}" in err
 
 
-def test_ctrl_c_exits_with_130_and_says_how_to_resume(learner, config, workplace):
+@pytest.mark.parametrize(("name", "exit_code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("on_sigterm", ["exit", "return"])
+def test_signals_end_the_command_and_it_says_how_to_resume(learner, config, workplace, name, exit_code, on_sigterm):
     (workplace / "hooks.py").write_text(
-        "import os, signal\ndef stop(info, model):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"import os, signal\ndef stop(info, model):\n    os.kill(os.getpid(), signal.{name})\n"
     )
-    before = signal.getsignal(signal.SIGINT)
-    code, _, err = learner("fit", config, "--num_epochs=50", "--on_epoch_end=hooks.stop")
-    assert code == 130
-    assert err == "learner: interrupted; go on with: learner resume run\n"
-    assert summary()["epochs"] < 50
-    assert signal.getsignal(signal.SIGINT) is before
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        code, _, err = learner(
+            "fit", config, "--num_epochs=50", "--on_epoch_end=hooks.stop", f"--on_sigterm={on_sigterm}"
+        )
+        assert code == exit_code
+        assert err == "learner: interrupted; go on with: learner resume run\n"
+        assert summary()["epochs"] < 50
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
     code, _, err = learner("resume", "run", "--num_epochs=3", "--on_epoch_end=null")
     assert code == 0
     assert summary()["epochs"] == 3
