@@ -4,6 +4,7 @@ import copy
 import functools
 import logging
 import math
+import os
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -265,6 +266,25 @@ class LearnerBuilder:
         if not isinstance(interrupter, Interrupter):
             raise LearnerError(f"interrupter got {interrupter!r}; it needs an Interrupter()")
         self._options.interrupter = interrupter
+        return self
+
+    def with_time_limit(self, seconds: float | None = None) -> Self:
+        """Saves and ends the run before `seconds` have passed; default: before the SLURM job ends that it runs in.
+
+        What is kept back for the end is twice what the longest save took, or a twentieth of the time and at most half a
+        minute where that is more. `resume()` goes on.
+        """
+        if seconds is None:
+            end = os.environ.get("SLURM_JOB_END_TIME", "")
+            if not end.isdigit():
+                raise LearnerError(
+                    "with_time_limit has no seconds and SLURM_JOB_END_TIME is not set: give with_time_limit(seconds)"
+                )
+            self._options.job_ends = float(end)
+            return self
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise LearnerError(f"with_time_limit got {seconds!r}; it needs a number of seconds greater than 0")
+        self._options.time_limit = float(seconds)
         return self
 
     def on_sigterm(self, what: str) -> Self:

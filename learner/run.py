@@ -99,6 +99,9 @@ class Run:
     saver: Saver | None = None
     interrupted: str | None = None
     asked_to_save: bool = False
+    longest_save: float = 0.0
+    time_limit: float | None = None
+    began: float = dataclasses.field(default_factory=time.monotonic)
     stopped_by: str = ""
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stopped: str | None = None
@@ -235,7 +238,16 @@ class Run:
             return f"interrupter: {interrupter.reason}"
         if self.stopped:
             return self.stopped
-        return "num_steps" if steps is not None and self.position.step >= steps else None
+        if steps is not None and self.position.step >= steps:
+            return "num_steps"
+        return "time limit" if self._out_of_time() else None
+
+    def _out_of_time(self) -> bool:
+        """Whether what is left of the time limit is needed to save and to end."""
+        if self.time_limit is None:
+            return False
+        kept_back = max(2 * self.longest_save, min(30.0, self.time_limit / 20))
+        return time.monotonic() - self.began >= self.time_limit - kept_back
 
     def finish(self, reason: str) -> None:
         """The end of training: the last validation and checkpoint of a run by steps, a checkpoint where none was made
@@ -313,6 +325,7 @@ class Run:
         step, epoch = progress["step"], progress["ends_epoch"] or progress["position"]["epoch"]
         path = self.store.path(step)
         self.log.info("saved %s in %.2f s", path, seconds)
+        self.longest_save = max(self.longest_save, seconds)
         self.worker.put_soon(Call(lambda: self.files.journal("save", step=step, path=str(path))))
         self.worker.put_soon(Saved(self.clock(), epoch, step, path, seconds))
 

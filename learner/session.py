@@ -157,6 +157,8 @@ def _started(
         pace=pace,
         clock=time.time,
         grouping=grouping_of(inputs, options),
+        time_limit=options.time_limit if options.job_ends is None else options.job_ends - time.time(),
+        began=began,
         store=store,
         saver=saver,
         saved_step=None if restored is None else restored.entry.step,

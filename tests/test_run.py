@@ -29,6 +29,7 @@ from runs import (
     valid_data,
 )
 
+import learner.run
 from learner import Interrupter, LearnerError, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
 from learner.checkpoint import CheckpointStore
 from learner.data.feed import Dispatch
@@ -46,7 +47,7 @@ from learner.events import (
 from learner.history import read_history
 from learner.loggers import MemoryLogger, RunFiles
 from learner.metrics import HostMetric, LearningRate
-from learner.run import Position
+from learner.run import Position, Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NAN = float("nan")
@@ -295,6 +296,40 @@ def test_every_so_many_seconds_between_two_dispatches(tmp_path, clock):
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_last=9, every_seconds=25)
     build_line(builder.every(1, later)).fit(batches())
     assert saved_steps(tmp_path / "run") == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(100, 10), (2000, 198)])
+def test_a_time_limit_saves_and_ends_before_it(tmp_path, clock, seconds, steps):
+    """A twentieth of the time is kept back, at most half a minute."""
+
+    def later(info, model):
+        clock.seconds += 10
+
+    builder = quiet(tmp_path / "run").num_epochs(1000).with_file_checkpointer(every_epochs=1000)
+    result = build_line(builder.with_time_limit(seconds).every(1, later)).fit(batches())
+    assert (result.stopped_by, result.summary["steps"]) == ("time limit", steps)
+    assert saved_steps(tmp_path / "run") == [steps]
+    assert journal_of(tmp_path / "run")[-1]["event"] == "stop"
+
+
+@pytest.mark.parametrize(("saves", "passed", "over"), [([], 94, 0), ([], 95, 1), ([9, 2], 81, 0), ([9, 2], 82, 1)])
+def test_slow_saves_keep_more_of_the_time_back(tmp_path, clock, saves, passed, over):
+    ignore = types.SimpleNamespace(info=lambda *_: None, put_soon=lambda _: None, path=lambda _: tmp_path)
+    run = types.SimpleNamespace(time_limit=100, longest_save=0.0, began=learner.run.time.monotonic())
+    run.store = run.log = run.worker = ignore
+    run.clock = time.time
+    for seconds in saves:
+        Run.saved(run, {"step": 1, "ends_epoch": 1}, seconds)
+    clock.seconds += passed
+    assert Run._out_of_time(run) == bool(over)
+
+
+def test_the_time_limit_of_a_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1))
+    builder = quiet(tmp_path / "run").num_epochs(100_000).with_file_checkpointer(every_epochs=100_000)
+    result = build_line(builder.with_time_limit()).fit(shuffled())
+    assert result.stopped_by == "time limit"
+    assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
 
 
 def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
