@@ -99,7 +99,8 @@ class Run:
     saver: Saver | None = None
     interrupted: str | None = None
     asked_to_save: bool = False
-    longest_save: float = 0.0
+    asked_at: dict[int, float] = dataclasses.field(default_factory=dict)  # when saves were asked for, by step
+    longest_save: float = 0.0  # from being asked for until it was complete
     time_limit: float | None = None
     began: float = dataclasses.field(default_factory=time.monotonic)
     stopped_by: str = ""
@@ -288,7 +289,8 @@ class Run:
             "plateau": None if self.plateau is None else self.plateau.get_state(),
             "stopped": self.stopped,
         }
-        self.saved_step, self.saved_at = p.step, time.monotonic()
+        self.saved_step = p.step
+        self.saved_at = self.asked_at[p.step] = time.monotonic()
         kind = {"ends_epoch": ends_epoch, "at_stop": at_stop}
         self.worker.put(Call(lambda: self._complete_save(state, metrics, p, {**kind, **decisions})))
 
@@ -325,7 +327,7 @@ class Run:
         step, epoch = progress["step"], progress["ends_epoch"] or progress["position"]["epoch"]
         path = self.store.path(step)
         self.log.info("saved %s in %.2f s", path, seconds)
-        self.longest_save = max(self.longest_save, seconds)
+        self.longest_save = max(self.longest_save, time.monotonic() - self.asked_at.pop(step))
         self.worker.put_soon(Call(lambda: self.files.journal("save", step=step, path=str(path))))
         self.worker.put_soon(Saved(self.clock(), epoch, step, path, seconds))
 

@@ -318,8 +318,9 @@ def test_slow_saves_keep_more_of_the_time_back(tmp_path, clock, saves, passed, o
     run = types.SimpleNamespace(time_limit=100, longest_save=0.0, began=learner.run.time.monotonic())
     run.store = run.log = run.worker = ignore
     run.clock = time.time
-    for seconds in saves:
-        Run.saved(run, {"step": 1, "ends_epoch": 1}, seconds)
+    for seconds in saves:  # also what a save waits for its turn
+        run.asked_at = {1: learner.run.time.monotonic() - seconds}
+        Run.saved(run, {"step": 1, "ends_epoch": 1}, 0.1)
     clock.seconds += passed
     assert Run._out_of_time(run) == bool(over)
 
