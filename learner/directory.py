@@ -14,7 +14,7 @@ MARK = "journal.jsonl"
 FILES = (MARK, "experiment.log", "config.yaml", "summary.json")
 SPLIT = re.compile(r"train|custom|valid(-.+)?")
 EPOCH = re.compile(r"epoch-\d+")
-STEP = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
+STEP = re.compile(r"\d+(\.(partial|removed)(\..*)?)?")
 
 
 def holds_run(directory: Path) -> bool:

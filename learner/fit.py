@@ -4,6 +4,7 @@ There is one loop, for every model, every device and every kind of data: `loop` 
 said by `learner.run`; what it computes by `learner.steps`.
 """
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from learner import directory
 from learner.check import check_predict, check_train, check_valid
+from learner.checkpoint import DamagedError
 from learner.checkpoint.items import from_items, to_items
 from learner.data.feed import batch_arrays
 from learner.errors import LearnerError, one_error
@@ -36,6 +38,7 @@ from learner.start import (
     refuse_regrouping,
     remove_checkpoints,
     restore,
+    restore_newest,
 )
 from learner.steps.state import TrainState
 from learner.steps.step import Step
@@ -204,8 +207,8 @@ class Learner:
         start = self._options.start or {}
         store = open_store(self._options)
         try:
-            if not store.entries and start.get("resume"):
-                return None
+            if start.get("resume"):
+                return restore_newest(store, self.init)
             epoch = start.get("epoch", None if "step" in start else "latest")
             return restore(store, store.find(epoch, start.get("step")), self.init)
         finally:
@@ -243,11 +246,12 @@ class Learner:
             return None
         store = open_store(self._options)
         try:
-            if not store.entries:
-                return None
             state = self.init()
-            items = store.restore(store.find("best").step, {"model": to_items(state)["model"]})
-            return self._rebuild(from_items(items, state))
+            for entry in store.ranked():
+                with contextlib.suppress(DamagedError):
+                    items = store.restore(entry.step, {"model": to_items(state)["model"]})
+                    return self._rebuild(from_items(items, state))
+            return None
         finally:
             store.close()
 

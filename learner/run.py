@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from learner.checkpoint import CheckpointStore, Saver
+from learner.checkpoint.store import FORMAT
 from learner.data.feed import Dispatch, Feeder
 from learner.errors import LearnerError
 from learner.events import EpochStarted, Saved
@@ -22,8 +23,6 @@ from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
 from learner.steps.state import TrainState
 from learner.worker import Call, Closed, EpochClosed, Made, Pace, Worker
-
-FORMAT = 1  # of the item `progress`
 
 
 @dataclasses.dataclass

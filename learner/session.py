@@ -109,7 +109,11 @@ def _started(
     store = None if options.checkpoints is None else open_store(options, higher_is_better)
     if store is not None:
         threads.callback(store.close)
+    for text in () if restored is None else restored.skipped:
+        warn(text)
     _go_back(start, files, store, log)
+    if store is not None:
+        store.prepare()
     strategy = options.devices or SingleDevice()
     cache = use_cache(strategy.platform, options.compilation_cache)
     state = start.state if restored is None else restored.state
@@ -215,7 +219,7 @@ def _set_aside(options: Options, restored: Restored, store: CheckpointStore | No
     if store is None:  # nothing is saved from now on, but what is newer must go all the same
         with contextlib.closing(open_store(options)) as reader:
             return _set_aside(options, restored, reader, log)
-    if all(entry.step <= restored.entry.step for entry in store.entries):
+    if all(step <= restored.entry.step for step in store.steps):
         return None
     superseded = options.directory / "superseded"
     superseded.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.checkpoint import CheckpointStore, Entry, Retention
+from learner.checkpoint import CheckpointStore, DamagedError, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.options import CheckpointOptions
 from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
@@ -111,12 +111,14 @@ class Restored:
       state: the train state.
       progress: everything else.
       metrics: the item `in_flight` of one that was made inside an epoch.
+      skipped: what is wrong with newer ones that it stands in for.
     """
 
     entry: Entry
     state: TrainState
     progress: Mapping[str, Any]
     metrics: Mapping[str, Any] | None
+    skipped: tuple[str, ...] = ()
 
     @property
     def position(self) -> Position:
@@ -131,6 +133,33 @@ def restore(store: CheckpointStore, entry: Entry, init: Callable[[], TrainState]
     key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=jax.random.key_impl(state.rng))
     state = dataclasses.replace(from_items(items, state), rng=key)
     return Restored(entry, state, progress, store.metrics(entry.step))
+
+
+def restore_newest(store: CheckpointStore, init: Callable[[], TrainState]) -> Restored | None:
+    """The newest checkpoint that is not damaged, or `None` where there are no checkpoints.
+
+    Raises:
+      LearnerError: all of them are damaged.
+    """
+    entries = {entry.step: entry for entry in store.entries}
+    skipped: list[str] = []
+    for step in reversed(store.steps):
+        try:
+            if step in store.damaged:
+                raise DamagedError(store.damaged[step])
+            restored = restore(store, entries[step], init)
+        except DamagedError as error:
+            skipped.append(str(error))
+            continue
+        used = f"the run goes on from the checkpoint of step {step}, before it"
+        return dataclasses.replace(restored, skipped=tuple(f"{text}; {used}" for text in skipped))
+    if skipped:
+        raise LearnerError(
+            "there is no checkpoint that could be used:\n  "
+            + "\n  ".join(skipped)
+            + "\nTo begin anew, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)"
+        )
+    return None
 
 
 def grouping_of(inputs: Inputs, options: Options) -> dict[str, int | None]:

@@ -37,7 +37,7 @@ OURS = [
     "config.yaml",
     "summary.json",
     "checkpoint/6/model/d/0",
-    "checkpoint/12.orbax-checkpoint-tmp-3/model/d/0",
+    "checkpoint/12.partial.orbax-checkpoint-tmp/model/d/0",
     "superseded/1/checkpoint/18/model/d/0",
     "superseded/1/train/epoch-3/Loss.log",
     "train/epoch-1/Loss.log",

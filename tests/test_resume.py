@@ -29,6 +29,7 @@ from runs import (
     scripted,
     shuffled,
     streamed,
+    tamper,
     tree_of,
     valid_data,
 )
@@ -212,7 +213,7 @@ def test_a_crash_before_the_first_checkpoint(tmp_path, whole, torn):
         PLATEAU.fit(crashing_at(PLATEAU.build(directory), 1))
     assert saved_steps(directory) == []
     if torn:
-        (directory / "checkpoint" / "2.orbax-checkpoint-tmp-7" / "model").mkdir(parents=True)
+        (directory / "checkpoint" / "2.partial.orbax-checkpoint-tmp" / "model").mkdir(parents=True)
         with (directory / "journal.jsonl").open("a") as journal:
             journal.write('{"event": "epo')
     same(all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume())), whole(PLATEAU))
@@ -229,15 +230,14 @@ def test_a_checkpoint_without_a_part_of_the_run_would_be_noticed(tmp_path, whole
     """The comparison of the tests above fails when something is lost on purpose."""
     directory = tmp_path / "run"
     PLATEAU.fit(stopping_at(PLATEAU.build(directory), 3))
-    file = directory / "checkpoint" / "3" / "progress" / "metadata"
-    progress = json.loads(file.read_text())
+    progress = progress_of(directory, 3)
     progress[part] = {
         "root_key": [0, 77],
         "early_stopping": [],
         "plateau": None,
         "position": {**progress["position"], "batch": 0},
     }[part]
-    file.write_text(json.dumps(progress))
+    tamper(directory, 3, progress)
     found, expected = all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume())), whole(PLATEAU)
     assert found["history"] != expected["history"]
 

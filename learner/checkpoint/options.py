@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from learner.errors import LearnerError
 
@@ -109,21 +108,3 @@ class Retention:
             s for s, (epoch, _) in checkpoints.items() if self.every and epoch is not None and epoch % self.every == 0
         ]
         return {*last[-self.last :], *best, *every}
-
-
-class KeepPolicy:
-    """`Retention` as one of Orbax's preservation policies. It reads the table that the store fills."""
-
-    def __init__(
-        self,
-        retention: Retention,
-        table: Mapping[int, tuple[int | None, float | None]],
-        at_stop: Collection[int] = (),
-    ):
-        self._retention, self._table, self._at_stop = retention, table, at_stop
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Called by Orbax after a save is complete."""
-        table = {c.step: self._table.get(c.step, (None, None)) for c in checkpoints}
-        kept = self._retention.kept(table, self._at_stop)
-        return [c.step in kept for c in checkpoints]

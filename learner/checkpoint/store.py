@@ -2,23 +2,36 @@
 
 A checkpoint has the items `model`, `optim` and `scheduler`, each readable on its own, and `progress`: everything else
 that a run is, as JSON. `in_flight` is there when it was made inside an epoch: the metrics' states in flight and the
-rows collected so far.
+rows collected so far. `manifest.json` makes it complete: see `learner.checkpoint.manifest`.
+
+Orbax's manager is not used: it removes older checkpoints before ours has its checksums, and writes nothing below its
+newest step.
 """
 
 import contextlib
 import dataclasses
 import functools
 import logging
+import os
+import re
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from learner.checkpoint.items import flat, refuse_differences
-from learner.checkpoint.options import KeepPolicy, Retention
+from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refuse_damage, write_manifest
+from learner.checkpoint.options import Retention
 from learner.errors import LearnerError
 
 ITEMS = ("model", "optim", "scheduler", "progress", "in_flight")
+FORMAT = 1  # of the item `progress` and of the manifest
+FACTS = ("ends_epoch", "score", "at_stop", "higher_is_better")  # of `progress`, in the manifest too
+UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
+
+
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +50,17 @@ class Entry:
 
 
 class CheckpointStore:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
+
+    Attributes:
+      damaged: what is wrong with those whose manifest is damaged, by step.
+    """
 
     def __init__(self, directory: Any, retention: Retention | None = None):
         """`retention` says what is kept; without one the store only reads."""
         self._place, self._retention = directory, retention
-        self._table: dict[int, tuple[int | None, float | None]] = {}
-        self._at_stop: set[int] = set()
-        self._higher_is_better = retention is not None and retention.higher_is_better
+        self._verified: set[int] = set()
+        self.damaged: dict[int, str] = {}
 
     @functools.cached_property
     def _ocp(self) -> Any:
@@ -55,70 +71,142 @@ class CheckpointStore:
 
     @functools.cached_property
     def _path(self) -> Any:
+        if "://" not in str(self._place):
+            return Path(self._place)
         from etils import epath
 
         return epath.Path(self._place)
 
     @functools.cached_property
-    def _manager(self) -> Any:
-        ocp, retention = self._ocp, self._retention
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=None if retention is None else KeepPolicy(retention, self._table, self._at_stop),
-            enable_async_checkpointing=False,
-            cleanup_tmp_directories=retention is not None,
-            create=retention is not None,
-            read_only=retention is None,
-            save_interval_steps=0 if retention is None else 1,
-        )
-        with _quiet():
-            arrays = {name: ocp.StandardCheckpointHandler() for name in ITEMS if name != "progress"}
-            handlers = {**arrays, "progress": ocp.JsonCheckpointHandler()}
-            manager = ocp.CheckpointManager(self._path, options=options, item_handlers=handlers)
-        for step in manager.all_steps():
-            progress = self._progress(manager, step)
-            self._note(step, progress)
-            if retention is None:
-                self._higher_is_better = bool(progress.get("higher_is_better"))
-        return manager
+    def _orbax(self) -> Any:
+        ocp = self._ocp
+        arrays = {name: ocp.StandardCheckpointHandler() for name in ITEMS if name != "progress"}
+        handlers = {**arrays, "progress": ocp.JsonCheckpointHandler()}
+        return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
 
-    def _note(self, step: int, progress: Mapping[str, Any]) -> None:
-        """What decides whether a checkpoint stays."""
-        self._table[step] = progress.get("ends_epoch"), progress.get("score")
-        if progress.get("at_stop"):
-            self._at_stop.add(step)
+    @functools.cached_property
+    def _table(self) -> dict[int, dict[str, Any]]:
+        """What the manifests say, by step."""
+        table = {}
+        for step in self._steps():
+            try:
+                manifest = read_manifest(self.path(step))
+            except DamagedError as error:
+                self.damaged[step] = str(error)
+                continue
+            table[step] = manifest
+        return table
+
+    def _steps(self) -> list[int]:
+        if not self._path.exists():
+            return []
+        return sorted(int(path.name) for path in self._path.iterdir() if path.name.isdecimal() and path.is_dir())
 
     @property
     def entries(self) -> list[Entry]:
-        """The complete checkpoints, oldest first."""
-        if not self._path.exists():
-            return []
-        steps = sorted(self._manager.all_steps())
-        return [Entry(step, *self._table.get(step, (None, None))) for step in steps]
+        """The checkpoints that are complete by their manifests, oldest first."""
+        return [Entry(step, facts["ends_epoch"], facts["score"]) for step, facts in sorted(self._table.items())]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, also of those that are damaged, oldest first."""
+        return sorted({*self._table, *self.damaged})
 
     def path(self, step: int) -> Any:
         """Where a checkpoint lies."""
         return self._path / str(step)
 
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Makes the directory, and removes what a process that was killed has left of a save or of a removal."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        for place in self._path.iterdir():
+            if UNFINISHED.fullmatch(place.name):
+                shutil.rmtree(place) if self._is_local else place.rmtree()
+
     def save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-        """Writes a checkpoint, and removes those that need not stay once it is complete. Waits until then."""
+        """Writes a checkpoint, and removes those that need not stay once it is complete. Waits until then.
+
+        It is written under another name, and gets its own when everything is on the disk.
+
+        Raises:
+          LearnerError: there is a checkpoint of this step, or the directory is gone.
+        """
+        assert self._retention is not None
+        if not self._path.exists():
+            raise LearnerError(f"the directory {self._path} is gone: somebody removed it while the run went on")
+        if step in self.steps:
+            raise LearnerError(f"there is a checkpoint of step {step} in {self._path}, and it is not replaced")
+        facts = {name: progress.get(name) for name in FACTS}
+        place = self._path / f"{step}.partial" if self._is_local else self.path(step)
+        try:
+            self._write(place, items, progress)
+            write_manifest(place, {"format": FORMAT, "step": step, **facts})
+            if self._is_local:
+                place.rename(self.path(step))
+                _to_disk(self._path)
+        except BaseException:
+            self._discard_partial(step)
+            raise
+        self._table[step] = facts
+        self._prune()
+
+    def _write(self, place: Any, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
-        self._note(step, progress)
         with _quiet():
-            written = self._manager.save(step, args=args.Composite(progress=args.JsonSave(dict(progress)), **parts))
-        if not written:
-            raise RuntimeError(
-                f"Orbax wrote no checkpoint for step {step}; {self._path} has {sorted(self._manager.all_steps())}"
-            )
+            self._orbax.save(place, args=args.Composite(progress=args.JsonSave(dict(progress)), **parts))
+
+    def _discard_partial(self, step: int) -> None:
+        for place in self._path.glob(f"{step}.*") if self._path.exists() else ():
+            if self._is_local and UNFINISHED.fullmatch(place.name):
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _prune(self) -> None:
+        assert self._retention is not None
+        table = {step: (facts["ends_epoch"], facts["score"]) for step, facts in self._table.items()}
+        at_stop = [step for step, facts in self._table.items() if facts["at_stop"]]
+        for step in sorted(table.keys() - self._retention.kept(table, at_stop)):
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """It is no checkpoint any more before its first file goes."""
+        self._table.pop(step, None)
+        self.damaged.pop(step, None)
+        place = self.path(step)
+        if self._is_local:
+            shutil.rmtree(place.rename(place.with_name(f"{step}.removed")))
+        else:
+            (place / NAME).unlink(missing_ok=True)
+            place.rmtree()
+
+    @property
+    def _is_local(self) -> bool:
+        return isinstance(self._path, Path)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def verify(self, step: int) -> None:
+        """Reads every file of a checkpoint, once.
+
+        Raises:
+          DamagedError: one of them is not as it was written; it names it.
+        """
+        if step not in self._verified:
+            refuse_damage(self.path(step))
+            self._verified.add(step)
 
     def progress(self, step: int) -> dict[str, Any]:
         """The JSON item of a checkpoint."""
-        return self._progress(self._manager, step)
-
-    def _progress(self, manager: Any, step: int) -> dict[str, Any]:
+        self.verify(step)
         args = self._ocp.args
         with _quiet():
-            return dict(manager.restore(step, args=args.Composite(progress=args.JsonRestore()))["progress"])
+            restored = self._orbax.restore(self.path(step), args=args.Composite(progress=args.JsonRestore()))
+        progress = dict(restored["progress"])
+        if progress.get("format", FORMAT) > FORMAT:
+            raise LearnerError(f"the checkpoint {self.path(step)} was made by a newer version of learner")
+        return progress
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
         """The named items with the shapes, dtypes and shardings of the arrays given in `items`.
@@ -126,22 +214,26 @@ class CheckpointStore:
         Raises:
           LearnerError: an array of the checkpoint differs from the one given; it lists them all.
         """
+        self.verify(step)
         args = self._ocp.args
         with _quiet():
-            saved = self._manager.item_metadata(step)
-            trees = {name: saved[name].tree for name in items}
+            trees = {name: self._metadata(step)[name].tree for name in items}
             refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
             parts = {name: args.StandardRestore(_abstract(item)) for name, item in items.items()}
-            return dict(self._manager.restore(step, args=args.Composite(**parts)))
+            return dict(self._orbax.restore(self.path(step), args=args.Composite(**parts)))
 
     def metrics(self, step: int) -> dict[str, Any] | None:
         """The item `in_flight`, or `None`."""
+        self.verify(step)
         if not (self.path(step) / "in_flight").exists():
             return None
         with _quiet():
-            saved = self._manager.item_metadata(step)["in_flight"].tree
+            saved = self._metadata(step)["in_flight"].tree
             args = self._ocp.args.Composite(in_flight=self._ocp.args.StandardRestore(_abstract(saved)))
-            return dict(self._manager.restore(step, args=args)["in_flight"])
+            return dict(self._orbax.restore(self.path(step), args=args)["in_flight"])
+
+    def _metadata(self, step: int) -> Any:
+        return self._orbax.metadata(self.path(step)).item_metadata
 
     def find(self, epoch: int | str | None = None, step: int | None = None) -> Entry:
         """A checkpoint by the epoch that it ends, by its step, or the `"latest"` or `"best"`."""
@@ -161,37 +253,43 @@ class CheckpointStore:
 
     def best(self) -> Entry | None:
         """The best by the monitored metric; the earlier one of equals; `None` when none has a value."""
+        ranked = self.ranked()
+        return ranked[0] if ranked and ranked[0].score is not None else None
+
+    def ranked(self) -> list[Entry]:
+        """All of them from the best on; those without a value of the monitored metric come last, newest first."""
         sign = -1.0 if self._higher_is_better else 1.0
-        scored = [e for e in self.entries if e.score is not None and e.score == e.score]
-        return min(scored, key=lambda e: (sign * e.score, e.step)) if scored else None  # type: ignore[operator]
+        scored = [e for e in self.entries if e.score is not None]
+        others = [e for e in self.entries if e.score is None]
+        return sorted(scored, key=lambda e: (sign * (e.score or 0.0), e.step)) + others[::-1]
+
+    @property
+    def _higher_is_better(self) -> bool:
+        if self._retention is not None:
+            return self._retention.higher_is_better
+        return any(facts["higher_is_better"] for facts in self._table.values())
 
     def remove_all(self) -> None:
         """Removes every checkpoint."""
-        with _quiet():
-            for step in self._manager.all_steps():
-                self._manager.delete(step)
-        self._table.clear()
-        self._at_stop.clear()
+        for step in self.steps:
+            self._remove(step)
 
     def set_aside(self, after: int, directory: Any) -> list[int]:
-        """Moves the checkpoints of later steps to another directory: Orbax refuses to write below its newest."""
-        newer = [e.step for e in self.entries if e.step > after]
+        """Moves the checkpoints of later steps to another directory: the run goes on below them."""
+        newer = [step for step in self.steps if step > after]
         target = type(self._path)(directory)
         for step in newer:
             target.mkdir(parents=True, exist_ok=True)
             self.path(step).rename(target / str(step))
             self._table.pop(step, None)
-            self._at_stop.discard(step)
-        if newer:
-            with _quiet():
-                self._manager.reload()
+            self.damaged.pop(step, None)
         return newer
 
     def close(self) -> None:
         """Gives Orbax's threads back."""
-        if "_manager" in vars(self):
+        if "_orbax" in vars(self):
             with _quiet():
-                self._manager.close()
+                self._orbax.close()
 
 
 def _abstract(item: Any) -> Any:
@@ -201,6 +299,15 @@ def _abstract(item: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(abstract, item)
+
+
+def _to_disk(directory: Path) -> None:
+    """The new name of a checkpoint outlives a power cut before an older checkpoint goes."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

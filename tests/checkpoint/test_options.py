@@ -1,7 +1,6 @@
 """When checkpoints are made and which stay."""
 
 import math
-import types
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from learner import LearnerError
 from learner.checkpoint import CheckpointOptions, Retention
-from learner.checkpoint.options import KeepPolicy
 
 NAN = math.nan
 
@@ -123,14 +121,6 @@ def test_nothing_that_should_stay_is_ever_removed_too_early(values, last, best, 
         scored.sort(key=lambda s: everything[s][1], reverse=higher)
         expected = {*order[-last:], *scored[:best], *(s for s in order if every and s % every == 0)}
         assert set(on_disk) == expected
-
-
-def test_the_policy_answers_orbax_for_each_checkpoint():
-    table = scores(0.5, 0.4, 0.9)
-    policy = KeepPolicy(Retention(1, 1, None, False), table)
-    asked = [types.SimpleNamespace(step=step) for step in table]
-    assert policy.should_preserve(asked, context=None) == [False, True, True]
-    assert policy.should_preserve([*asked, types.SimpleNamespace(step=40)], context=None) == [False, True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import math
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 from runs import bits, tree_of
 
 from learner import LearnerError, TrainState
-from learner.checkpoint import CheckpointStore, Entry, Retention
+from learner.checkpoint import CheckpointStore, DamagedError, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -39,6 +40,8 @@ def opened():
 
     def open_store(directory, retention=None):
         stores.append(CheckpointStore(directory, retention))
+        if retention is not None:
+            stores[-1].prepare()
         return stores[-1]
 
     yield open_store
@@ -180,33 +183,109 @@ def test_no_checkpoints_at_all(tmp_path, opened, asked):
 
 
 def test_reading_changes_nothing(three, tmp_path, opened):
-    (tmp_path / "c" / "24.orbax-checkpoint-tmp-0").mkdir()
+    (tmp_path / "c" / "24.partial").mkdir()
     before = tree_of(tmp_path)
     store = opened(tmp_path / "c")
     store.restore(18, SMALL)
     assert [entry.step for entry in store.entries] == [6, 10, 18]
     assert tree_of(tmp_path) == before
-    assert (tmp_path / "c" / "24.orbax-checkpoint-tmp-0").exists()
+    assert (tmp_path / "c" / "24.partial").exists()
     opened(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_save_that_was_cut_off_is_none_and_goes(three, tmp_path, opened):
-    cut_off = tmp_path / "c" / "24.orbax-checkpoint-tmp-0"
+@pytest.mark.parametrize("name", ["24.partial", "24.partial.orbax-checkpoint-tmp", "3.removed"])
+def test_a_save_or_removal_that_was_cut_off_is_none_and_goes(three, tmp_path, opened, name):
+    cut_off = tmp_path / "c" / name
     (cut_off / "model").mkdir(parents=True)
     assert opened(tmp_path / "c").find("latest").step == 18
-    writer = opened(tmp_path / "c", ALL)
-    assert writer.find("latest").step == 18
-    save(writer, 24)  # Orbax tidies up in a thread, and waits for it here
+    assert opened(tmp_path / "c", ALL).find("latest").step == 18
     assert not cut_off.exists()
 
 
-def test_a_step_that_orbax_does_not_write_is_an_error(tmp_path, opened):
+def test_what_is_not_ours_stays(tmp_path, opened):
+    for name in ("notes", "12.bak", "model-3.mpk.gz"):
+        (tmp_path / "c" / name).mkdir(parents=True)
+    opened(tmp_path / "c", ALL)
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["12.bak", "model-3.mpk.gz", "notes"]
+
+
+def test_below_the_newest_step(tmp_path, opened):
+    """Orbax's manager would write nothing."""
     store = opened(tmp_path / "c", ALL)
     save(store, 6)
-    with pytest.raises(RuntimeError, match="no checkpoint for step 3"):
-        save(store, 3)
-    assert steps_in(tmp_path / "c") == [6]
+    save(store, 3)
+    assert steps_in(tmp_path / "c") == [3, 6]
+
+
+def test_a_step_that_is_there_is_not_replaced(tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    save(store, 6)
+    before = tree_of(tmp_path)
+    with pytest.raises(LearnerError, match="there is a checkpoint of step 6"):
+        save(store, 6)
+    assert tree_of(tmp_path) == before
+
+
+def test_a_directory_that_is_gone(tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    save(store, 6)
+    shutil.rmtree(tmp_path / "c")
+    with pytest.raises(LearnerError, match="is gone"):
+        save(store, 9)
+    assert not (tmp_path / "c").exists()
+
+
+class Unwritable:
+    """A leaf that cannot be stored."""
+
+    shape, dtype = (2,), np.dtype(np.float32)
+
+
+def test_unserializable_state(tmp_path, opened):
+    store = opened(tmp_path / "c", ALL)
+    save(store, 6)
+    before = tree_of(tmp_path)
+    with pytest.raises(Exception, match=r".") as caught:
+        store.save(9, {"model": {"params": {"w": np.float32([1]), "x": Unwritable()}}}, {"step": 9})
+    assert not isinstance(caught.value, AssertionError)
+    assert tree_of(tmp_path) == before
+    assert [entry.step for entry in store.entries] == [6]
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def damages():
+    """Ways to damage a file."""
+    return {
+        "truncated": lambda p: p.write_bytes(p.read_bytes()[:-1]),
+        "emptied": lambda p: p.write_bytes(b""),
+        "deleted": lambda p: p.unlink(),
+        "one bit flipped": lambda p: p.write_bytes(
+            (b := p.read_bytes())[: len(b) // 2] + bytes([b[len(b) // 2] ^ 1]) + b[len(b) // 2 + 1 :]
+        ),
+    }
+
+
+@pytest.mark.parametrize("how", damages())
+def test_damage_to_any_file_is_found_and_named(three, tmp_path, opened, how):
+    place = tmp_path / "c" / "18"
+    files = [p for p in sorted(place.rglob("*")) if p.is_file() and (p.stat().st_size or how == "deleted")]
+    assert len(files) > 10
+    for path in files:
+        content = path.read_bytes()
+        damages()[how](path)
+        store = opened(tmp_path / "c")
+        found = store.damaged.get(18) if 18 in store.steps and 18 in store.damaged else None
+        if found is None:
+            with pytest.raises(DamagedError) as caught:
+                store.restore(18, SMALL)
+            found = str(caught.value)
+        assert path.relative_to(place).as_posix() in found
+        assert str(place) in found
+        path.write_bytes(content)
+    assert opened(tmp_path / "c").restore(18, SMALL).keys() == SMALL.keys()
 
 
 def test_set_aside(three, tmp_path, opened):
