@@ -233,6 +233,15 @@ class LearnerBuilder:
             )
         return self
 
+    def on_save_error(self, what: str) -> Self:
+        """What a checkpoint that cannot be written does (a full disk, a directory that is gone): `"raise"` (default)
+        ends `fit` with the error after the dispatch under way; `"warn"` goes on, and tries again when the next is due.
+
+        The checkpoints before it stay as they are in either case.
+        """
+        self._options.on_save_error = _one_of("on_save_error", what, ("raise", "warn"))
+        return self
+
     def checkpoint(self, epoch: int | str | None = None, step: int | None = None) -> Self:
         """Starts from the end of an epoch or step of the run in the directory (`"best"` and `"latest"` are epochs too).
 
@@ -291,9 +300,7 @@ class LearnerBuilder:
         """What `fit` does after SIGTERM, once the dispatch under way has ended, a checkpoint is complete and the logs
         are written: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns the result so far.
         """
-        if what not in ("exit", "return"):
-            raise LearnerError(f"on_sigterm got {what!r}; it needs 'exit' or 'return'")
-        self._options.on_sigterm = what
+        self._options.on_sigterm = _one_of("on_sigterm", what, ("exit", "return"))
         return self
 
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
@@ -390,6 +397,12 @@ def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise LearnerError(f"{name} is {value!r}; it needs a whole number, {least} or more")
     return value
+
+
+def _one_of(name: str, value: Any, words: Sequence[str]) -> str:
+    if value not in words:
+        raise LearnerError(f"{name} got {value!r}; it needs {' or '.join(map(repr, words))}")
+    return str(value)
 
 
 def _hook(name: str, fn: Any) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from learner.data.feed import batch_arrays
 from learner.errors import LearnerError, one_error
 from learner.history import History, read_history
 from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid
+from learner.lock import locked
 from learner.options import Options
 from learner.result import LearningResult
 from learner.run import Run, validate
@@ -163,12 +164,21 @@ class Learner:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
             refuse_checkpoints(options)
         inputs = self._inputs(train, valid)
+        options.directory.mkdir(parents=True, exist_ok=True)
+        with locked(options.directory):
+            return self._fit(inputs, going_on)
+
+    def _fit(self, inputs: Inputs, going_on: bool) -> LearningResult:
+        """In a directory that no other process uses."""
+        options = self._options
         restored = self._restored() if going_on else None
         if restored is not None:
             if (finished := self._finished(restored)) is not None:
                 return finished
             inputs.source("train").refuse_position(restored.position.epoch, restored.position.batch)
             refuse_regrouping(restored, inputs, options)
+        if not going_on:
+            directory.refuse_run(options.directory, overwrite=options.overwrite)  # one may have begun since
         state = self.init() if restored is None else restored.state
         self._fitted = True
         directory.prepare(options.directory, keep=going_on)

@@ -37,6 +37,7 @@ class Options:
     early_stopping: list[MetricEarlyStopping] = dataclasses.field(default_factory=list)
     interrupter: Interrupter | None = None
     on_sigterm: str = "exit"
+    on_save_error: str = "raise"
     time_limit: float | None = None
     job_ends: float | None = None
     on_epoch_end: list[Callable[..., Any]] = dataclasses.field(default_factory=list)

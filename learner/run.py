@@ -93,6 +93,7 @@ class Run:
     tally: Tally
     pace: Pace
     clock: Callable[[], float]
+    warn: Callable[[str], None]
     grouping: Mapping[str, int | None]
     store: CheckpointStore | None = None
     saver: Saver | None = None
@@ -329,6 +330,13 @@ class Run:
         self.longest_save = max(self.longest_save, time.monotonic() - self.asked_at.pop(step))
         self.worker.put_soon(Call(lambda: self.files.journal("save", step=step, path=str(path))))
         self.worker.put_soon(Saved(self.clock(), epoch, step, path, seconds))
+
+    def not_saved(self, progress: Mapping[str, Any], error: Exception) -> None:
+        """On the saver's thread: a checkpoint could not be written, and the run goes on."""
+        step = progress["step"]
+        self.asked_at.pop(step, None)
+        self.warn(f"the checkpoint of step {step} could not be written, and training goes on: {error!r}")
+        self.log.debug("the traceback:", exc_info=error)
 
 
 def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:

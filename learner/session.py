@@ -136,8 +136,10 @@ def _started(
     metrics = {split: options.metrics_of(split) for split in splits}
     collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
     history = History() if restored is None else History.from_json(restored.progress["history"])
-    saver = None if store is None else Saver(store, lambda progress, seconds: run.saved(progress, seconds))
-    if saver is not None:
+    saver = None
+    if store is not None:
+        failed = None if options.on_save_error == "raise" else lambda progress, error: run.not_saved(progress, error)
+        saver = Saver(store, lambda progress, seconds: run.saved(progress, seconds), failed)
         threads.callback(saver.close)
     worker = Worker(metrics, files, history, outlets, pace, time.time, rows_in_flight(restored, collecting))
     threads.callback(worker.close)  # before the saver, which its last items may still need
@@ -160,6 +162,7 @@ def _started(
         tally=tally_in_flight(restored, runner),
         pace=pace,
         clock=time.time,
+        warn=warn,
         grouping=grouping_of(inputs, options),
         time_limit=options.time_limit if options.job_ends is None else options.job_ends - time.time(),
         began=began,

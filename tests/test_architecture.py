@@ -21,8 +21,8 @@ TREES = {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
 ROWS = [
     {"errors"},
     {"metrics", "steps"},
-    {"checkpoint", "compilation", "data", "directory", "events", "history", "journal", "loggers", "options"}
-    | {"renderers", "result", "schedules", "signals", "stopping", "strategies", "text"},
+    {"checkpoint", "compilation", "data", "directory", "events", "history", "journal", "lock", "loggers"}
+    | {"options", "renderers", "result", "schedules", "signals", "stopping", "strategies", "text"},
     {"check", "inputs", "run", "runner", "session", "start", "worker"},
     {"fit"},
     {"builder"},

@@ -14,9 +14,16 @@ from learner.steps.state import TrainState
 class Saver:
     """Writes one checkpoint after another. A second save waits until the first is done."""
 
-    def __init__(self, store: CheckpointStore, done: Callable[[Mapping[str, Any], float], None]):
-        """`done(progress, seconds)` is called from the thread when a checkpoint is complete."""
-        self._store, self._done = store, done
+    def __init__(
+        self,
+        store: CheckpointStore,
+        done: Callable[[Mapping[str, Any], float], None],
+        failed: Callable[[Mapping[str, Any], Exception], None] | None = None,
+    ):
+        """`done(progress, seconds)` is called from the thread when a checkpoint is complete, `failed(progress, error)`
+        when one could not be written; without `failed` the error is raised by `check`, and nothing more is saved.
+        """
+        self._store, self._done, self._failed = store, done, failed
         self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[TrainState, dict[str, Any], Mapping[str, Any]] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
@@ -42,9 +49,18 @@ class Saver:
             if self._error is not None:
                 continue
             state, progress, further = job
-            start = time.perf_counter()
             try:
-                self._store.save(progress["step"], {**to_items(state), **further}, progress)
-                self._done(progress, time.perf_counter() - start)
+                self._save(state, progress, further)
             except BaseException as error:
                 self._error = error
+
+    def _save(self, state: TrainState, progress: dict[str, Any], further: Mapping[str, Any]) -> None:
+        start = time.perf_counter()
+        try:
+            self._store.save(progress["step"], {**to_items(state), **further}, progress)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(progress, error)
+        else:
+            self._done(progress, time.perf_counter() - start)

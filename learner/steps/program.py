@@ -86,8 +86,8 @@ class Values:
     """What a dispatch leaves for the logs, read later by the host.
 
     Attributes:
-      table: float32 `[buffer, metrics + 1]`, the metrics' values of each step, then the step's weight. One array: each
-        costs the host and the device.
+      table: float32 `[buffer, metrics + 2]`: of each step the metrics' values, its weight, and what of it is not finite
+        (see `learner.steps.finite`). One array: each costs the host and the device.
       rows: what collecting metrics collected, arrays `[buffer, micro-batches, rows, ...]`.
       tail: the same of the ragged micro-batch, arrays `[rows, ...]`, or `()`.
     """
@@ -99,34 +99,39 @@ class Values:
     @property
     def numbers(self) -> Array:
         """float32 `[buffer, metrics]`."""
-        return self.table[:, :-1]
+        return self.table[:, :-2]
 
     @property
     def weights(self) -> Array:
         """float32 `[buffer]`."""
+        return self.table[:, -2]
+
+    @property
+    def nonfinite(self) -> Array:
+        """float32 `[buffer]`."""
         return self.table[:, -1]
 
     @classmethod
-    def of(cls, numbers: Array, weight: Array, rows: PyTree, tail: PyTree = ()) -> "Values":
-        """Those of one step: `numbers` `[metrics]` and a scalar `weight`."""
-        return cls(_line(numbers, weight)[None], rows, tail)
+    def of(cls, line: Array, rows: PyTree, tail: PyTree = ()) -> "Values":
+        """Those of one step: `line` is its row of the table."""
+        return cls(line[None], rows, tail)
 
-    def put(self, index: Array, numbers: Array, weight: Array, rows: PyTree) -> "Values":
+    def put(self, index: Array, line: Array, rows: PyTree) -> "Values":
         """With those of one step."""
 
         def set_at(buffer: Array, x: Array) -> Array:
             return jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)
 
         rows = jax.tree.map(set_at, self.rows, rows)
-        return Values(set_at(self.table, _line(numbers, weight)), rows, self.tail)
+        return Values(set_at(self.table, line), rows, self.tail)
 
 
-def _line(numbers: Array, weight: Array) -> Array:
-    return jnp.append(numbers, weight)
+def _line(numbers: Array, weight: Array, nonfinite: Array | float = 0.0) -> Array:
+    return jnp.concatenate([numbers, jnp.stack([weight, jnp.asarray(nonfinite, jnp.float32)])])
 
 
 def _no_values(measure: Measure, buffer: int, rows: PyTree) -> Values:
-    return Values(jnp.zeros((buffer, len(measure.step_names) + 1), jnp.float32), _buffers(rows, buffer))
+    return Values(jnp.zeros((buffer, len(measure.step_names) + 2), jnp.float32), _buffers(rows, buffer))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,16 +154,16 @@ class Programs:
         """Optimizer steps over `count` micro-batches in one loop; the last group may be short."""
         measure, size = self.step.train_measure, self.step.accumulate
 
-        def one(leaves: Leaves, epoch: Packed, i: Array) -> tuple[Leaves, Packed, Array, Array, PyTree, PyTree]:
+        def one(leaves: Leaves, epoch: Packed, i: Array) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
             first = i * size
             return self._step(leaves, epoch, lambda j: feed.micro(cursor + first + j), jnp.minimum(size, count - first))
 
         def body(i: Array, carry: tuple[Leaves, Packed, Values]) -> tuple[Leaves, Packed, Values]:
             leaves, epoch, values = carry
-            leaves, epoch, numbers, weight, rows, _ = one(leaves, epoch, i)
-            return leaves, epoch, values.put(i, numbers, weight, rows)
+            leaves, epoch, line, rows, _ = one(leaves, epoch, i)
+            return leaves, epoch, values.put(i, line, rows)
 
-        shapes = jax.eval_shape(lambda: one(leaves, epoch, jnp.int32(0))[4]) if measure.collecting else ()
+        shapes = jax.eval_shape(lambda: one(leaves, epoch, jnp.int32(0))[3]) if measure.collecting else ()
         steps = (count + (size - 1)) // size
         carry = leaves, epoch, _no_values(measure, -(-feed.room // size), shapes)
         leaves, epoch, values = jax.lax.fori_loop(0, steps, body, carry)
@@ -196,8 +201,8 @@ class Programs:
         there.
         """
         state, empty = self._begin(leaves)
-        leaves, epoch, numbers, weight = self._finish(state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch)
-        return leaves, epoch, Values.of(numbers, weight, ())
+        leaves, epoch, line = self._finish(state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch)
+        return leaves, epoch, Values.of(line, ())
 
     def valid(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
         """Validation of `count` batches in one loop. It reads the state and changes nothing of it.
@@ -209,7 +214,7 @@ class Programs:
         def body(i: Array, carry: tuple[Packed, Values]) -> tuple[Packed, Values]:
             epoch, values = carry
             metrics, weight, rows = self.step.valid_metrics(state, feed.micro(cursor + i), number + i)
-            values = values.put(i, measure.step_values(metrics), weight, _grouped(rows))
+            values = values.put(i, _line(measure.step_values(metrics), weight), _grouped(rows))
             return measure.add(epoch, metrics), values
 
         shapes: PyTree = ()
@@ -234,22 +239,16 @@ class Programs:
 
     def _step(
         self, leaves: Leaves, epoch: Packed, micro: Callable[[Array], PyTree], count: Array, tail: PyTree = None
-    ) -> tuple[Leaves, Packed, Array, Array, PyTree, PyTree]:
-        """One step over `count` micro-batches and, if given, the ragged one: leaves, states, numbers, weight, rows, the
-        tail's rows.
+    ) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
+        """One step over `count` micro-batches and, if given, the ragged one: leaves, states, the line of its values,
+        rows, the tail's rows.
         """
         step, measure, tail_rows = self.step, self.step.train_measure, ()
         if step.update is not None:
             batch = micro(jnp.int32(0)) if tail is None else tail
             state, metrics, weight, rows = step.custom(self.tree.unflatten(leaves), batch)
-            return (
-                self._flat(state),
-                measure.add(epoch, metrics),
-                measure.step_values(metrics),
-                weight,
-                _grouped(rows),
-                (),
-            )
+            line = self._line_of(state, metrics, weight)
+            return self._flat(state), measure.add(epoch, metrics), line, _grouped(rows), ()
         state, acc = self._begin(leaves)
         value_fn = None
         if step.accumulate == 1:
@@ -290,19 +289,21 @@ class Programs:
 
     def _finish(
         self, state: TrainState, acc: Accumulated, epoch: Packed, value_fn: Callable[[PyTree], Array] | None = None
-    ) -> tuple[Leaves, Packed, Array, Array]:
-        measure = self.step.train_measure
+    ) -> tuple[Leaves, Packed, Array]:
         new, metrics = self.step.finish(state, acc, value_fn)
-        return self._flat(new), measure.add(epoch, metrics), measure.step_values(metrics), acc.weight
+        return self._flat(new), self.step.train_measure.add(epoch, metrics), self._line_of(new, metrics, acc.weight)
 
-    def _single(self, result: tuple[Leaves, Packed, Array, Array, PyTree, PyTree], cursor: Array) -> Trained:
-        leaves, epoch, numbers, weight, rows, tail = result
-        return leaves, epoch, cursor, Values.of(numbers, weight, _grouped(rows), tail)
+    def _line_of(self, new: TrainState, metrics: PyTree, weight: Array) -> Array:
+        return _line(self.step.train_measure.step_values(metrics), weight, new.extra["nonfinite"][3])
+
+    def _single(self, result: tuple[Leaves, Packed, Array, PyTree, PyTree], cursor: Array) -> Trained:
+        leaves, epoch, line, rows, tail = result
+        return leaves, epoch, cursor, Values.of(line, _grouped(rows), tail)
 
     def _valid_one(self, leaves: Leaves, epoch: Packed, batch: PyTree, cursor: Array, number: Array) -> Validated:
         measure = self.step.valid_measure
         metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number)
-        values = Values.of(measure.step_values(metrics), weight, _grouped(_grouped(rows)))
+        values = Values.of(_line(measure.step_values(metrics), weight), _grouped(_grouped(rows)))
         return measure.add(epoch, metrics), cursor + 1, number + 1, values
 
     def _flat(self, state: TrainState) -> Leaves:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Info
+from learner.steps.finite import Watch
 from learner.steps.measure import Measure
 from learner.steps.model import Family, same_structure, same_tree
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, rate_at, update_params
@@ -111,6 +112,7 @@ class Step:
       valid_measure: metrics of the validation splits.
       accumulate: micro-batches per optimizer step.
       own_grads: whether the train step returns `TrainOutput`.
+      watch: what a loss or a gradient does that is not finite.
     """
 
     family: Family
@@ -123,6 +125,7 @@ class Step:
     valid_measure: Measure
     accumulate: int = 1
     own_grads: bool = False
+    watch: Watch = Watch()
 
     def init(self, lr_scale: float, seed: int) -> TrainState:
         """The state before the first step. Every leaf is a copy of its own, strongly typed."""
@@ -131,7 +134,8 @@ class Step:
             opt_state: PyTree = ()
             if self.optimizer is not None:
                 opt_state = init_optimizer(self.optimizer, self.schedule, params, scale)
-            state = TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, {})
+            extra = {"nonfinite": self.watch.fresh()}
+            state = TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra)
             copied: TrainState = jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
             return copied
 
@@ -206,8 +210,8 @@ class Step:
     def finish(
         self, state: TrainState, acc: Accumulated, value_fn: Callable[[PyTree], Array] | None = None
     ) -> tuple[TrainState, PyTree]:
-        """The update: the state after the step, and the states of the step's metrics. A step of weight 0 changes no
-        parameters.
+        """The update: the state after the step, and the states of the step's metrics. A step of weight 0, and one with a
+        loss or gradients that are not finite (`watch`), changes no parameters.
         """
         assert self.optimizer is not None
         rate = rate_at(self.schedule, state.step, state.lr_scale)
@@ -221,13 +225,20 @@ class Step:
         )
         params = like(params, state.params, "the parameters")
         opt_state = like(opt_state, state.opt_state, "the optimizer's state")
+        norm = global_norm(grads)
+        extra, changes = self._look(state, weight, loss, norm)
         new = (params, opt_state, acc.model_state)
-        new = _keep_if(weight > 0, new, (state.params, state.opt_state, state.model_state))
-        info = Info(state.step, weight, rate, global_norm(grads))
+        new = _keep_if((weight > 0) & changes, new, (state.params, state.opt_state, state.model_state))
+        info = Info(state.step, weight, rate, norm)
         metrics = self.train_measure.update_step(acc.metrics, info)
         return dataclasses.replace(
-            state, step=state.step + 1, params=new[0], opt_state=new[1], model_state=new[2]
+            state, step=state.step + 1, params=new[0], opt_state=new[1], model_state=new[2], extra=extra
         ), metrics
+
+    def _look(self, state: TrainState, weight: Array, loss: Array, norm: Array) -> tuple[dict[str, PyTree], Array]:
+        """`extra` after a step, and whether the step may change anything else."""
+        mark, changes = self.watch.look(state.extra["nonfinite"], state.step, weight, loss, norm)
+        return {**state.extra, "nonfinite": mark}, changes
 
     def value_fn(self, state: TrainState, batch: Batch) -> Callable[[PyTree], Array]:
         """The loss of a step's only batch as a function of the parameters, for optimizers that search along a line."""
@@ -254,7 +265,10 @@ class Step:
         metrics = self.train_measure.update_step(
             self.train_measure.update(self.train_measure.init(), output, info), info
         )
-        new = dataclasses.replace(state, step=state.step + 1, params=params, model_state=model_state)
+        loss = jnp.asarray(output.loss, jnp.float32)
+        extra, changes = self._look(state, weight, loss, jnp.float32(0))
+        params, model_state = _keep_if(changes, (params, model_state), (state.params, state.model_state))
+        new = dataclasses.replace(state, step=state.step + 1, params=params, model_state=model_state, extra=extra)
         return new, metrics, weight, self.train_measure.collect(output)
 
     def updated(self, model: Any, state: TrainState) -> tuple[PyTree, PyTree]:

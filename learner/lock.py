@@ -1,0 +1,107 @@
+"""One process at a time in the directory of a run."""
+
+import contextlib
+import errno
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from learner.errors import LearnerError
+
+try:
+    import fcntl
+except ImportError:  # Windows: what stands in the file has to do
+    fcntl = None  # type: ignore[assignment]
+
+NAME = "run.lock"
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds `run.lock` in the directory, which exists, until the block ends.
+
+    The lock is the operating system's, which takes it from a process that dies. Where the file system has none (some
+    network file systems), the process that is named in the file holds it, as long as it is alive; one of another
+    machine counts as alive.
+
+    Raises:
+      LearnerError: another process, or another `fit` of this one, holds it.
+    """
+    path = directory / NAME
+    descriptor = _taken(path)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps({"host": platform.node(), "pid": os.getpid()}).encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the directory may be gone, or be read-only by now
+            path.unlink()
+        os.close(descriptor)
+
+
+def _taken(path: Path) -> int:
+    """The file, locked."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(descriptor, path)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # who had it before has removed it in between
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _refusal(path, _holder(descriptor)) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        else:
+            return
+    host, process = _holder(descriptor)
+    if process is not None and (host != platform.node() or _is_alive(process)):
+        raise _refusal(path, (host, process))
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> tuple[str, int | None]:
+    """The machine and the process that the file names."""
+    try:
+        content = json.loads(os.pread(descriptor, 4096, 0))
+        return str(content["host"]), int(content["pid"])
+    except (ValueError, KeyError, TypeError):
+        return "", None
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
+    host, process = holder
+    who = "another process" if process is None else f"process {process} on {host}"
+    return LearnerError(
+        f"{path.parent} is in use: {who} trains there. Wait until it has ended, or choose another directory "
+        f"(if it is not running any more, remove {path})"
+    )

@@ -1,0 +1,66 @@
+"""Losses and gradients that are not finite: found inside the step that has them, and remembered in the state.
+
+The mark in the state keeps what follows from being changed by them, however many steps are under way when the host
+reads of it: the same step is named, and the parameters are those before it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+Array = Any
+
+KINDS = {1: "loss", 2: "gradient norm"}
+HALTS = 4  # added to the kind by the step that ends the run
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """What is done about them.
+
+    Attributes:
+      policy: `raise` and `stop`: nothing changes the parameters from that step on. `skip`: that step does not. `ignore`:
+        nothing is looked at.
+      in_a_row: so many skipped steps in a row end the run.
+    """
+
+    policy: str = "raise"
+    in_a_row: int = 10
+
+    def fresh(self) -> Array:
+        """int32 `[4]`, the mark of a state: the step that ended the run (from 1; 0: none), steps skipped so far, those
+        in a row, and the kind of the newest step (0: finite).
+        """
+        return jnp.zeros(4, jnp.int32)
+
+    def look(self, mark: Array, step: Array, weight: Array, loss: Array, norm: Array) -> tuple[Array, Array]:
+        """The mark after a step, and whether the step may change the parameters.
+
+        Args:
+          mark: int32 `[4]`, before it.
+          step: int32 scalar, steps made before it.
+          weight: of the step; one without weight has no loss and no gradients.
+          loss: scalar.
+          norm: scalar, of its gradients; 0 where they are not known.
+
+        >>> watch, mark = Watch("skip", in_a_row=2), Watch().fresh()
+        >>> for loss in (0.5, jnp.nan, 0.25, jnp.inf, jnp.nan):
+        ...     mark, changes = watch.look(mark, jnp.int32(6), jnp.float32(1), jnp.float32(loss), jnp.float32(1))
+        ...     print(mark, changes)
+        [0 0 0 0] True
+        [0 1 1 1] False
+        [0 1 0 0] True
+        [0 2 1 1] False
+        [7 3 2 5] False
+        """
+        if self.policy == "ignore":
+            return mark, jnp.bool_(True)
+        over = mark[0] > 0
+        kind = jnp.where(~jnp.isfinite(loss), 1, jnp.where(~jnp.isfinite(norm), 2, 0)).astype(jnp.int32)
+        kind = jnp.where((weight > 0) & ~over, kind, 0)
+        bad = (kind > 0).astype(jnp.int32)
+        in_a_row = jnp.where(over | (weight <= 0), mark[2], (mark[2] + 1) * bad)
+        halts = bad * (in_a_row >= (self.in_a_row if self.policy == "skip" else 1)).astype(jnp.int32)
+        halted = jnp.where(over, mark[0], halts * (step + 1))
+        return jnp.stack([halted, mark[1] + bad, in_a_row, kind + HALTS * halts]), ~over & (bad == 0)
