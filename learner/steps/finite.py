@@ -1,7 +1,7 @@
 """Losses and gradients that are not finite: found inside the step that has them, and remembered in the state.
 
-The mark in the state keeps what follows from being changed by them, however many steps are under way when the host
-reads of it: the same step is named, and the parameters are those before it.
+However many steps are under way when the host reads of one, the mark in the state names it, no checkpoint is made of what
+came after it, and with `stop` and `skip` the parameters are those before it.
 """
 
 import dataclasses
@@ -20,13 +20,18 @@ class Watch:
     """What is done about them.
 
     Attributes:
-      policy: `raise` and `stop`: nothing changes the parameters from that step on. `skip`: that step does not. `ignore`:
-        nothing is looked at.
+      policy: `raise`: the run ends with an error. `stop`: it ends, and nothing changes the parameters from that step on.
+        `skip`: that step does not change them. `ignore`: nothing is looked at.
       in_a_row: so many skipped steps in a row end the run.
     """
 
     policy: str = "raise"
     in_a_row: int = 10
+
+    @property
+    def holds(self) -> bool:
+        """Whether such steps are kept from changing the parameters, which costs a branch around the update."""
+        return self.policy in ("stop", "skip")
 
     def fresh(self) -> Array:
         """int32 `[4]`, the mark of a state: the step that ended the run (from 1; 0: none), steps skipped so far, those

@@ -210,25 +210,31 @@ class Step:
     def finish(
         self, state: TrainState, acc: Accumulated, value_fn: Callable[[PyTree], Array] | None = None
     ) -> tuple[TrainState, PyTree]:
-        """The update: the state after the step, and the states of the step's metrics. A step of weight 0, and one with a
-        loss or gradients that are not finite (`watch`), changes no parameters.
+        """The update: the state after the step, and the states of the step's metrics. A step of weight 0 changes no
+        parameters, and one with a loss or gradients that are not finite does what `watch` says.
         """
-        assert self.optimizer is not None
         rate = rate_at(self.schedule, state.step, state.lr_scale)
         grads, loss, weight = acc.grads, acc.loss, acc.weight
         if self.accumulate > 1:
             divisor = jnp.where(weight > 0, weight, 1)
             grads = jax.tree.map(lambda g, p: (g / divisor.astype(g.dtype)).astype(p.dtype), grads, state.params)
             loss = loss / divisor
-        params, opt_state = update_params(
-            self.optimizer, rate, grads, state.opt_state, state.params, loss=loss, value_fn=value_fn
-        )
-        params = like(params, state.params, "the parameters")
-        opt_state = like(opt_state, state.opt_state, "the optimizer's state")
         norm = global_norm(grads)
         extra, changes = self._look(state, weight, loss, norm)
-        new = (params, opt_state, acc.model_state)
-        new = _keep_if((weight > 0) & changes, new, (state.params, state.opt_state, state.model_state))
+        old = (state.params, state.opt_state, state.model_state)
+
+        def updated() -> tuple[PyTree, PyTree, PyTree]:
+            assert self.optimizer is not None
+            params, opt_state = update_params(
+                self.optimizer, rate, grads, state.opt_state, state.params, loss=loss, value_fn=value_fn
+            )
+            params = like(params, state.params, "the parameters")
+            opt_state = like(opt_state, state.opt_state, "the optimizer's state")
+            new: tuple[PyTree, PyTree, PyTree] = _keep_if(weight > 0, (params, opt_state, acc.model_state), old)
+            return new
+
+        # A branch, because a choice between arrays is compiled into the update, and changes its last bits.
+        new = jax.lax.cond(changes, updated, lambda: old) if self.watch.holds else updated()
         info = Info(state.step, weight, rate, norm)
         metrics = self.train_measure.update_step(acc.metrics, info)
         return dataclasses.replace(
@@ -267,7 +273,8 @@ class Step:
         )
         loss = jnp.asarray(output.loss, jnp.float32)
         extra, changes = self._look(state, weight, loss, jnp.float32(0))
-        params, model_state = _keep_if(changes, (params, model_state), (state.params, state.model_state))
+        if self.watch.holds:
+            params, model_state = _keep_if(changes, (params, model_state), (state.params, state.model_state))
         new = dataclasses.replace(state, step=state.step + 1, params=params, model_state=model_state, extra=extra)
         return new, metrics, weight, self.train_measure.collect(output)
 
