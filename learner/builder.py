@@ -21,6 +21,7 @@ from learner.metrics import Loss
 from learner.metrics.base import MetricBase
 from learner.options import Options
 from learner.schedules import ReduceOnPlateau
+from learner.steps.finite import POLICIES, Watch
 from learner.steps.measure import Measure
 from learner.steps.model import Linen, family_of, is_instance_of
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule
@@ -303,6 +304,23 @@ class LearnerBuilder:
         self._options.on_sigterm = _one_of("on_sigterm", what, ("exit", "return"))
         return self
 
+    def on_nonfinite(self, what: str, in_a_row: int = 10) -> Self:
+        """What a loss or a gradient norm of the training that is NaN or infinite does.
+
+        No checkpoint is made after such a step, unless it was skipped or ignored. The logs have the numbers as they
+        were.
+
+        Args:
+          what: `"raise"` (default): `fit` raises `NonFiniteError`, which names the step. `"stop"`: `fit` returns the
+            result so far, with the parameters before that step. `"skip"`: the step changes neither the parameters nor
+            the optimizer's state, and the run goes on. `"ignore"`: nothing is looked at.
+          in_a_row: with `"skip"`, so many such steps in a row end the run with the error.
+        """
+        self._options.on_nonfinite = Watch(
+            _one_of("on_nonfinite", what, POLICIES), _whole("on_nonfinite(in_a_row=)", in_a_row, 1)
+        )
+        return self
+
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Calls `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 
@@ -388,7 +406,15 @@ class LearnerBuilder:
             options.num_epochs = 1
         measures = Measure.of(options.train_metrics), Measure.of(options.valid_metrics)
         step = Step(
-            family, None if update else optimizer, schedule, train_fn, update, valid_fn, *measures, options.accumulate
+            family,
+            None if update else optimizer,
+            schedule,
+            train_fn,
+            update,
+            valid_fn,
+            *measures,
+            options.accumulate,
+            watch=options.on_nonfinite,
         )
         return Learner(options, step, scale, copy.deepcopy(plateau), train, valid)
 

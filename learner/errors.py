@@ -11,6 +11,10 @@ class LearnerError(ValueError):
     """Wrong input: an option, a model, an optimizer, data or a run directory that cannot be used as given."""
 
 
+class NonFiniteError(LearnerError):
+    """A loss or a gradient of the training was not finite; see `LearnerBuilder.on_nonfinite`."""
+
+
 def one_error(problems: Sequence[str], title: str = "this cannot be trained") -> LearnerError:
     """Joins several problems into one error.
 

@@ -68,8 +68,7 @@ def loop(run: Run) -> str:
     finally:
         dispatches.close()  # type: ignore[attr-defined]
     reason = reason or run.stop_reason() or "num_epochs"
-    run.finish(reason)
-    return reason
+    return run.finish(reason)
 
 
 class Learner:
@@ -164,6 +163,8 @@ class Learner:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
             refuse_checkpoints(options)
         inputs = self._inputs(train, valid)
+        if options.checkpoints is not None:
+            inputs.source("train").keep_state()
         options.directory.mkdir(parents=True, exist_ok=True)
         with locked(options.directory):
             return self._fit(inputs, going_on)
@@ -175,7 +176,8 @@ class Learner:
         if restored is not None:
             if (finished := self._finished(restored)) is not None:
                 return finished
-            inputs.source("train").refuse_position(restored.position.epoch, restored.position.batch)
+            position, data = restored.position, restored.progress.get("data")
+            inputs.source("train").refuse_position(position.epoch, position.batch, data)
             refuse_regrouping(restored, inputs, options)
         if not going_on:
             directory.refuse_run(options.directory, overwrite=options.overwrite)  # one may have begun since

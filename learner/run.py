@@ -14,7 +14,7 @@ import numpy as np
 from learner.checkpoint import CheckpointStore, Saver
 from learner.checkpoint.store import FORMAT
 from learner.data.feed import Dispatch, Feeder
-from learner.errors import LearnerError
+from learner.errors import LearnerError, NonFiniteError
 from learner.events import EpochStarted, Saved
 from learner.journal import encode
 from learner.loggers.files import RunFiles
@@ -22,7 +22,7 @@ from learner.options import Options
 from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
 from learner.steps.state import TrainState
-from learner.worker import Call, Closed, EpochClosed, Made, Pace, Worker
+from learner.worker import Call, Closed, EpochClosed, Halt, Made, Pace, Worker
 
 
 @dataclasses.dataclass
@@ -90,6 +90,7 @@ class Run:
     higher_is_better: bool
     rebuild: Callable[[TrainState], Any]
     position: Position
+    data_state: Any
     tally: Tally
     pace: Pace
     clock: Callable[[], float]
@@ -99,6 +100,7 @@ class Run:
     saver: Saver | None = None
     interrupted: str | None = None
     asked_to_save: bool = False
+    skipped_before: bool = False  # whether a step was, as it was not finite
     asked_at: dict[int, float] = dataclasses.field(default_factory=dict)  # when saves were asked for, by step
     longest_save: float = 0.0  # from being asked for until it was complete
     time_limit: float | None = None
@@ -117,7 +119,7 @@ class Run:
         """What is left to train, from the position on."""
         p = self.position
         stopped = lambda: self.stop_reason() is not None  # noqa: E731
-        return self.train_feeder.open(p.epoch, p.batch, p.step, self.options.num_epochs, stopped)
+        return self.train_feeder.open(p.epoch, p.batch, p.step, self.options.num_epochs, stopped, self.data_state)
 
     def limit(self, step: int) -> int:
         """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
@@ -138,6 +140,7 @@ class Run:
         values = self.runner.train(self.tally, dispatch)
         first = p.step + 1
         p.advance(dispatch)
+        self.data_state = dispatch.data_state
         numbers = dispatch.steps, dispatch.batches, p.in_epoch, self.steps_per_epoch, p.step
         self.worker.put(Made("train", p.epoch, first, *numbers, values))
 
@@ -207,8 +210,10 @@ class Run:
             return
         p = self.position
         numbers: dict[str, Any] = {}
-        model = self.rebuild(self.runner.copy(self.runner.state))
         info = EpochInfo(p.epoch, p.step, self.newest())
+        if self.worker.halted is not None:
+            return
+        model = self.rebuild(self.runner.copy(self.runner.state))
         for hook in hooks:
             numbers |= _numbers(hook, hook(info, model))
         if numbers:
@@ -217,10 +222,48 @@ class Run:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises what went wrong in a thread of the run."""
+        """Raises what went wrong in a thread of the run, or in its numbers."""
         self.worker.check()
         if self.saver is not None:
             self.saver.check()
+        halted = self.worker.halted
+        if halted is None or self.stopped is not None:
+            return
+        text = f"the {halted.kind} of step {halted.step} is not finite"
+        if self.options.on_nonfinite.policy != "stop":
+            raise self._nonfinite(text, halted)
+        self.stopped = f"on_nonfinite: {text}"
+
+    def _nonfinite(self, text: str, halted: Halt) -> NonFiniteError:
+        policy, saved = self.options.on_nonfinite, None
+        if self.store is not None and self.saver is not None:
+            self.saver.close()  # one that was made before may still be under way
+            saved = self.store.entries[-1] if self.store.entries else None
+        before = f", as were those of the {policy.in_a_row - 1} steps before" if policy.policy == "skip" else ""
+        good = (
+            "There is no checkpoint before it"
+            if saved is None or self.store is None
+            else (f"The last checkpoint before it is {self.store.path(saved.step)}")
+        )
+        return NonFiniteError(
+            f"{text} (epoch {halted.epoch}){before}. {good}. Try a lower learning rate, gradients that are clipped "
+            "(optax.clip_by_global_norm), or data without NaN; on_nonfinite says what else may be done"
+        )
+
+    def skipped(self, step: int, kind: str) -> None:
+        """On the worker's thread: a step has a loss or gradients that are not finite. People see the first one, the
+        log has all.
+        """
+        text = f"the {kind} of step {step} is not finite"
+        if self.options.on_nonfinite.policy != "skip":
+            self.log.warning(text)
+        elif self.skipped_before:
+            self.log.warning("%s: it is skipped", text)
+        else:
+            self.skipped_before = True
+            self.warn(
+                f"{text}: it is skipped, and so are further ones, up to {self.options.on_nonfinite.in_a_row} in a row"
+            )
 
     def interrupt(self, reason: str) -> None:
         """Ends the run after the dispatch under way."""
@@ -250,11 +293,16 @@ class Run:
         kept_back = max(2 * self.longest_save, min(30.0, self.time_limit / 20))
         return time.monotonic() - self.began >= self.time_limit - kept_back
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str) -> str:
         """The end of training: the last validation and checkpoint of a run by steps, a checkpoint where none was made
-        yet.
+        yet. Why it ended: steps that were under way may say so only now.
         """
         p = self.position
+        self.worker.wait()
+        self.check()
+        if (halted := self.worker.halted) is not None:
+            p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # where it stands: what came after was in vain
+            return self.stopped or reason
         inside = p.batch > 0
         if inside and reason == "num_steps" and self.valid_feeders and self.validated_step != p.step:
             self.validate(at_step=p.step)
@@ -263,6 +311,7 @@ class Run:
         if inside and reason == "num_steps":
             self.close_train()
             self.worker.put(EpochClosed(p.epoch, p.step))
+        return reason
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -285,6 +334,7 @@ class Run:
         state = self.runner.copy(self.runner.state)
         metrics = self.runner.copy(self.tally.metrics) if p.batch else None
         decisions = {
+            "data": self.data_state,
             "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
             "plateau": None if self.plateau is None else self.plateau.get_state(),
             "stopped": self.stopped,
@@ -297,6 +347,9 @@ class Run:
     def _complete_save(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> None:
         """On the worker's thread, in order: history and log lengths are those of the position."""
         assert self.saver is not None
+        if int(np.asarray(state.extra["nonfinite"])[0]) > 0:
+            self.asked_at.pop(p.step)
+            return
         assert int(state.step) == p.step, f"the loop counted {p.step} steps, the device {int(state.step)}"
         point = self.worker.history.last(self.monitor)
         scored = point is not None and point.step == p.step and np.isfinite(point.value)

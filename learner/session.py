@@ -141,7 +141,9 @@ def _started(
         failed = None if options.on_save_error == "raise" else lambda progress, error: run.not_saved(progress, error)
         saver = Saver(store, lambda progress, seconds: run.saved(progress, seconds), failed)
         threads.callback(saver.close)
-    worker = Worker(metrics, files, history, outlets, pace, time.time, rows_in_flight(restored, collecting))
+    skipped = lambda step, kind: run.skipped(step, kind)  # noqa: E731
+    rows = rows_in_flight(restored, collecting)
+    worker = Worker(metrics, files, history, outlets, pace, time.time, rows, skipped)
     threads.callback(worker.close)  # before the saver, which its last items may still need
     batches = inputs.source("train").batches
     run = Run(
@@ -159,6 +161,7 @@ def _started(
         higher_is_better=higher_is_better,
         rebuild=start.rebuild,
         position=p,
+        data_state=None if restored is None else restored.progress.get("data"),
         tally=tally_in_flight(restored, runner),
         pace=pace,
         clock=time.time,

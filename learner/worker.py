@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.events import EpochEnded, Event, Outlet, SplitEnded, StepsEnded
+from learner.events import EpochEnded, EpochStarted, Event, Outlet, SplitEnded, StepsEnded
 from learner.history import History
 from learner.loggers.files import RunFiles
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
+from learner.steps.finite import HALTS, KINDS
 from learner.steps.program import Values
 
 PyTree = Any
@@ -56,6 +57,15 @@ class EpochClosed:
 
     epoch: int
     step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Halt:
+    """The step that ended the run, because its loss or its gradients are not finite; `kind`: which of them."""
+
+    epoch: int
+    step: int
+    kind: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +150,7 @@ class Worker:
     Attributes:
       history: what every metric was.
       collected: the rows that collecting metrics hold, by split and metric: lists of the leaves of each batch.
+      halted: the step that ended the run. What was dispatched after it leaves nothing.
     """
 
     def __init__(
@@ -151,8 +162,12 @@ class Worker:
         pace: Pace,
         clock: Callable[[], float] = time.time,
         collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None,
+        skipped: Callable[[int, str], None] = lambda step, kind: None,
     ):
+        """`skipped(step, kind)` is told of steps that were skipped, or ended the run, as their `kind` is not finite."""
         self.history = history
+        self.halted: Halt | None = None
+        self._skipped = skipped
         self.collected: dict[str, dict[str, list[list[np.ndarray]]]] = collected or {}
         self._row_trees: dict[str, Any] = {}
         self.flight = Flight()
@@ -247,6 +262,8 @@ class Worker:
         self._steps(made)
 
     def _other(self, item: Item) -> None:
+        if self.halted is not None and isinstance(item, Closed | EpochClosed | EpochStarted):
+            return
         if isinstance(item, Closed):
             self._close_split(item)
         elif isinstance(item, EpochClosed):
@@ -271,14 +288,17 @@ class Worker:
         self.flight.landed(len(made), seconds)
         self._pace.measured(steps, seconds)
         for _, group in itertools.groupby(zip(made, read, strict=True), lambda pair: (pair[0].split, pair[0].epoch)):
-            self._dispatches(list(group), seconds / steps)
+            if self.halted is None:
+                self._dispatches(list(group), seconds / steps)
 
     def _dispatches(self, read: list[tuple[Made, Values]], seconds: float) -> None:
         """Dispatches of one split and epoch that were read together; `seconds` is what each of their steps took."""
-        last, count = read[-1][0], sum(made.count for made, _ in read)
-        self._split_began.setdefault(last.split, self._last - seconds * count)
-        numbers = np.concatenate([values.numbers[: made.count] for made, values in read])
-        weights = np.concatenate([values.weights[: made.count] for made, values in read])
+        last, total = read[-1][0], sum(made.count for made, _ in read)
+        self._split_began.setdefault(last.split, self._last - seconds * total)
+        nonfinite = np.concatenate([values.nonfinite[: made.count] for made, values in read])
+        count = self._look(read[0][0], nonfinite) if nonfinite.any() else total
+        numbers = np.concatenate([values.numbers[: made.count] for made, values in read])[:count]
+        weights = np.concatenate([values.weights[: made.count] for made, values in read])[:count]
         columns, index = {}, 0
         for metric in self._metrics[last.split]:
             if isinstance(metric, Metric) and metric.numeric:
@@ -291,8 +311,20 @@ class Worker:
         if self._files is not None:
             self._files.steps(last.split, last.epoch, columns, weights)
         if self._outlets:
-            where = last.split, last.epoch, read[0][0].first, count, last.in_epoch, last.total, last.step
+            left = total - count
+            where = last.split, last.epoch, read[0][0].first, count, last.in_epoch - left, last.total, last.step - left
             self.emit(StepsEnded(self._clock(), *where, columns, weights, seconds * count))
+
+    def _look(self, first: Made, nonfinite: np.ndarray) -> int:
+        """Reports steps that are not finite; how many steps there are, up to one that ends the run."""
+        for index in np.flatnonzero(nonfinite):
+            code = int(nonfinite[index])
+            step, kind = first.first + int(index), KINDS[code % HALTS]
+            self._skipped(step, kind)
+            if code > HALTS:
+                self.halted = Halt(first.epoch, step, kind)
+                return int(index) + 1
+        return len(nonfinite)
 
     def _collect(self, made: Made, values: Values) -> None:
         collecting = [m for m in self._metrics[made.split] if isinstance(m, CollectingMetric)]

@@ -32,8 +32,6 @@ FACTS = ("ends_epoch", "score", "at_stop", "higher_is_better")  # of `progress`,
 UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
 
 
-
-
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A complete checkpoint.

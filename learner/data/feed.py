@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.data.source import Source
+from learner.data.source import Batches, Source
 from learner.errors import LearnerError
 from learner.steps.program import Feed, Rows, Stack
 from learner.steps.state import named_leaves
@@ -46,6 +46,7 @@ class Dispatch:
       steps: optimizer steps (batches, in validation).
       batches: micro-batches, the ragged one included.
       ends_epoch: whether the epoch is over after it.
+      states: where the data was after each of its steps, if it can say so.
     """
 
     kind: Kind
@@ -56,6 +57,12 @@ class Dispatch:
     steps: int
     batches: int
     ends_epoch: bool
+    states: tuple[Any, ...] = ()
+
+    @property
+    def data_state(self) -> Any:
+        """Where the data was after the last batch of it, as JSON; `None` for data without a state."""
+        return self.states[-1] if self.states else None
 
 
 @dataclasses.dataclass
@@ -121,10 +128,11 @@ def signature_of(batch: PyTree) -> Signature:
 
 
 class Micro(NamedTuple):
-    """A micro-batch of NumPy arrays, with its structure, shapes and dtypes."""
+    """A micro-batch of NumPy arrays, with its structure, shapes and dtypes, and where the data was after it."""
 
     batch: PyTree
     signature: Signature
+    state: Any = None
 
 
 class Feeder:
@@ -154,30 +162,37 @@ class Feeder:
         return Stack(self._strategy.put(jax.tree.map(zeros, self._first)))
 
     def open(
-        self, epoch: int, batch: int, step: int, last: int | None, stopped: Callable[[], bool] = lambda: False
+        self,
+        epoch: int,
+        batch: int,
+        step: int,
+        last: int | None,
+        stopped: Callable[[], bool] = lambda: False,
+        state: Any = None,
     ) -> Iterator[Dispatch]:
         """Dispatches from a position on, through the epoch numbered `last` (`None`: without end). Call `close()` on
-        what it returns. Once `stopped()`, it ends rather than wait for data.
+        what it returns. Once `stopped()`, it ends rather than wait for data. `state`: the `data_state` of the dispatch
+        that ended at the position.
         """
-        dispatches = self._epochs(epoch, batch, step, last)
+        dispatches = self._epochs(epoch, batch, step, last, state)
         return dispatches if self.resident else Ahead(self._cut(dispatches), stopped=stopped)
 
-    def _epochs(self, epoch: int, batch: int, step: int, last: int | None) -> Iterator[Dispatch]:
-        dispatches = self._from_rows if self.resident else self._from_stream
+    def _epochs(self, epoch: int, batch: int, step: int, last: int | None, state: Any) -> Iterator[Dispatch]:
         while last is None or epoch <= last:
             ended = False
-            for dispatch in dispatches(epoch, batch, step):
+            rows = self._from_rows(epoch, batch, step) if self.resident else None
+            for dispatch in rows or self._from_stream(epoch, batch, step, state):
                 step += dispatch.steps
                 ended = dispatch.ends_epoch
                 yield dispatch
+            if not ended and batch:
+                raise self._source.shorter(epoch, batch)
             if not ended:
                 raise LearnerError(
-                    f"the {self._source.split} data had no batches in epoch {epoch}"
-                    + (f" after batch {batch}" if batch else "")
-                    + ": a loader must give its batches anew in each epoch (a generator cannot; pass the "
-                    "generator function itself)"
+                    f"the {self._source.split} data had no batches in epoch {epoch}: a loader must give its batches "
+                    "anew in each epoch (a generator cannot; pass the generator function itself)"
                 )
-            epoch, batch = epoch + 1, 0
+            epoch, batch, state = epoch + 1, 0, None
 
     # -- data on the device --------------------------------------------------------------------------------------------
 
@@ -227,10 +242,10 @@ class Feeder:
 
     # -- data that streams ---------------------------------------------------------------------------------------------
 
-    def _from_stream(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:
+    def _from_stream(self, epoch: int, batch: int, step: int, state: Any) -> Iterator[Dispatch]:
         pending: list[list[Micro]] = []
         room = 1
-        for group, last in self._groups(epoch, batch):
+        for group, last in self._groups(epoch, batch, state):
             shape = group[0].signature
             uniform = (
                 self._plan.loop and all(micro.signature == shape for micro in group) and not self._is_ragged(shape)
@@ -249,9 +264,9 @@ class Feeder:
                 yield self._loop(epoch, pending, last)
                 step, pending = step + len(pending), []
 
-    def _groups(self, epoch: int, batch: int) -> Iterator[tuple[list[Micro], bool]]:
+    def _groups(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[list[Micro], bool]]:
         """Groups of micro-batches, and whether each is the last of its epoch."""
-        batches = self._checked(self._source.open(epoch, batch))
+        batches = self._checked(self._source.open(epoch, batch, state, self._warn))
         group: list[Micro] = []
         current = next(batches, None)
         while current is not None:
@@ -262,20 +277,21 @@ class Feeder:
                 group = []
             current = following
 
-    def _checked(self, batches: Iterator[PyTree]) -> Iterator[Micro]:
+    def _checked(self, batches: Batches) -> Iterator[Micro]:
         for given in batches:
+            state = None if batches.where is None else batches.where()
             # A loader may fill the same arrays again, and the next batch is asked for before this one is stacked.
             raw = jax.tree.map(lambda x: x.copy() if type(x) is np.ndarray else x, given)
             leaves, tree = jax.tree.flatten(raw)
             signature = tree, tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
             if signature in self._shapes:  # it was looked at when the shape was new
-                yield Micro(raw, signature)
+                yield Micro(raw, signature, state)
                 continue
             batch = batch_arrays(raw, self._source.split)
             signature = signature_of(batch)
             if signature not in self._shapes:
                 self._new_shape(batch, signature)
-            yield Micro(batch, signature)
+            yield Micro(batch, signature, state)
 
     def _new_shape(self, batch: PyTree, signature: Signature) -> None:
         tree, leaves = signature
@@ -309,7 +325,8 @@ class Feeder:
         batches = [micro.batch for group in groups for micro in group]
         buffer = max(2, self._steps(groups[0][0])) * self._plan.accumulate
         feed = Stack(self._strategy.put(_stacked(batches, buffer)))
-        return Dispatch("loop", epoch, feed, 0, len(batches), len(groups), len(batches), last)
+        states = tuple(group[-1].state for group in groups)
+        return Dispatch("loop", epoch, feed, 0, len(batches), len(groups), len(batches), last, states)
 
     def _cut(self, dispatches: Iterator[Dispatch]) -> Iterator[list[Dispatch]]:
         """What each buffer is dispatched as: it is filled and handed over once, however few steps one may have."""
@@ -325,22 +342,22 @@ class Feeder:
                     steps = min(most, whole.steps - first)
                     count = min(steps * size, whole.count - first * size)
                     start, ends = None if first else whole.start, whole.ends_epoch and first + steps == whole.steps
-                    parts.append(Dispatch("loop", whole.epoch, whole.feed, start, count, steps, count, ends))
+                    states = whole.states[first : first + steps]
+                    parts.append(Dispatch("loop", whole.epoch, whole.feed, start, count, steps, count, ends, states))
                 yield parts
 
     def _alone(self, epoch: int, group: list[Micro], last: bool) -> Dispatch:
         size, place = self._plan.accumulate, self._strategy.place
-        batches = [micro.batch for micro in group]
+        batches, states = [micro.batch for micro in group], (group[-1].state,)
         if size == 1:
-            return Dispatch("tail", epoch, Stack(None, place(batches[0])), 0, 0, 1, 1, last)
+            return Dispatch("tail", epoch, Stack(None, place(batches[0])), 0, 0, 1, 1, last, states)
         regular = all(micro.signature == self._regular for micro in group[:-1])
         if self._plan.loop and regular and self._is_ragged(group[-1].signature):
             full = _stacked(batches[:-1] or [self._first], size)
-            return Dispatch(
-                "tail", epoch, Stack(place(full), place(batches[-1])), 0, len(group) - 1, 1, len(group), last
-            )
+            feed = Stack(place(full), place(batches[-1]))
+            return Dispatch("tail", epoch, feed, 0, len(group) - 1, 1, len(group), last, states)
         parts: list[tuple[Feed, bool]] = [(Stack(None, place(b)), True) for b in batches]
-        return Dispatch("parts", epoch, parts, 0, len(group), 1, len(group), last)
+        return Dispatch("parts", epoch, parts, 0, len(group), 1, len(group), last, states)
 
 
 def bytes_of(batch: PyTree) -> int:

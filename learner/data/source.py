@@ -6,6 +6,7 @@ batches, a Grain dataset, a function that returns an iterator, a one-shot iterat
 
 import abc
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,12 +15,34 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.loader import DataLoader, DataLoaderBuilder
+from learner.data.state import from_json, to_json
 from learner.errors import LearnerError
 
 PyTree = Any
 # Data up to this size lives on the device; what is shuffled once more, in the order of the epoch.
 RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
+
+
+class Batches(Iterator[Any]):
+    """The batches of an epoch from some position on.
+
+    Attributes:
+      where: says where in the data the batch given last was, as JSON; `None`: that cannot be said, or need not be.
+    """
+
+    def __init__(self, batches: Iterator[Any], where: Callable[[], Any] | None = None):
+        self._batches, self.where = batches, where
+        self._first: list[Any] = []
+
+    def __next__(self) -> Any:
+        return self._first.pop() if self._first else next(self._batches)
+
+    def peek(self) -> PyTree:
+        """The first batch, which is still given."""
+        self._first = [next(self)]
+        return self._first[0]
 
 
 class Source(abc.ABC):
@@ -36,14 +59,30 @@ class Source(abc.ABC):
     def __init__(self, split: str, batches: int | None):
         self.split = split
         self.batches = batches
-        self._kept: tuple[int, Iterator[Any]] | None = None
+        self._kept: tuple[int, Batches] | None = None
 
     @abc.abstractmethod
-    def _open(self, epoch: int, start: int) -> Iterator[Any]:
-        """The batches of an epoch from batch number `start` on."""
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        """See `open`; the state is as `Batches.where` said it."""
 
-    def refuse_position(self, epoch: int, start: int) -> None:  # noqa: B027 (most can be read from anywhere)
+    def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:  # noqa: B027 (most may be)
         """Raises `LearnerError` where the batches from there on cannot be had again."""
+
+    def keep_state(self) -> None:  # noqa: B027 (ours need none)
+        """From now on `Batches.where` says where the batches are, so that a checkpoint can.
+
+        Raises:
+          LearnerError: they can say it only in words that a checkpoint cannot store.
+        """
+
+    def shorter(self, epoch: int, start: int, found: int | None = None) -> LearnerError:
+        """The error of an epoch that ended before `start` batches, or with them (`found`: after how many)."""
+        ends = "at or before that one" if found is None else f"after {found}"
+        return LearnerError(
+            f"the {self.split} data is shorter than it was: the run goes on after batch {start} of epoch {epoch}, and "
+            f"now the data ends {ends}. Pass the data that the run was trained on, or go on from the end of an epoch: "
+            "checkpoint(epoch)"
+        )
 
     @property
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
@@ -54,21 +93,32 @@ class Source(abc.ABC):
         """Gives back what the data holds: worker processes."""
         return
 
-    def open(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The batches of an epoch from batch number `start` on. What `peek` took is not lost."""
+    def open(
+        self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
+    ) -> Batches:
+        """The batches of an epoch from batch number `start` on. What `peek` took is not lost.
+
+        Args:
+          epoch: from 1.
+          start: from 0.
+          state: what `Batches.where` said after the batch before that one, which is the last one of the epoch before
+            where `start` is 0. Data without a state of its own does not need it.
+          warn: is told when the position costs something, or may be another one.
+        """
         kept, self._kept = self._kept, None
-        if kept is not None and kept[0] == epoch and start == 0:
+        if kept is not None and kept[0] == epoch and start == 0 and state is None:
             return kept[1]
-        return self._open(epoch, start)
+        del kept  # its threads and processes end before the next ones start
+        return self._open(epoch, start, state, warn)
 
     def peek(self, epoch: int) -> PyTree:
         """The first batch of an epoch. It stays part of the epoch."""
-        batches = iter(self._open(epoch, 0))
+        batches = self._open(epoch, 0, None, lambda text: None)
         try:
-            first = next(batches)
+            first = batches.peek()
         except StopIteration:
             raise LearnerError(f"the {self.split} data has no batches: the loader is empty") from None
-        self._kept = epoch, itertools.chain([first], batches)
+        self._kept = epoch, batches
         return first
 
 
@@ -79,8 +129,8 @@ class _Loader(Source):
         super().__init__(split, len(loader))
         self._loader = loader
 
-    def _open(self, epoch: int, start: int) -> Iterator[Any]:
-        return iter(self._loader.epoch(epoch, start))
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        return Batches(self._loader.epoch(epoch, start))
 
     def close(self) -> None:
         """See `Source`."""
@@ -95,18 +145,115 @@ class _Loader(Source):
         return arrays, self._loader.order, self._loader.batch_size
 
 
-class _Iterable(Source):
-    """Anything that gives a new iterator each time; positions are reached by skipping."""
+class _Foreign(Source):
+    """Data of others, which may have a state."""
 
-    def __init__(self, split: str, batches: int | None, make: Callable[[], Iterator[Any]]):
+    _keeps = False
+    _flaw = ""  # why its state is of no use
+
+    def keep_state(self) -> None:
+        """See `Source`."""
+        self._keeps = True
+        if self._kept is None or (where := self._kept[1].where) is None:
+            return
+        try:
+            state = where()
+        except NotImplementedError:  # it inherited the method
+            self._keeps = False
+            return
+        if _ADDRESS.search(str(from_json(state))):
+            self._keeps = False
+            self._flaw = (
+                ": its state has the address of an object, which is another one in each process, so it would not be "
+                "taken back (Grain's DataLoader needs a data source with a __repr__)"
+            )
+
+    def _where(self, holder: Any) -> Callable[[], Any] | None:
+        """How to ask for the state of `holder`; `None` where it has none."""
+        pair = _state_methods(holder)
+        if pair is None:
+            return None
+        get = pair[0]
+        return lambda: to_json(get(), self.split) if self._keeps else None
+
+    def _put_back(self, holder: Any, epoch: int, start: int, state: Any) -> None:
+        pair = _state_methods(holder)
+        assert pair is not None
+        try:
+            pair[1](from_json(state))
+        except Exception as error:
+            raise LearnerError(
+                f"the {self.split} data ({type(holder).__name__}) does not take back the state that it had "
+                f"{_after(epoch, start)}: {error!r}. Pass the data that the run was trained on, or go on from the end "
+                "of an epoch: checkpoint(epoch)"
+            ) from error
+
+
+class _Iterable(_Foreign):
+    """Anything that gives a new iterator each time.
+
+    A position is reached by the state of the iterator, as Grain's have one, or of the iterable itself, as torchdata's
+    have one; by skipping where there is none.
+    """
+
+    def __init__(self, split: str, batches: int | None, make: Callable[[], Iterable[Any]]):
         super().__init__(split, batches)
         self._make = make
 
-    def _open(self, epoch: int, start: int) -> Iterator[Any]:
-        return itertools.islice(self._make(), start, None)
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        if state is not None and start == 0:
+            self._end_epoch(epoch - 1, state, warn)
+            state = None
+        made = self._make()
+        batches, told = self._iterator(made, epoch, start, state)
+        if start and not told:
+            if isinstance(made, list | tuple):
+                return Batches(itertools.islice(made, start, None))
+            warn(
+                f"the {self.split} data ({type(made).__name__}) cannot be put back to a position{self._flaw}. {start} "
+                f"batches of epoch {epoch} are read again and dropped. No steps are run for them and nothing is placed "
+                "on a device, but they take the time that it takes to make them, and the rest of the epoch is right "
+                "only if they are the same batches in the same order as before. A loader of ours (DataLoaderBuilder), "
+                "a Grain dataset, or an iterator with get_state and set_state goes there at once"
+            )
+            self._skip(batches, epoch, start)
+        return batches
+
+    def _iterator(self, made: Iterable[Any], epoch: int, start: int, state: Any) -> tuple[Batches, bool]:
+        """The batches, and whether they were told to start where the state says."""
+        iterator = iter(made)
+        holder = made if _state_methods(iterator) is None else iterator
+        told = state is not None and _state_methods(holder) is not None
+        if told:
+            self._put_back(holder, epoch, start, state)
+            if holder is made:  # its next iterator starts there
+                iterator = iter(made)
+        return Batches(iterator, self._where(holder)), told
+
+    def _skip(self, batches: Batches, epoch: int, start: int) -> None:
+        for number in range(start):
+            try:
+                next(batches)
+            except StopIteration:
+                raise self.shorter(epoch, start, number) from None
+
+    def _end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> None:
+        """Ends an epoch once more: an iterable may carry something from one to the next, such as a shuffling order."""
+        try:
+            batches, told = self._iterator(self._make(), epoch, self.batches or 0, state)
+        except LearnerError as error:
+            # Nothing of an epoch is lost or there twice, and it may well be other data on purpose.
+            warn(
+                f"the {self.split} data does not take back the state that it had at the end of epoch {epoch}: "
+                f"{error.__cause__!r}. Epoch {epoch + 1} starts without it, and may have another order than it would "
+                "have had"
+            )
+            return
+        if told:
+            next(batches, None)
 
 
-class _Once(Source):
+class _Once(_Foreign):
     """A one-shot iterator: it has one epoch, and cannot be read again from its start."""
 
     def __init__(self, split: str, iterator: Iterator[Any]):
@@ -116,18 +263,21 @@ class _Once(Source):
 
     repeats = False
 
-    def refuse_position(self, epoch: int, start: int) -> None:
+    def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:
         """See `Source`."""
-        if (epoch, start) != (1, 0):
+        by_state = epoch == 1 and state is not None and _state_methods(self._iterator) is not None
+        if (epoch, start) != (1, 0) and not by_state:
             raise LearnerError(
                 f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to batch "
-                f"{start} of epoch {epoch}: pass a loader, or a function that returns a new iterator"
+                f"{start} of epoch {epoch}: pass a loader, a function that returns a new iterator, or an iterator "
+                "with get_state and set_state"
             )
 
-    def _open(self, epoch: int, start: int) -> Iterator[Any]:
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         if start:
-            self.refuse_position(epoch, start)
-        if self._used:
+            self.refuse_position(epoch, start, state)
+            self._put_back(self._iterator, epoch, start, state)
+        elif self._used:
             again = f"epoch {epoch}" if self.split == "train" else "another validation"
             raise LearnerError(
                 f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, and it "
@@ -135,7 +285,22 @@ class _Once(Source):
                 "result"
             )
         self._used = True
-        return self._iterator
+        return Batches(self._iterator, self._where(self._iterator))
+
+
+def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """The two methods that tell and set a position, under Grain's names or torchdata's."""
+    if type(holder).__module__ == "datasets.iterable_dataset":
+        return None  # Hugging Face's may start each later epoch from the state that they were given, too
+    for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+        get, put = (getattr(holder, name, None) for name in names)
+        if callable(get) and callable(put):
+            return get, put
+    return None
+
+
+def _after(epoch: int, start: int) -> str:
+    return f"after batch {start} of epoch {epoch}" if start else f"at the end of epoch {epoch}"
 
 
 def source_of(data: Any, split: str, *, batch_size: int | None = None, shuffle: int | None = None) -> Source:
@@ -175,7 +340,7 @@ def source_of(data: Any, split: str, *, batch_size: int | None = None, shuffle: 
             "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
         )
     if isinstance(data, Iterable):
-        return _Iterable(split, _length(data), lambda: iter(data))
+        return _Iterable(split, _length(data), lambda: data)
     return _Iterable(split, None, lambda: _called(data, split))
 
 
@@ -190,14 +355,14 @@ def _length(data: Any) -> int | None:
     return length if length < ENDLESS else None
 
 
-def _called(make: Callable[[], Any], split: str) -> Iterator[Any]:
+def _called(make: Callable[[], Any], split: str) -> Iterable[Any]:
     made = make()
     if not isinstance(made, Iterable):
         raise LearnerError(
             f"the function given as the {split} data returned {type(made).__name__}; it needs to return an iterator of "
             "batches (or to be a generator function)"
         )
-    return iter(made)
+    return made
 
 
 def _described(data: Any) -> str:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 Array = Any
 
+POLICIES = ("raise", "stop", "skip", "ignore")
 KINDS = {1: "loss", 2: "gradient norm"}
 HALTS = 4  # added to the kind by the step that ends the run
 

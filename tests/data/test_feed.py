@@ -443,7 +443,7 @@ def test_an_exhausted_generator_is_an_error_in_epoch_2():
 
 
 def test_a_loader_that_became_shorter_than_the_position_is_an_error():
-    with pytest.raises(LearnerError, match=r"no batches in epoch 1 after batch 2"):
+    with pytest.raises(LearnerError, match=r"is shorter than it was.*after batch 2 of epoch 1.*at or before that one"):
         taken(feeder_of(rows_in_batches(4, 4), plan_of(), split="train"), batch=2)
 
 
@@ -584,3 +584,105 @@ def test_rows_in_their_own_order_are_not_copied_and_others_are_arranged_once_per
     for dispatch in dispatches:
         rows = np.asarray(dispatch.feed.data["x"]).tolist()
         assert rows != sorted(rows) == list(range(14))
+
+
+# -- where the data was ------------------------------------------------------------------------------------------------
+
+
+class Numbered:
+    """An iterable whose iterators say how many batches they gave."""
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def __iter__(self):
+        return NumberedIterator(self.sizes)
+
+
+class NumberedIterator:
+    def __init__(self, sizes):
+        self.sizes, self.number = sizes, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.number == len(self.sizes):
+            raise StopIteration
+        self.number += 1
+        return {"x": np.full(self.sizes[self.number - 1], self.number, np.int32)}
+
+    def get_state(self):
+        return self.number
+
+    def set_state(self, state):
+        self.number = state
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    full=st.integers(1, 14),
+    ragged=st.booleans(),
+    accumulate=st.integers(1, 4),
+    buffer=st.integers(1, 6),
+    limits=limits,
+    loop=st.booleans(),
+    most=st.none() | st.integers(1, 6),
+    data=st.data(),
+)
+def test_a_dispatch_says_where_the_data_was_after_its_last_batch(
+    full, ragged, accumulate, buffer, limits, loop, most, data
+):
+    """However far the thread has read ahead, and however buffers are cut."""
+    sizes = [4] * full + [3] * ragged
+
+    def feeder():
+        source = source_of(Numbered(*sizes), "train")
+        first = batch_arrays(source.peek(1), "train")
+        source.keep_state()
+        return Feeder(source, Host(), plan_of(accumulate, buffer, loop, cuts(limits), most), first, pytest.fail)
+
+    dispatches = taken(feeder(), last=2)
+    ends = [sum(d.batches for d in dispatches[: i + 1]) for i in range(len(dispatches))]
+    assert [d.data_state for d in dispatches] == [(end - 1) % len(sizes) + 1 for end in ends]
+    assert all(len(d.states) == d.steps for d in dispatches)
+
+    stop = data.draw(st.integers(0, len(ends) - 2), label="the last dispatch before the stop")
+    epoch, batch = divmod(ends[stop], len(sizes))
+    dispatches = feeder().open(epoch + 1, batch, 0, 2, state=dispatches[stop].data_state)
+    tail = read(dispatches, accumulate)
+    dispatches.close()
+    given = [step[0][0] for steps in tail.values() for step in steps]
+    first_of_steps = [1 + i for i in range(0, len(sizes), accumulate)]
+    assert given == (first_of_steps * 2)[epoch * len(first_of_steps) + -(-batch // accumulate) :]
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
+def test_our_loaders_need_no_state(resident, monkeypatch):
+    monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+    feeder = feeder_of(DataLoaderBuilder().batch_size(4).build({"x": np.arange(14)}), plan_of())
+    assert [d.data_state for d in taken(feeder)] == [None] * 2
+
+
+def test_batches_that_are_skipped_are_not_placed():
+    placed, warnings = [], []
+
+    class Counting(Host):
+        def put(self, tree):
+            placed.append(tree["x"])
+            return tree
+
+    def generator():
+        yield from ({"x": np.full((4, 1), number, np.int32)} for number in range(9))
+
+    feeder = feeder_of(generator, plan_of(2, 2), Counting(), warnings.append)
+    steps = read(taken(feeder, batch=6, step=3), 2)[1]
+    assert [[micro[0] for micro in step] for step in steps] == [[[6], [7]], [[8]]]
+    assert [np.unique(buffer[:count]).tolist() for buffer, count in zip(placed, (3,), strict=True)] == [[6, 7, 8]]
+    assert len(warnings) == 1
+    assert "6 batches of epoch 1 are read again and dropped" in warnings[0]
+
+
+def test_a_state_behind_which_nothing_comes_is_an_error():
+    with pytest.raises(LearnerError, match=r"is shorter than it was.*after batch 2 of epoch 1"):
+        list(feeder_of(Numbered(4, 4), plan_of()).open(1, 2, 0, 1, state=2))

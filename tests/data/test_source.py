@@ -1,6 +1,7 @@
 """What users pass as data: batches, and in which order, whatever they come from."""
 
 import itertools
+import json
 
 import grain
 import numpy as np
@@ -230,3 +231,292 @@ def test_an_empty_loader_is_an_error(empty):
 def test_a_function_that_returns_no_iterator_is_an_error_that_names_the_data():
     with pytest.raises(LearnerError, match=r"the function given as the train data returned NoneType"):
         source_of(lambda: None, "train").peek(1)
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
+class Orders:
+    """Gives its batches in another order in each epoch, from a generator that goes on from epoch to epoch."""
+
+    def __init__(self, seed=0):
+        self.generator, self.made = np.random.default_rng(seed), 0
+
+    def __iter__(self):
+        return OrdersIterator(self)
+
+
+class OrdersIterator:
+    """An iterator that can say where it is, and where its iterable is."""
+
+    def __init__(self, whole):
+        self.whole, self.next = whole, 0
+        self.before = whole.generator.bit_generator.state
+        self.order = whole.generator.permutation(len(EPOCH))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.next == len(EPOCH):
+            raise StopIteration
+        self.whole.made += 1
+        self.next += 1
+        return batch_list()[self.order[self.next - 1]]
+
+    def get_state(self):
+        return {"before": self.before, "next": self.next}
+
+    def set_state(self, state):
+        self.whole.generator.bit_generator.state = state["before"]
+        self.__init__(self.whole)
+        self.next = state["next"]
+
+
+class TorchdataOrders(Orders):
+    """As torchdata's loaders: the state is the loader's, and its next iterator starts there; an ended one is ended."""
+
+    at = None
+
+    def __iter__(self):
+        self.iterator = OrdersIterator(self)
+        if self.at is not None:
+            self.iterator.set_state(self.at)
+            self.at = None
+        yield from self.iterator
+
+    def state_dict(self):
+        return self.iterator.get_state()
+
+    def load_state_dict(self, state):
+        self.at = state
+
+
+class RenamedIterator(OrdersIterator):
+    state_dict, load_state_dict = OrdersIterator.get_state, OrdersIterator.set_state
+    get_state = set_state = None
+
+
+class Renamed(Orders):
+    def __iter__(self):
+        return RenamedIterator(self)
+
+
+class Skipped(Orders):
+    """The same without a state."""
+
+    def __iter__(self):
+        yield from OrdersIterator(self)
+
+
+STATEFUL = {"Grain's": Orders, "torchdata's": TorchdataOrders, "torchdata's, of the iterator": Renamed}
+
+
+def with_states(source, epoch, start=0, state=None, warn=pytest.fail):
+    """The numbers of each batch, with the state after it."""
+    batches = source.open(epoch, start, state, warn)
+    return [(np.asarray(batch["x"]).tolist(), batches.where()) for batch in batches]
+
+
+def kept(data):
+    source = source_of(data, "train")
+    source.peek(1)
+    source.keep_state()
+    return source
+
+
+@pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
+@pytest.mark.parametrize("done", range(1, 3 * len(EPOCH)))
+def test_an_iterable_with_a_state_goes_on_from_any_batch_as_if_it_had_not_stopped(make, done):
+    source = kept(make())
+    epochs = {epoch: with_states(source, epoch) for epoch in (1, 2, 3)}
+    assert len({repr([numbers for numbers, _ in epoch]) for epoch in epochs.values()}) > 1
+    _, state = [batch for epoch in epochs.values() for batch in epoch][done - 1]
+    state = json.loads(json.dumps(state))
+    epoch, start = 1 + done // len(EPOCH), done % len(EPOCH)
+
+    again = kept(make(seed=99))
+    assert with_states(again, epoch, start, state) == epochs[epoch][start:]
+    for later in range(epoch + 1, 4):
+        assert with_states(again, later) == epochs[later]
+
+
+@pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
+def test_nothing_is_read_twice_where_there_is_a_state(make):
+    state = with_states(kept(make()), 1)[1][1]
+    data = make()
+    source = kept(data)
+    assert data.made == 1  # by `peek`
+    list(source.open(1, 2, state, pytest.fail))
+    assert data.made == 1 + len(EPOCH) - 2
+
+
+@pytest.mark.parametrize("data", [Orders(), TorchdataOrders(), iter(Orders()), Skipped(), grain_map()])
+def test_states_are_asked_for_only_when_they_are_kept(data, monkeypatch):
+    monkeypatch.setattr(OrdersIterator, "get_state", lambda self: pytest.fail("asked for the state"))
+    source = source_of(data, "train")
+    source.peek(1)
+    batches = source.open(1)
+    next(batches)
+    assert batches.where is None or batches.where() is None
+
+
+def test_the_state_after_the_batch_that_peek_took():
+    data = Orders()
+    source = source_of(data, "train")
+    source.peek(1)
+    source.keep_state()
+    batches = source.open(1)
+    next(batches)
+    assert (data.made, batches.where()["next"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        grain_map,
+        lambda: grain_map().to_iter_dataset(),
+        lambda: grain_map().seed(1).shuffle().to_iter_dataset().map(lambda batch: batch),
+        lambda: lambda: iter(grain_map()),
+    ],
+    ids=["MapDataset", "IterDataset", "mapped", "function"],
+)
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_grain_goes_on_by_its_own_state(make, done):
+    whole = with_states(kept(make()), 1)
+    again = kept(make())
+    epoch, start = 1 + done // len(EPOCH), done % len(EPOCH)
+    assert with_states(again, epoch, start, whole[done - 1][1]) == whole[start:]
+
+
+class Named(Numbers):
+    def __repr__(self):
+        return "the numbers"
+
+
+def grain_loader(data):
+    sampler = grain.samplers.IndexSampler(ROWS, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=1)
+    return grain.DataLoader(data_source=data, sampler=sampler, operations=[grain.transforms.Batch(SIZE)])
+
+
+def test_grains_loader_goes_on_by_its_own_state():
+    whole = with_states(kept(grain_loader(Named())), 1)
+    assert len(whole) == 3
+    assert list(whole[0][1]) == ["base64"]
+    assert with_states(kept(grain_loader(Named())), 1, 1, whole[0][1]) == whole[1:]
+
+
+def test_grains_loader_of_a_source_without_a_name_is_skipped():
+    """Its state has the source's `repr`, and one with an address is refused by the next process."""
+    warnings = []
+    whole = with_states(kept(grain_loader(Numbers())), 1)
+    assert [state for _, state in whole] == [None] * 3
+    assert with_states(kept(grain_loader(Numbers())), 1, 1, None, warnings.append) == whole[1:]
+    (warning,) = warnings
+    assert "the address of an object" in warning
+    assert "data source with a __repr__" in warning
+
+
+def test_a_one_shot_iterator_with_a_state_can_be_put_back():
+    state = with_states(kept(iter(Orders())), 1)[0][1]
+    expected = [numbers for numbers, _ in with_states(kept(iter(Orders())), 1)[1:]]
+    source = kept(iter(Orders(seed=99)))
+    source.refuse_position(1, 1, state)
+    assert numbers_of(source.open(1, 1, state)) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "position"),
+    [
+        (lambda: iter(Orders()), (1, 1, None)),
+        (lambda: iter(Orders()), (2, 0, {"next": 3})),
+        (generator_function, (1, 1, {"next": 1})),
+    ],
+    ids=["no state", "another epoch", "no methods"],
+)
+def test_a_one_shot_iterator_refuses_what_it_cannot_reach(data, position):
+    source = kept(data())
+    with pytest.raises(LearnerError, match=r"cannot be repeated.*cannot be put back.*get_state and set_state"):
+        source.refuse_position(*position)
+
+
+@pytest.mark.parametrize("state", [None, {"next": 2}], ids=["none", "of something else"])
+@pytest.mark.parametrize("make", [Unsized, RefusesLength, lambda: generator_function], ids=["a", "b", "function"])
+def test_without_a_state_batches_are_skipped_with_one_warning(make, state):
+    warnings = []
+    assert numbers_of(source_of(make(), "train").open(5, 2, state, warnings.append)) == EPOCH[2:]
+    (warning,) = warnings
+    for part in (
+        "2 batches of epoch 5 are read again and dropped",
+        "No steps are run for them and nothing is placed on a device",
+        "the same batches in the same order",
+        "DataLoaderBuilder",
+        "get_state and set_state",
+    ):
+        assert part in warning
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_no_warning_at_the_start_of_an_epoch(name):
+    make, batch_size, _ = REPEATABLE[name]
+    assert numbers_of(source_of(make(), "train", batch_size=batch_size).open(3, warn=pytest.fail)) == EPOCH
+
+
+@pytest.mark.parametrize(
+    "name", ["our loader", "our loader over Grain", "list", "tuple", "function that returns a list"]
+)
+def test_what_can_be_read_from_anywhere_needs_no_state_and_no_warning(name):
+    source = source_of(REPEATABLE[name][0](), "train")
+    source.keep_state()
+    batches = source.open(1, 2, {"of": "something else"}, pytest.fail)
+    assert numbers_of(batches) == EPOCH[2:]
+    assert batches.where is None
+
+
+def test_our_loaders_do_not_read_what_is_skipped():
+    read = []
+
+    class Counted(Numbers):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    source = source_of(DataLoaderBuilder().batch_size(2).prefetch(0).build(Counted()), "train")
+    assert numbers_of(source.open(1, 4)) == [[8, 9]]
+    assert read == [8, 9]
+
+
+def test_data_that_is_shorter_than_the_position_says_after_how_many_batches_it_ends():
+    with pytest.raises(LearnerError, match=r"goes on after batch 5 of epoch 2, and now the data ends after 3\. Pass"):
+        source_of(Unsized(), "train").open(2, 5)
+
+
+@pytest.mark.parametrize("data", [Orders, lambda: iter(Orders())], ids=["iterable", "iterator"])
+def test_a_state_that_is_not_taken_back_is_an_error_inside_an_epoch(data):
+    with pytest.raises(LearnerError, match=r"OrdersIterator\) does not take back.*after batch 2 of epoch 1: KeyError"):
+        source_of(data(), "train").open(1, 2, {"other": 1})
+
+
+def test_a_state_that_is_not_taken_back_at_the_end_of_an_epoch_is_a_warning():
+    warnings = []
+    batches = source_of(Orders(), "train").open(2, 0, {"other": 1}, warnings.append)
+    assert sorted(numbers_of(batches)) == EPOCH
+    (warning,) = warnings
+    assert "at the end of epoch 1: KeyError('before'). Epoch 2 starts without it" in warning
+
+
+def test_a_state_that_cannot_be_stored_is_found_before_anything_is_read(monkeypatch):
+    monkeypatch.setattr(OrdersIterator, "get_state", lambda self: {"self": self})
+    source = source_of(Orders(), "train")
+    source.peek(1)
+    with pytest.raises(LearnerError, match=r"state of the train data cannot be stored.*self is a .*OrdersIterator\."):
+        source.keep_state()
+
+
+def test_methods_that_were_only_inherited_are_no_state(monkeypatch):
+    def get_state(self):
+        raise NotImplementedError
+
+    monkeypatch.setattr(OrdersIterator, "get_state", get_state)
+    source = kept(Orders())
+    assert [state for _, state in with_states(source, 1)] == [None] * 3
