@@ -1,0 +1,388 @@
+"""Going on inside of an epoch with data of all kinds: to the bit, at the cost that was said, or not at all."""
+
+import json
+
+import grain
+import numpy as np
+import optax
+import pytest
+from runs import ROWS as ALL
+from runs import LastRow, batches, build_line, line, line_step, noisy_step, progress_of, quiet, saved_steps, tree_of
+from runs import arrays as all_arrays
+from stopped import all_of, same, stopping_at
+
+from learner import Interrupter, LearnerError
+from learner.data import DataLoaderBuilder
+from learner.events import Listener, Message
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+ROWS, SIZE, GROUP, STEPS = ALL, 4, 2, 3  # 6 batches, the last one of 2 rows, in groups of 2: 3 steps an epoch
+ARRAYS = all_arrays(ROWS)
+ITEMS = [{name: x[i] for name, x in ARRAYS.items()} for i in range(ROWS)]
+
+
+class Shuffling:
+    """Shuffles and adds noise by one generator, which goes on from epoch to epoch. `made` counts batches."""
+
+    def __init__(self, seed=5, size=SIZE):
+        self.generator, self.size, self.made = np.random.default_rng(seed), size, 0
+
+    def __iter__(self):
+        return ShufflingIterator(self)
+
+
+class ShufflingIterator:
+    def __init__(self, whole):
+        self.whole, self.next = whole, 0
+        self.order = whole.generator.permutation(ROWS).astype(np.uint8)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        rows = self.order[self.next : self.next + self.whole.size]
+        if not len(rows):
+            raise StopIteration
+        self.next += self.whole.size
+        self.whole.made += 1
+        noise = self.whole.generator.normal(size=(len(rows), 3)).astype(np.float32)
+        return {name: x[rows] for name, x in ARRAYS.items()} | {"x": ARRAYS["x"][rows] + noise}
+
+    def get_state(self):
+        return {"rng": self.whole.generator.bit_generator.state, "order": self.order, "at": (self.next, b"rows")}
+
+    def set_state(self, state):
+        self.whole.generator.bit_generator.state = state["rng"]
+        self.order, (self.next, _) = state["order"], state["at"]
+
+
+class LyingIterator(ShufflingIterator):
+    """Says where it will be after one more batch."""
+
+    def get_state(self):
+        told = super().get_state()
+        return {**told, "at": (self.next + self.whole.size, b"rows")}
+
+
+class Lying(Shuffling):
+    def __iter__(self):
+        return LyingIterator(self)
+
+
+class Forgetful(Shuffling):
+    """Cannot say where it is."""
+
+    def __iter__(self):
+        iterator = ShufflingIterator(self)
+        return (batch for batch in iterator)
+
+
+class TorchLike:
+    """As PyTorch's `DataLoader` with a fixed order: it has a length, and iterators without a state."""
+
+    def __init__(self, seed=5):
+        self.order, self.made = np.random.default_rng(seed).permutation(ROWS), 0
+
+    def __len__(self):
+        return -(-ROWS // SIZE)
+
+    def __iter__(self):
+        for first in range(0, ROWS, SIZE):
+            self.made += 1
+            yield {name: x[self.order[first : first + SIZE]] for name, x in ARRAYS.items()}
+
+
+class Noise(grain.transforms.RandomMap):
+    def random_map(self, element, rng):
+        return {**element, "x": element["x"] + rng.normal(size=3).astype(np.float32)}
+
+
+def grain_map():
+    return grain.MapDataset.source(ITEMS).seed(3).shuffle().random_map(Noise()).batch(SIZE)
+
+
+def grain_iter():
+    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    items = grain.MapDataset.source(ITEMS).seed(3).shuffle().to_iter_dataset(few)
+    return items.random_map(Noise()).batch(SIZE)
+
+
+def grain_loader():
+    sampler = grain.samplers.IndexSampler(ROWS, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=1)
+    return grain.DataLoader(
+        data_source=ITEMS, sampler=sampler, operations=[Noise(), grain.transforms.Batch(SIZE)], worker_count=0
+    )
+
+
+KINDS = {
+    "own": Shuffling,
+    "function": lambda: Shuffling().__iter__,
+    "Grain's MapDataset": grain_map,
+    "Grain's IterDataset": grain_iter,
+    "Grain's DataLoader": grain_loader,
+    "PyTorch's": TorchLike,
+    "generator function": lambda: TorchLike().__iter__,
+}
+SKIPS = ("PyTorch's", "generator function")
+
+
+def build(directory):
+    return quiet(directory).num_epochs(3).grads_accumulation(GROUP).metrics(LastRow()).with_file_checkpointer()
+
+
+def fit(builder, data):
+    optimizer = lambda lr: optax.sgd(lr, momentum=0.9)  # noqa: E731
+    return builder.build(line(), optimizer, 0.05, train_step=noisy_step, valid_step=line_step).fit(data)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, compiled_once):
+    """What a run over each kind of data leaves that is not interrupted."""
+    found = {}
+
+    def of(kind):
+        if kind not in found:
+            directory = tmp_path_factory.mktemp("whole") / "run"
+            found[kind] = all_of(directory, fit(build(directory), KINDS[kind]()))
+        return found[kind]
+
+    return of
+
+
+def warnings_of(directory):
+    return [line for line in (directory / "experiment.log").read_text().splitlines() if "WARNING" in line]
+
+
+def some(kinds, steps, chosen):
+    """All pairs in the whole matrix, a few otherwise."""
+    pairs = [(kind, step) for kind in kinds for step in steps]
+    return [pair if pair in chosen else pytest.param(*pair, marks=pytest.mark.full) for pair in pairs]
+
+
+CHOSEN = {
+    *(("own", step) for step in (3, 5)),  # the end of an epoch, inside of the second one
+    *(("Grain's MapDataset", 4), ("Grain's DataLoader", 2), ("PyTorch's", 5)),
+}
+
+
+@pytest.mark.parametrize(("kind", "step"), some(KINDS, range(1, 3 * STEPS), CHOSEN))
+def test_resume_iterable_source(tmp_path, whole, kind, step):
+    directory = tmp_path / "run"
+    stopped = fit(stopping_at(build(directory), step), KINDS[kind]())
+    assert (stopped.summary["steps"], saved_steps(directory)[-1]) == (step, step)
+    assert (progress_of(directory, step)["data"] is None) == (kind in SKIPS)
+    same(all_of(directory, fit(build(directory).resume(), KINDS[kind]())), whole(kind))
+    inside = step % STEPS * GROUP
+    warned = warnings_of(directory)
+    assert len(warned) == (kind in SKIPS and inside > 0)
+    assert all(f"{inside} batches of epoch {1 + step // STEPS} are read again and dropped" in text for text in warned)
+
+
+def test_stopped_again_and_again(tmp_path, whole):
+    """Once before anything was trained: the position is still the one that was restored."""
+    directory, stopped = tmp_path / "run", Interrupter()
+    fit(stopping_at(build(directory), 4), Shuffling())
+    stopped.stop("at once")
+    assert fit(build(directory).resume().interrupter(stopped), Shuffling()).summary["steps"] == 4
+    fit(stopping_at(build(directory).resume(), 5), Shuffling())
+    same(all_of(directory, fit(build(directory).resume(), Shuffling())), whole("own"))
+
+
+def test_each_epoch_has_an_order_of_its_own(whole):
+    """Otherwise the comparisons above would say nothing about what goes on from epoch to epoch."""
+    assert len({value for *_, value in whole("own")["history"]["train/Last Row"]}) == 3
+
+
+@pytest.mark.parametrize(("data", "step"), [(Lying, 4), (Forgetful, 4), (Forgetful, 3)])
+def test_a_state_that_lies_or_is_lost_would_be_noticed(tmp_path, whole, data, step):
+    directory = tmp_path / "run"
+    fit(stopping_at(build(directory), step), data())
+    found = all_of(directory, fit(build(directory).resume(), data()))
+    assert found["model"] != whole("own")["model"]
+    assert found["history"] != whole("own")["history"]
+
+
+def test_the_liar_is_the_same_until_it_is_asked(tmp_path, whole):
+    found = all_of(tmp_path / "run", fit(build(tmp_path / "run"), Lying()))
+    assert found["model"] == whole("own")["model"]
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+MANY, READ, STOP = 60, [], 50  # batches, the rows that were read, the step after which the run stops
+
+
+class Counted:
+    """Says which rows are read."""
+
+    def __len__(self):
+        return MANY * SIZE
+
+    def __getitem__(self, index):
+        READ.append(index)
+        return ITEMS[index % ROWS]
+
+    def __repr__(self):
+        return "the counted rows"
+
+
+def counted_grain_loader():
+    one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    sampler = grain.samplers.IndexSampler(MANY * SIZE, grain.sharding.NoSharding(), num_epochs=1)
+    return grain.DataLoader(
+        data_source=Counted(), sampler=sampler, operations=[grain.transforms.Batch(SIZE)], read_options=one
+    )
+
+
+def counted_grain_dataset():
+    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return grain.MapDataset.source(Counted()).batch(SIZE).to_iter_dataset(few)
+
+
+@pytest.mark.parametrize(
+    ("make", "ahead"),
+    [
+        (lambda: DataLoaderBuilder().batch_size(SIZE).build(Counted()), 2),
+        (counted_grain_dataset, 2),
+        (counted_grain_loader, 1),
+    ],
+    ids=["ours", "Grain's dataset", "Grain's loader"],
+)
+def test_what_was_trained_on_is_not_read_again(tmp_path, make, ahead):
+    builder = lambda: quiet(tmp_path / "run").with_file_checkpointer()  # noqa: E731
+    build_line(stopping_at(builder(), STOP)).fit(make())
+    READ.clear()
+    assert build_line(builder().resume()).fit(make()).summary["steps"] == MANY
+    peeked = (1 + ahead) * SIZE
+    assert len(READ) <= (MANY - STOP) * SIZE + peeked + SIZE
+    assert sorted(set(READ))[-(MANY - STOP) * SIZE :] == list(range(STOP * SIZE, MANY * SIZE))
+    assert warnings_of(tmp_path / "run") == []
+
+
+class Heard(Listener):
+    def __init__(self):
+        self.texts = []
+
+    def on_event(self, event):
+        if isinstance(event, Message):
+            self.texts.append(event.text)
+
+
+def test_what_is_skipped_is_said_once_to_everybody(tmp_path):
+    fit(stopping_at(build(tmp_path / "run"), 2), TorchLike())
+    data, heard = TorchLike(), Heard()
+    fit(build(tmp_path / "run").renderer(heard).resume(), data)
+    assert data.made == 1 + 3 * len(data)  # the first batch is looked at, and then each epoch is read from its start
+    (text,) = heard.texts
+    assert "(TorchLike) cannot be put back" in text
+    assert "get_state and set_state" in text
+    (line,) = warnings_of(tmp_path / "run")
+    assert text in line
+
+
+def test_validation_data_is_not_asked_for_its_state(tmp_path, monkeypatch):
+    class Valid(Shuffling):
+        def __iter__(self):
+            return ValidIterator(self)
+
+    class ValidIterator(ShufflingIterator):
+        def get_state(self):
+            raise AssertionError("asked for the state")
+
+    build_line(build(tmp_path / "run")).fit(TorchLike(), Valid())
+
+
+def test_data_is_not_asked_for_its_state_where_nothing_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(ShufflingIterator, "get_state", lambda self: pytest.fail("asked for the state"))
+    fit(build(tmp_path / "run").with_file_checkpointer(None), Shuffling())
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def endless():
+    while True:
+        yield from batches()
+
+
+class Counter:
+    """A one-shot iterator that can be put back."""
+
+    def __init__(self):
+        self.number = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return batches()[self.number % 5]
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+def test_a_generator_trains_and_refuses_to_go_on(tmp_path):
+    builder = lambda steps: quiet(tmp_path / "run").num_steps(steps).with_file_checkpointer()  # noqa: E731
+    build_line(builder(7)).fit(endless())
+    before = tree_of(tmp_path)
+    with pytest.raises(LearnerError, match=r"cannot be repeated.*batch 7 of epoch 1: pass a loader"):
+        build_line(builder(9).resume()).fit(endless())
+    assert tree_of(tmp_path) == before
+
+
+def test_a_one_shot_iterator_with_a_state_goes_on(tmp_path):
+    builder = lambda name, steps: quiet(tmp_path / name).num_steps(steps).metrics(LastRow()).with_file_checkpointer()  # noqa: E731
+    build_line(builder("run", 7)).fit(Counter())
+    assert progress_of(tmp_path / "run", 7)["data"] == {"number": 7}
+    found = all_of(tmp_path / "run", build_line(builder("run", 16).resume()).fit(Counter()))
+    same(found, all_of(tmp_path / "whole", build_line(builder("whole", 16)).fit(Counter())))
+
+
+def test_a_state_that_cannot_be_stored_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(ShufflingIterator, "get_state", lambda self: {"rng": self.whole.generator})
+    with pytest.raises(LearnerError, match=r"cannot be stored in a checkpoint: rng is a numpy.*Generator\. It may"):
+        fit(build(tmp_path / "run"), Shuffling())
+    assert not (tmp_path / "run").exists()
+
+
+class Shorter(Shuffling):
+    """One that has two batches, and no length."""
+
+    def __iter__(self):
+        iterator = ShufflingIterator(self)
+        iterator.set_state = lambda state: setattr(iterator, "next", ROWS)
+        return iterator
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (Shuffling, Shorter, r"shorter than it was.*after batch 4 of epoch 1"),
+        (lambda: lambda: iter(batches()), lambda: lambda: iter(batches()[:3]), r"after batch 4 of.*ends after 3\."),
+        (Shuffling, grain_iter, r"does not take back the state that it had after batch 4 of epoch 1"),
+    ],
+    ids=["by a state", "by skipping", "another kind"],
+)
+def test_other_data_than_before_is_refused_and_the_run_can_still_go_on(tmp_path, whole, before, now, message):
+    directory = tmp_path / "run"
+    fit(stopping_at(build(directory), 2), before())
+    saved = json.dumps(progress_of(directory, 2))
+    with pytest.raises(LearnerError, match=message):
+        fit(build(directory).resume(), now())
+    assert (saved_steps(directory), json.dumps(progress_of(directory, 2))) == ([2], saved)
+    result = fit(build(directory).resume(), before())
+    if before is Shuffling:
+        same(all_of(directory, result), whole("own"))
+
+
+def test_other_data_from_the_end_of_an_epoch_is_a_warning(tmp_path):
+    directory = tmp_path / "run"
+    fit(stopping_at(build(directory), STEPS), Shuffling())
+    assert fit(build(directory).resume(), grain_iter()).summary["steps"] == 3 * STEPS
+    (line,) = warnings_of(directory)
+    assert "does not take back the state that it had at the end of epoch 1" in line

@@ -1,0 +1,36 @@
+"""Runs that are stopped inside of an epoch, and all that has to be the same in the end."""
+
+from runs import checkpoint_bits, logs_of, model_bits, numbers_of, progress_of, saved_steps
+
+from learner import Interrupter
+from learner.history import read_history
+
+
+def stopping_at(builder, step):
+    """Ends the run after a step, as somebody else's code would."""
+    interrupter = Interrupter()
+    return builder.interrupter(interrupter).every(steps=step, fn=lambda info, model: interrupter.stop("for the night"))
+
+
+def all_of(directory, result):
+    """Everything that has to be the same with and without an interruption."""
+    last = saved_steps(directory)[-1]
+    return {
+        "model": model_bits(result.model),
+        "history": result.history.to_json(),
+        "journal's history": read_history(directory).to_json(),
+        "why it ended": result.stopped_by,
+        "logs": logs_of(directory),
+        "journal": numbers_of(directory),
+        "summary": (directory / "summary.json").read_text(),
+        "checkpoints": saved_steps(directory),
+        "state": checkpoint_bits(directory, last),
+        "progress": progress_of(directory, last),
+    }
+
+
+def same(found, expected):
+    """Part by part, so that a failure says which."""
+    assert found.keys() == expected.keys()
+    for part, value in expected.items():
+        assert found[part] == value, part
