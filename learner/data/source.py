@@ -2,6 +2,10 @@
 
 A `Source` yields the batches of an epoch from any position. What is passed may be one of our loaders, any iterable of
 batches, a Grain dataset, a function that returns an iterator, a one-shot iterator, or a dataset with `with_batch_size`.
+
+A position is a number of batches. Our loaders go there at once, and so does what has `get_state` and `set_state` (or
+`state_dict` and `load_state_dict`, as torchdata's): its state is kept next to the number. Everything else is read again
+up to there, and an iterator that cannot be read again refuses.
 """
 
 import abc
@@ -239,8 +243,11 @@ class _Iterable(_Foreign):
 
     def _end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> None:
         """Ends an epoch once more: an iterable may carry something from one to the next, such as a shuffling order."""
+        made = self._make()
+        if type(made).__module__.partition(".")[0] == "grain":
+            return  # nothing goes on from one of its iterators to the next, and workers take seconds to start
         try:
-            batches, told = self._iterator(self._make(), epoch, self.batches or 0, state)
+            batches, told = self._iterator(made, epoch, self.batches or 0, state)
         except LearnerError as error:
             # Nothing of an epoch is lost or there twice, and it may well be other data on purpose.
             warn(

@@ -657,6 +657,14 @@ def test_a_dispatch_says_where_the_data_was_after_its_last_batch(
     assert given == (first_of_steps * 2)[epoch * len(first_of_steps) + -(-batch // accumulate) :]
 
 
+def test_each_part_of_a_buffer_has_its_own_state():
+    source = source_of(Numbered(4, 4, 4, 4, 4, 4, 4), "train")
+    first = batch_arrays(source.peek(1), "train")
+    source.keep_state()
+    dispatches = taken(Feeder(source, Host(), plan_of(2, 4, most=1), first, pytest.fail))
+    assert [(d.start, d.data_state) for d in dispatches] == [(0, 2), (None, 4), (None, 6), (None, 7)]
+
+
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
 def test_our_loaders_need_no_state(resident, monkeypatch):
     monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)

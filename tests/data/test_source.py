@@ -279,11 +279,10 @@ class TorchdataOrders(Orders):
     at = None
 
     def __iter__(self):
-        self.iterator = OrdersIterator(self)
-        if self.at is not None:
-            self.iterator.set_state(self.at)
-            self.at = None
-        yield from self.iterator
+        self.iterator, self.at, at = OrdersIterator(self), None, self.at
+        if at is not None:
+            self.iterator.set_state(at)
+        return map(dict, self.iterator)
 
     def state_dict(self):
         return self.iterator.get_state()
@@ -397,6 +396,22 @@ class Named(Numbers):
 def grain_loader(data):
     sampler = grain.samplers.IndexSampler(ROWS, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=1)
     return grain.DataLoader(data_source=data, sampler=sampler, operations=[grain.transforms.Batch(SIZE)])
+
+
+def test_grain_is_not_asked_to_end_an_epoch_again():
+    """Its worker processes would be started for it, and nothing would come of it."""
+    asked = []
+
+    class Watched(Numbers):
+        def __getitem__(self, index):
+            asked.append(index)
+            return super().__getitem__(index)
+
+    few = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    data = grain.MapDataset.source(Watched()).batch(SIZE).to_iter_dataset(few)
+    batches = source_of(data, "train").open(2, 0, {"next_index": 1}, pytest.fail)
+    assert asked == []
+    assert numbers_of(batches) == EPOCH
 
 
 def test_grains_loader_goes_on_by_its_own_state():

@@ -382,7 +382,7 @@ def test_other_data_than_before_is_refused_and_the_run_can_still_go_on(tmp_path,
 
 def test_other_data_from_the_end_of_an_epoch_is_a_warning(tmp_path):
     directory = tmp_path / "run"
-    fit(stopping_at(build(directory), STEPS), Shuffling())
-    assert fit(build(directory).resume(), grain_iter()).summary["steps"] == 3 * STEPS
+    fit(stopping_at(build(directory), STEPS), grain_iter())
+    assert fit(build(directory).resume(), Shuffling()).summary["steps"] == 3 * STEPS
     (line,) = warnings_of(directory)
     assert "does not take back the state that it had at the end of epoch 1" in line
