@@ -12,7 +12,7 @@ Bring a model, an optax optimizer and data; `LearnerBuilder` configures the rest
 """
 
 from learner.builder import LearnerBuilder
-from learner.errors import LearnerError
+from learner.errors import LearnerError, NonFiniteError
 from learner.fit import Learner
 from learner.history import History
 from learner.result import LearningResult
@@ -42,6 +42,7 @@ __all__ = [
     "Linen",
     "MetricEarlyStopping",
     "MultiLabelOutput",
+    "NonFiniteError",
     "ReduceOnPlateau",
     "RegressionOutput",
     "SequenceOutput",

@@ -10,7 +10,7 @@ from typing import Any
 from learner.checkpoint.options import CheckpointOptions
 from learner.events import Listener, MetricInfo
 from learner.metrics.base import HostMetric, MetricBase
-from learner.steps.finite import Watch
+from learner.steps.finite import RAISES, Watch
 from learner.stopping import Interrupter, MetricEarlyStopping
 
 DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
@@ -39,7 +39,7 @@ class Options:
     interrupter: Interrupter | None = None
     on_sigterm: str = "exit"
     on_save_error: str = "raise"
-    on_nonfinite: Watch = Watch()
+    on_nonfinite: Watch = RAISES
     time_limit: float | None = None
     job_ends: float | None = None
     on_epoch_end: list[Callable[..., Any]] = dataclasses.field(default_factory=list)

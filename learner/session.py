@@ -103,6 +103,7 @@ def _started(
     threads: contextlib.ExitStack,
 ) -> Iterator[Run]:
     options, restored, inputs = start.options, start.restored, start.inputs
+    run: Run
     began = time.monotonic()
     times = threads.enter_context(CompileTimes())
     monitor, higher_is_better = monitor_of(options, list(inputs.valid))

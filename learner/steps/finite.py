@@ -1,7 +1,7 @@
 """Losses and gradients that are not finite: found inside the step that has them, and remembered in the state.
 
-However many steps are under way when the host reads of one, the mark in the state names it, no checkpoint is made of what
-came after it, and with `stop` and `skip` the parameters are those before it.
+However many steps are under way when the host reads of one, the mark in the state names it, no checkpoint is made of
+what came after it, and with `stop` and `skip` the parameters are those before it.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ class Watch:
     """What is done about them.
 
     Attributes:
-      policy: `raise`: the run ends with an error. `stop`: it ends, and nothing changes the parameters from that step on.
-        `skip`: that step does not change them. `ignore`: nothing is looked at.
+      policy: `raise`: the run ends with an error. `stop`: it ends, and nothing changes the parameters from that step
+        on. `skip`: that step does not change them. `ignore`: nothing is looked at.
       in_a_row: so many skipped steps in a row end the run.
     """
 
@@ -70,3 +70,6 @@ class Watch:
         halts = bad * (in_a_row >= (self.in_a_row if self.policy == "skip" else 1)).astype(jnp.int32)
         halted = jnp.where(over, mark[0], halts * (step + 1))
         return jnp.stack([halted, mark[1] + bad, in_a_row, kind + HALTS * halts]), ~over & (bad == 0)
+
+
+RAISES = Watch()

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Info
-from learner.steps.finite import Watch
+from learner.steps.finite import RAISES, Watch
 from learner.steps.measure import Measure
 from learner.steps.model import Family, same_structure, same_tree
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, rate_at, update_params
@@ -125,7 +125,7 @@ class Step:
     valid_measure: Measure
     accumulate: int = 1
     own_grads: bool = False
-    watch: Watch = Watch()
+    watch: Watch = RAISES
 
     def init(self, lr_scale: float, seed: int) -> TrainState:
         """The state before the first step. Every leaf is a copy of its own, strongly typed."""
