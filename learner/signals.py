@@ -46,6 +46,24 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
             signal.signal(number, previous)
 
 
+@contextlib.contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Around all of a command: SIGTERM ends it by `SystemExit(143)`, so that what is open is closed.
+
+    Inside, `on_signals` takes over for as long as there is a run to save. Where somebody handles SIGTERM already, and
+    outside of the main thread, it does nothing.
+    """
+    takes = threading.current_thread() is threading.main_thread()
+    if not takes or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _ends_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _previous(ours: Mapping[int, Handler]) -> dict[int, Any]:
     """The handlers that can be replaced and put back."""
     if threading.current_thread() is not threading.main_thread():
@@ -55,7 +73,7 @@ def _previous(ours: Mapping[int, Handler]) -> dict[int, Any]:
 
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:
-    if callable(handler) and handler is not signal.default_int_handler:
+    if callable(handler) and handler not in (signal.default_int_handler, _ends_at_once):
         handler(number, frame)
 
 

@@ -1,18 +1,15 @@
-"""SIGINT, SIGTERM and SIGUSR1: in the handlers alone, while a model is trained, and in real processes."""
+"""SIGINT, SIGTERM and SIGUSR1: in the handlers alone, and while a model is trained."""
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
 
 from learner import LearnerError
 from learner.data.feed import Ahead
-from learner.signals import on_signals
+from learner.signals import on_signals, sigterm_exits
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -110,6 +107,55 @@ def test_other_threads_take_no_handlers(handler):
     assert inside == [before]
 
 
+@pytest.fixture
+def no_handler():
+    before = signal.signal(TERM, signal.SIG_DFL)
+    yield
+    signal.signal(TERM, before)
+
+
+@pytest.mark.usefixtures("no_handler")
+def test_a_command_exits_with_143():
+    with pytest.raises(SystemExit) as ended, sigterm_exits():
+        press(TERM)
+    assert ended.value.code == 143
+    assert signal.getsignal(TERM) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("no_handler")
+def test_a_run_inside_of_a_command_is_stopped_in_order_first():
+    asked = []
+    with sigterm_exits():
+        with on_signals(asked.append, pytest.fail):
+            press(TERM)
+            assert asked == ["sigterm"]
+        with pytest.raises(SystemExit):
+            press(TERM)
+    assert asked == ["sigterm"]
+
+
+def test_a_command_leaves_a_handler_alone(handler):
+    before = signal.getsignal(TERM)
+    with sigterm_exits():
+        assert signal.getsignal(TERM) is before
+        press(TERM)
+    assert handler == [TERM]
+
+
+@pytest.mark.usefixtures("no_handler")
+def test_a_command_in_another_thread_takes_no_handler():
+    inside = []
+
+    def work():
+        with sigterm_exits():
+            inside.append(signal.getsignal(TERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert inside == [signal.SIG_DFL]
+
+
 # -- while a model is trained ------------------------------------------------------------------------------------------
 
 
@@ -121,23 +167,12 @@ def at_step(step, press):
     return hook
 
 
-@pytest.mark.parametrize("number", NAMES)
-def test_fit_returns_the_result_so_far(tmp_path, handler, number):
+def test_sigterm_may_return_the_result_so_far(tmp_path, handler):
     builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer().on_sigterm("return")
-    result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(number)))).fit(shuffled())
-    assert result.stopped_by == NAMES[number]
-    assert len(result.history["train/Loss"]) == 1
-    assert result.summary["steps"] == STEPS + 2
+    result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(TERM)))).fit(shuffled())
+    assert (result.stopped_by, result.summary["steps"]) == ("sigterm", STEPS + 2)
     assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
-    assert journal_of(tmp_path / "run")[-1] | {"time": 0} == {
-        "event": "stop",
-        "time": 0,
-        "epoch": 2,
-        "step": STEPS + 2,
-        "stopped_by": NAMES[number],
-    }
-    press(number)
-    assert handler == [number, number]
+    assert handler == [TERM]
 
 
 def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
@@ -153,22 +188,6 @@ def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
 def test_on_sigterm_knows_two_words(tmp_path):
     with pytest.raises(LearnerError, match=r"'die'; it needs 'exit' or 'return'"):
         quiet(tmp_path / "run").on_sigterm("die")
-
-
-@pytest.mark.parametrize(("first", "error"), [(INT, KeyboardInterrupt), (TERM, SystemExit)])
-def test_fit_ends_at_once_at_the_second(tmp_path, handler, first, error):
-    def twice():
-        press(first)
-        press(first)
-
-    builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
-    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, twice)))
-    with pytest.raises(error):
-        learner.fit(shuffled())
-    assert saved_steps(tmp_path / "run") == [STEPS]
-    assert journal_of(tmp_path / "run")[-1]["event"] == "error"
-    press()
-    assert handler == [first, INT]
 
 
 def test_usr1_saves_and_goes_on(tmp_path):
@@ -198,74 +217,3 @@ def test_data_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch, number
     assert result.stopped_by == NAMES[number]
     assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
     assert result.summary["steps"] <= 2  # the third is handed on when a fourth has come, or none
-
-
-def test_fit_in_another_thread(tmp_path, handler):
-    results = []
-    learner = build_line(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer())
-    thread = threading.Thread(target=lambda: results.append(learner.fit(shuffled())))
-    thread.start()
-    thread.join()
-    assert [result.stopped_by for result in results] == ["num_epochs"]
-    press()
-    assert handler == [INT]
-
-
-# -- real processes ----------------------------------------------------------------------------------------------------
-
-SCRIPT = """
-import sys
-from runs import build_line, batches, quiet
-
-WHERE, directory, resumes = sys.argv[1], sys.argv[2], len(sys.argv) > 3
-
-def reached(where):
-    if where == WHERE and not resumes:
-        print("here", flush=True)
-        sys.stdin.readline()
-
-def loader():
-    for number, batch in enumerate(batches()):
-        if number == 4:
-            reached("data")
-        yield batch
-
-def hook(info, model):
-    if info.step == 8:
-        reached("train")
-
-calls = []
-
-def valid():
-    calls.append(1)
-    if len(calls) == 2:  # the first is made before training begins, to look at a batch
-        reached("validation")
-    yield from batches(8)
-
-builder = quiet(directory).num_epochs(4).with_file_checkpointer().every(1, hook)
-builder.on_epoch_end(lambda info, model: reached("epoch end"))
-build_line(builder.resume() if resumes else builder).fit(loader, valid)
-"""
-
-
-@pytest.mark.parametrize(
-    "where", ["train", *(pytest.param(w, marks=pytest.mark.full) for w in ("data", "validation", "epoch end"))]
-)
-def test_sigterm_to_a_process(tmp_path, where):
-    """It ends with 143, has a checkpoint, and what goes on with it leaves what an undisturbed run leaves."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "support"), *sys.path])}
-    run = [sys.executable, "-c", SCRIPT, where, str(tmp_path / "run")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(run, env=environment, **pipes) as process:
-        assert process.stdout.readline() == "here\n"
-        process.send_signal(signal.SIGTERM)
-        process.stdin.close()
-        assert process.wait(60) == 143
-    (saved,) = saved_steps(tmp_path / "run")[-1:]
-    assert journal_of(tmp_path / "run")[-1]["stopped_by"] == "sigterm"
-    assert journal_of(tmp_path / "run")[-1]["step"] == saved < 24
-    subprocess.run([*run, "resume"], env=environment, check=True)
-    whole = [sys.executable, "-c", SCRIPT, "nowhere", str(tmp_path / "whole")]
-    subprocess.run(whole, env=environment, check=True)
-    assert logs_of(tmp_path / "run") == logs_of(tmp_path / "whole")
-    assert saved_steps(tmp_path / "run") == saved_steps(tmp_path / "whole")

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from learner.errors import LearnerError, near
+from learner.signals import TERMINATED
 
 
 def import_path(path: str, key: str) -> Any:
@@ -58,6 +59,8 @@ def _module(name: str, key: str, path: str) -> ModuleType | None:
             return None
         raise _broken(name, key, path, error) from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == TERMINATED:
+            raise  # no fault of the module's
         raise _broken(name, key, path, error) from error
 
 

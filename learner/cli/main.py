@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from learner.cli.importing import current_directory_importable
 from learner.errors import LearnerError, near
+from learner.signals import TERMINATED, sigterm_exits
 
 COMMANDS = {
     "fit": ("learner.cli.training", "train what a config file describes"),
@@ -40,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
       The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM.
     """
     try:
-        with current_directory_importable():
+        with sigterm_exits(), current_directory_importable():
             return _run(list(sys.argv[1:] if words is None else words))
     except LearnerError as error:
         print(f"learner: {error}", file=sys.stderr)
@@ -48,6 +49,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("learner: interrupted", file=sys.stderr)
         return 130
+    except SystemExit as ended:
+        if ended.code != TERMINATED:
+            raise
+        print("learner: interrupted", file=sys.stderr)
+        return TERMINATED
 
 
 def _run(words: list[str]) -> int:

@@ -240,6 +240,17 @@ def test_ctrl_c_before_a_run(learner, config, workplace):
     assert (code, out, err) == (130, "", "learner: interrupted\n")
 
 
+def test_sigterm_before_a_run(learner, config, workplace):
+    """Also while a module of the user's is imported, whose own faults are told otherwise."""
+    (workplace / "slow.py").write_text("import os, signal\n\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert learner("fit", config, "--model=slow.Model") == (143, "", "learner: interrupted\n")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # -- evaluate, predict, summary --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,209 @@
+"""A run that is told to stop, or that something in it raises: what is saved, what comes out, what is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from phases import CONFIG
+from runs import (
+    STEPS,
+    batches,
+    bits,
+    build_line,
+    checkpoint_bits,
+    journal_of,
+    logs_of,
+    numbers_of,
+    quiet,
+    saved_steps,
+    shuffled,
+)
+
+import learner
+from learner.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+SECONDS = 60  # within which a process has to end
+
+
+def press(*numbers):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+def at_step(step, do):
+    return lambda info, model: do() if info.step == step else None
+
+
+def left_by(directory):
+    """All that a run wrote whose bits do not depend on when it was stopped."""
+    steps = saved_steps(directory)
+    return logs_of(directory), numbers_of(directory), steps, checkpoint_bits(directory, steps[-1])
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Each test has Python's own handlers, whatever it leaves."""
+    defaults = {INT: signal.default_int_handler, TERM: signal.SIG_DFL, USR1: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield defaults
+    for number, previous in before.items():
+        signal.signal(number, previous)
+
+
+# -- SIGTERM to a real process -----------------------------------------------------------------------------------------
+
+
+def started(phase, directory):
+    """`learner fit` in a process of its own that will wait in a phase."""
+    (directory / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    places = [str(Path(__file__).parents[1] / "support"), str(Path(learner.__file__).parents[1])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "PHASE": phase}
+    words = [sys.executable, "-m", "learner", "fit", "config.yaml"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(words, cwd=directory, env=environment, text=True, **pipes)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        Path("config.yaml").write_text(yaml.safe_dump(CONFIG))
+        assert main(["fit", "config.yaml"]) == 0
+    return left_by(directory / "run")
+
+
+PHASES = {  # and how many steps are made then, `None` where there is no run yet
+    "import": None,
+    "first_look": None,
+    "compile": 1,
+    "train": 5,
+    "accumulate": 5,
+    "data_wait": 4,  # at most: the loader runs ahead of the steps
+    "validation": 6,
+    "checkpoint": 5,
+    "epoch_end": 6,
+}
+FEW = ("import", "compile", "checkpoint")
+
+
+@pytest.mark.parametrize("phase", [p if p in FEW else pytest.param(p, marks=pytest.mark.full) for p in PHASES])
+def test_sigterm_in(tmp_path, monkeypatch, undisturbed, phase):
+    """The command exits with 143, with a checkpoint of where it was, and goes on as if nothing had happened."""
+    with started(phase, tmp_path) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(TERM)
+        if phase == "checkpoint":
+            assert process.stdout.readline() == "signalled\n"  # training is at step 5, the save of step 3 is not over
+            assert saved_steps(tmp_path / "run") == []
+        if phase != "data_wait":  # data that never come are not waited for; everything else is
+            process.stdin.close()
+        assert process.wait(SECONDS) == 143
+        said = process.stdout.read(), process.stderr.read()
+    monkeypatch.chdir(tmp_path)
+    if PHASES[phase] is None:
+        assert said == ("", "learner: interrupted\n")
+        assert not Path("run").exists()
+        assert main(["fit", "config.yaml"]) == 0
+    else:
+        assert said == ("", "learner: interrupted; go on with: learner resume run\n")
+        last = journal_of("run")[-1]
+        assert (last["event"], last["stopped_by"]) == ("stop", "sigterm")
+        assert saved_steps("run")[-1] == last["step"]
+        assert last["step"] in (range(PHASES[phase] + 1) if phase == "data_wait" else [PHASES[phase]])
+        assert main(["resume", "run"]) == 0
+    assert left_by("run") == undisturbed
+
+
+# -- a second signal ---------------------------------------------------------------------------------------------------
+
+
+def ends_at_once(directory, numbers, error):
+    """The run is left where it stands, without a checkpoint of it, and goes on from the one before."""
+    builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=9)
+    run = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(*numbers))))
+    with pytest.raises(error) as ended:
+        run.fit(shuffled())
+    assert saved_steps(directory) == [STEPS]
+    assert journal_of(directory)[-1]["event"] == "error"
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("learner")]
+    going_on = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=9).resume()
+    assert build_line(going_on).fit(shuffled()).stopped_by == "num_epochs"
+    assert saved_steps(directory) == [STEPS, 2 * STEPS, 3 * STEPS]
+    return ended.value
+
+
+def test_sigterm_twice(tmp_path, handlers):
+    assert ends_at_once(tmp_path / "run", [TERM, TERM], SystemExit).code == 143
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def test_sigint_then_sigint(tmp_path, handlers):
+    ends_at_once(tmp_path / "run", [INT, INT], KeyboardInterrupt)
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+# -- in a notebook, and among others' handlers -------------------------------------------------------------------------
+
+
+def test_sigint_notebook(tmp_path, handlers):
+    """The cell ends with the result so far, which can be used; the next one goes on with the run."""
+
+    def build(name):
+        return quiet(tmp_path / name).num_epochs(4).with_file_checkpointer(keep_last=9)
+
+    stopped = build_line(build("run").every(steps=1, fn=at_step(STEPS + 2, lambda: press(INT))))
+    result = stopped.fit(shuffled(), batches(8))
+    assert (result.stopped_by, result.summary["steps"]) == ("ctrl-c", STEPS + 2)
+    assert len(result.history["valid/Loss"]) == 1
+    assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    with pytest.raises(KeyboardInterrupt):
+        press(INT)
+    new = build_line(quiet(tmp_path / "new"))
+    assert stopped.evaluate(batches(8))["Loss"] < new.evaluate(batches(8))["Loss"]  # it has learnt something
+    resumed = build_line(build("run").resume()).fit(shuffled(), batches(8))
+    whole = build_line(build("whole")).fit(shuffled(), batches(8))
+    assert bits(resumed.model) == bits(whole.model)
+    assert left_by(tmp_path / "run") == left_by(tmp_path / "whole")
+
+
+def test_handler_chaining_and_restore(tmp_path):
+    """Somebody else's handlers hear of the signals too, and are there again after whatever became of the run."""
+    heard = []
+    mine = {number: lambda n, frame: heard.append(n) for number in (INT, TERM, USR1)}
+    for number, handler in mine.items():
+        signal.signal(number, handler)
+
+    def fit(name, do):
+        builder = quiet(tmp_path / name, saves=True).num_epochs(2).on_sigterm("return")
+        return build_line(builder.every(steps=1, fn=at_step(2, do))).fit(shuffled())
+
+    assert fit("saved", lambda: press(USR1)).stopped_by == "num_epochs"
+    assert fit("interrupted", lambda: press(INT)).stopped_by == "ctrl-c"
+    assert fit("terminated", lambda: press(TERM)).stopped_by == "sigterm"
+    assert heard == [USR1, INT, TERM]
+    with pytest.raises(ZeroDivisionError):
+        fit("failed", lambda: 1 / 0)
+    inside, ends = [], []
+
+    def elsewhere():
+        look = lambda: inside.append({number: signal.getsignal(number) for number in mine})  # noqa: E731
+        ends.append(fit("in another thread", look).stopped_by)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert ends == ["num_epochs"]
+    assert inside == [mine]
+    assert {number: signal.getsignal(number) for number in mine} == mine
+    press(INT, TERM, USR1)
+    assert heard[3:] == [INT, TERM, USR1]

@@ -1,0 +1,120 @@
+"""A run, as a config names it. In a process of its own it waits in the phase that the environment's `PHASE` names: it
+says so on its standard output, and goes on when its standard input is closed.
+"""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import jax
+from runs import ROWS, batches, line, line_step
+
+PHASE = os.environ.get("PHASE")
+ACCUMULATE, EPOCHS = 2, 4  # three steps an epoch, the last one of a ragged micro-batch
+CONFIG = {
+    "directory": "run",
+    "num_epochs": EPOCHS,
+    "model": "phases.line",
+    "optimizer": "SGD",
+    "lr": 0.05,
+    "train": "phases.Train",
+    "valid": "phases.Valid",
+    "train_step": "phases.train_step",
+    "valid_step": "phases.line_step",
+    "grads_accumulation": ACCUMULATE,
+    "steps_per_dispatch": 2,
+    "every": {"steps": 1, "fn": "phases.after_step"},
+    "on_epoch_end": "phases.after_epoch",
+    "with_file_checkpointer": {"keep_last": 9},
+    "renderer": None,
+}
+__all__ = ["CONFIG", "EPOCHS", "Train", "Valid", "after_epoch", "after_step", "line", "line_step", "train_step"]
+
+seen = {"batches": 0, "validations": 0, "micro-batches": 0}
+saving = threading.Event()
+
+
+def reached(phase):
+    """Waits here, the first time, if it is this phase."""
+    global PHASE
+    if phase == PHASE:
+        PHASE = None
+        print("here", flush=True)
+        os.read(0, 1)
+
+
+def nth(what, number):
+    """Whether it is the `number`th time."""
+    seen[what] += 1
+    return seen[what] == number
+
+
+class Train:
+    """The batches of an epoch; the second one keeps the run waiting for its last group."""
+
+    def __iter__(self):
+        for batch in batches(rows=ROWS):
+            if nth("batches", 11):
+                reached("data_wait")
+            yield batch
+
+
+class Valid:
+    """Three batches; the second validation waits for its second one. Before the run only the first is looked at."""
+
+    def __iter__(self):
+        for number, batch in enumerate(batches(8, ROWS)):
+            if number == 1 and nth("validations", 2):
+                reached("validation")
+            yield batch
+
+
+def train_step(model, batch):
+    reached("first_look")
+    if Path("run/journal.jsonl").exists():  # the run has begun: this is no look at the step, but the program
+        reached("compile")
+    if PHASE == "accumulate":
+        jax.debug.callback(micro_batch)
+    return line_step(model, batch)
+
+
+def micro_batch():
+    """On the device's thread, in the middle of a program: the second of the fifth step."""
+    if nth("micro-batches", 4 * ACCUMULATE + 2):
+        reached("accumulate")
+
+
+def after_step(info, model):
+    if info.step == 5:
+        reached("train")
+        if PHASE == "checkpoint":
+            assert saving.wait(60)
+            os.read(WAKEUP[0], 1)  # until the signal has come
+            print("signalled", flush=True)
+
+
+def after_epoch(info, model):
+    if info.epoch == 2:
+        reached("epoch_end")
+
+
+def slow(rename):
+    """A file system that takes its time where a checkpoint is completed."""
+
+    def waiting(source, target, **options):
+        if Path(target).name.isdigit() and not saving.is_set():
+            saving.set()
+            print("here", flush=True)
+            os.read(0, 1)
+        return rename(source, target, **options)
+
+    return waiting
+
+
+if PHASE == "checkpoint":
+    WAKEUP = os.pipe()
+    os.set_blocking(WAKEUP[1], False)
+    signal.set_wakeup_fd(WAKEUP[1])
+    os.rename, os.replace = slow(os.rename), slow(os.replace)
+reached("import")
