@@ -217,7 +217,7 @@ class Outlet:
     def _call(self, deliver: Callable[[], None]) -> None:
         try:
             deliver()
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too would end the thread without a word
             was, self._detached = self._detached, True
             if not was:
                 self._warn(f"{type(self._listener).__name__} failed and is detached; training goes on: {error!r}")

@@ -46,7 +46,7 @@ from learner.events import (
 )
 from learner.history import read_history
 from learner.loggers import MemoryLogger, RunFiles
-from learner.metrics import HostMetric, LearningRate
+from learner.metrics import LearningRate
 from learner.run import Position, Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -425,65 +425,6 @@ def test_a_disk_that_fails_in_a_log(tmp_path, monkeypatch):
     assert "failing_log" in fails_with(error, learner, batches())
     assert memory.closed
     assert isinstance(memory.events[-1], RunFailed)
-
-
-class Broken(HostMetric):
-    name = "Broken"
-
-    def update(self, steps, seconds):
-        return 0.0
-
-    def compute(self):
-        raise self.error
-
-    def reset(self):
-        pass
-
-
-def failing_data(error):
-    def data():
-        yield from batches()[:2]
-        raise error
-
-    return data
-
-
-def failing_hook(error):
-    def hook(info, model):
-        raise error
-
-    return hook
-
-
-FAULTS = {
-    "loader": lambda error: (lambda b: b, failing_data(error), None, "data"),
-    "validation data": lambda error: (lambda b: b, batches(), failing_data(error), "data"),
-    "hook": lambda error: (lambda b: b.every(steps=2, fn=failing_hook(error)), batches(), None, "hook"),
-    "hook at an epoch's end": lambda error: (lambda b: b.on_epoch_end(failing_hook(error)), batches(), None, "hook"),
-    "metric": lambda error: (lambda b: b.metric_train(broken(error)), batches(), None, "compute"),
-}
-
-
-def broken(error):
-    metric = Broken()
-    metric.__class__ = type("Broken", (Broken,), {"error": error})
-    return metric
-
-
-@pytest.mark.parametrize("where", FAULTS)
-def test_an_error_comes_as_it_is_and_the_run_is_closed(tmp_path, where):
-    error, memory = RuntimeError(f"in the {where}"), MemoryLogger()
-    add, train, valid, frame = FAULTS[where](error)
-    builder = add(quiet(tmp_path / "run").metric_loggers(memory).with_file_checkpointer())
-    threads = {thread.name for thread in threading.enumerate()}
-    assert frame in fails_with(error, build_line(builder), train, valid)
-    assert memory.closed
-    assert isinstance(memory.events[0], RunStarted)
-    assert isinstance(memory.events[-1], RunFailed)
-    assert memory.events[-1].error == repr(error)
-    assert journal_of(tmp_path / "run")[-1]["error"] == repr(error)
-    assert f"in the {where}" in (tmp_path / "run" / "experiment.log").read_text()
-    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("learner")} <= threads
 
 
 def test_data_that_is_there_in_one_epoch_only(tmp_path):
