@@ -42,9 +42,7 @@ from runs import (
 from learner import LearnerError
 from learner.data import ArrayDataset, DataLoaderBuilder
 from learner.history import read_history
-from learner.loggers import MemoryLogger
 from learner.metrics import GradientNorm, IterationSpeed, LearningRate, TopKAccuracy
-from learner.renderers import PlainRenderer
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -120,18 +118,6 @@ def test_a_hand_written_loop_of_the_same_steps_has_the_same_bits(tmp_path):
         assert bits(result.model) == bits(params)
         assert logged.astype(np.float32).tolist() == losses.tolist()
     np.testing.assert_array_max_ulp(np.asarray(result.model["w"]), np.asarray(params["w"]), maxulp=10)
-
-
-def test_accumulated_micro_batches_are_one_step(tmp_path):
-    result = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(4), RATE).fit(ragged())
-    model, logs = ByHand(), logs_of(tmp_path / "run")
-    for epoch in (1, 2):
-        made = [model.step(ragged()[:4]), model.step(ragged()[4:])]
-        values, weights, _ = numbers_in(logs[f"train/epoch-{epoch}/Loss.log"])
-        np.testing.assert_allclose(values, [loss for loss, _ in made], rtol=1e-5)
-        assert weights.tolist() == [16, 6]
-    np.testing.assert_allclose(result.model["w"], model.w, rtol=1e-5)
-    assert result.summary["steps"] == 4
 
 
 def test_the_rate_that_each_step_used_is_logged(tmp_path):
@@ -464,36 +450,21 @@ def looked_at(info, model):
     return {"step": info.step}
 
 
-class Deaf(MemoryLogger):
-    def on_event(self, event):
-        raise RuntimeError("a broken logger")
-
-
 BESIDES = {
-    "no validation": lambda b: (b, None),
-    "validation inside epochs": lambda b: (b.valid_every(steps=1), valid_data(9)),
-    "a renderer and loggers": lambda b: (
-        b.renderer(PlainRenderer()).summary().metric_loggers(MemoryLogger(), Deaf()),
-        valid_data(9),
-    ),
-    "hooks": lambda b: (b.on_epoch_end(looked_at).every(steps=2, fn=looked_at), valid_data(9)),
-    "no checkpoints and no log": lambda b: (b.with_file_checkpointer(None).application_logger(None), valid_data(9)),
+    "hooks": lambda b: b.on_epoch_end(looked_at).every(steps=2, fn=looked_at),
+    "no checkpoints and no log": lambda b: b.with_file_checkpointer(None).application_logger(None),
 }
 FURTHER = {
-    "other validation data": lambda b: (b, {"a": batches(7), "b": valid_data(9)}),
-    "more metrics": lambda b: (
-        b.metrics(TopKAccuracy(2), IterationSpeed()).metric_train(GradientNorm()),
-        valid_data(9),
-    ),
-    "two steps at a time": lambda b: (b.steps_per_dispatch(2), valid_data(9)),
+    "more metrics": lambda b: b.metrics(TopKAccuracy(2), IterationSpeed()).metric_train(GradientNorm()),
+    "two steps at a time": lambda b: b.steps_per_dispatch(2),
 }
 CASES = [*BESIDES, *(pytest.param(what, marks=pytest.mark.full) for what in FURTHER)]
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what, capsys):
-    builder, valid = {**BESIDES, **FURTHER}[what](quiet(tmp_path / "run").num_epochs(3))
-    result = build_net(builder).fit(shuffled(rows=ROWS), valid)
+def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what):
+    builder = {**BESIDES, **FURTHER}[what](quiet(tmp_path / "run").num_epochs(3))
+    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
     _, reference, directory = trained
     assert model_bits(result.model) == model_bits(reference.model)
     logs, expected = logs_of(tmp_path / "run"), logs_of(directory)

@@ -1,0 +1,301 @@
+"""Numbers that are right whatever the batches are, and that nothing changes which only looks on."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from rich.console import Console
+from runs import (
+    ROWS,
+    STEPS,
+    LastRow,
+    Net,
+    T,
+    X,
+    Y,
+    checkpoint_bits,
+    logs_of,
+    model_bits,
+    quiet,
+    saved_steps,
+    shuffled,
+    valid_data,
+)
+
+from learner import ClassificationOutput, SequenceOutput
+from learner.compilation import CompileTimes
+from learner.data import DataLoaderBuilder
+from learner.loggers import MemoryLogger, MetricLogger
+from learner.metrics import Accuracy, LearningRate, Perplexity
+from learner.renderers import PlainRenderer, RichRenderer
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def some(cases, few):
+    """All of them in the whole matrix, a few otherwise."""
+    return [case if case in few else pytest.param(case, marks=pytest.mark.full) for case in cases]
+
+
+# -- a classifier by hand ----------------------------------------------------------------------------------------------
+
+_rng = np.random.default_rng(5)
+WEIGHTS = {"w": _rng.normal(size=(3, 3)).astype(np.float32), "b": np.float32([0.3, -0.2, 0.1])}
+LENGTH = 5
+TOKENS = [
+    5,
+    5,
+    4,
+    5,
+    1,
+    0,
+    2,
+    1,
+    0,
+    0,
+    0,
+    0,
+    3,
+    1,
+    5,
+    2,
+    1,
+    1,
+    1,
+    4,
+    0,
+    2,
+]  # of each row; the third batch of 4 has none
+SEQUENCES = {
+    "x": _rng.normal(size=(ROWS, LENGTH, 3)).astype(np.float32),
+    "y": _rng.integers(0, 3, (ROWS, LENGTH)).astype(np.int32),
+    "mask": (np.arange(LENGTH)[None] < np.array(TOKENS)[:, None]).astype(np.int32),
+}
+LABELLED = {"x": X[:ROWS], "y": Y[:ROWS]}
+
+
+def row_step(model, batch):
+    return ClassificationOutput.from_logits(batch["x"] @ model["w"] + model["b"][None], batch["y"])
+
+
+def token_step(model, batch):
+    """What does not count is NaN, so that it would be seen wherever it does."""
+    spoilt = jnp.where(batch["mask"] == 1, 0.0, jnp.nan)[..., None]
+    logits = batch["x"] @ model["w"] + model["b"][None, None] + spoilt
+    return SequenceOutput.from_logits(logits, batch["y"], batch["mask"])
+
+
+def cut(data, *sizes):
+    """The rows as batches of these sizes, the last size again and again."""
+    found, start = [], 0
+    while start < len(data["x"]):
+        size = sizes[min(len(found), len(sizes) - 1)]
+        found.append({name: values[start : start + size] for name, values in data.items()})
+        start += size
+    return found
+
+
+def log_probabilities(params, batch):
+    """Of the labels of what counts, in float64; and the inputs and gradients of each."""
+    keep = batch["mask"].astype(bool) if "mask" in batch else np.ones(batch["y"].shape, bool)
+    x, y = np.float64(batch["x"][keep]), batch["y"][keep]
+    logits = x @ np.float64(params["w"]) + np.float64(params["b"])
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    return np.log(p[np.arange(len(y)), y]), x, p - np.eye(3)[y]
+
+
+def loss_of(params, batch):
+    """The mean over what counts, and how much that is."""
+    each = -log_probabilities(params, batch)[0]
+    return (each.mean() if len(each) else np.nan), len(each)
+
+
+def descend(params, batch, rate):
+    """A step of gradient descent."""
+    _, x, delta = log_probabilities(params, batch)
+    return {"w": params["w"] - rate * x.T @ delta / len(x), "b": params["b"] - rate * delta.sum(0) / len(x)}
+
+
+def build(builder, step, lr=0.0):
+    return builder.build(jax.tree.map(jnp.asarray, WEIGHTS), optax.sgd, lr, train_step=step, valid_step=step)
+
+
+def column(directory, split, epoch, name="Loss"):
+    """The steps' values and weights, and the value of the epoch."""
+    *steps, last = [line.split(",") for line in logs_of(directory)[f"{split}/epoch-{epoch}/{name}.log"].splitlines()]
+    assert last[1] == "final"
+    return np.float64([value for value, _ in steps]), [float(weight) for _, weight in steps], float(last[0])
+
+
+# -- means -------------------------------------------------------------------------------------------------------------
+
+FORMS = {
+    "batches": lambda data, size: cut(data, size),
+    "on the device": lambda data, size: DataLoaderBuilder().batch_size(size).build(data),
+}
+ODD = 21  # one row is left over by batches of 4, 5 and 20
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", some([1, 2, 4, 5, 20, 21, 32, 100], {4, 20, 32}))
+def test_ragged_eval(tmp_path, size, form):
+    """Metrics over all rows are those of NumPy over all rows, however these are cut into batches."""
+    data = {name: values[:ODD] for name, values in LABELLED.items()}
+    learner = build(quiet(tmp_path / "run").metrics(Accuracy(), Perplexity(), LastRow()), row_step)
+    history = learner.fit(cut(LABELLED, 4), FORMS[form](data, size)).history
+    loss, _ = loss_of(WEIGHTS, data)
+    logits = data["x"] @ WEIGHTS["w"] + WEIGHTS["b"]
+    expected = {
+        "Loss": loss,
+        "Perplexity": np.exp(loss),
+        "Accuracy": np.mean(logits.argmax(-1) == data["y"]),
+        "Last Row": np.dot(np.arange(1, ODD + 1), data["y"]),
+    }
+    assert {key: history[f"valid/{key}"][-1] for key in expected} == pytest.approx(expected, rel=1e-6)
+    assert learner.evaluate(FORMS[form](data, size)) == pytest.approx(expected, rel=1e-6)
+    if size in (4, 5, 20):  # the mean of the batches' means would be another number
+        assert abs(np.mean([loss_of(WEIGHTS, batch)[0] for batch in cut(data, size)]) - loss) > 1e-3
+
+
+@pytest.mark.parametrize("form", some(FORMS, {"batches"}))
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_masked_loss_weight(tmp_path, form, accumulate):
+    """The mean of an epoch is over the tokens that count. A batch without any has no loss."""
+    learner = build(quiet(tmp_path / "run").grads_accumulation(accumulate), token_step)
+    learner.fit(FORMS[form](SEQUENCES, 4), FORMS[form](SEQUENCES, 5))
+    mean, tokens = loss_of(WEIGHTS, SEQUENCES)
+    assert tokens == sum(TOKENS)
+    for split, size in (("train", 4 * accumulate), ("valid", 5)):
+        values, weights, final = column(tmp_path / "run", split, 1)
+        expected = [loss_of(WEIGHTS, batch) for batch in cut(SEQUENCES, size)]
+        np.testing.assert_allclose(values, [loss for loss, _ in expected], rtol=1e-6)
+        assert weights == [count for _, count in expected]
+        assert final == pytest.approx(mean, rel=1e-6)
+        assert abs(np.nanmean(values) - mean) > 0.01  # the mean of the batches' means would be another number
+    assert 0 in [batch["mask"].sum() for batch in cut(SEQUENCES, 4)]
+
+
+@pytest.mark.parametrize(("step", "data"), [(row_step, LABELLED), (token_step, SEQUENCES)], ids=["rows", "tokens"])
+def test_accumulation_equals_big_batch(tmp_path, step, data):
+    """22 rows in batches of 4, 4 of them a step: what one batch of 16 rows and one of 6 do, and what NumPy does."""
+    params, losses = WEIGHTS, []
+    for batch in cut(data, 16, 6) * 2:
+        losses.append(loss_of(params, batch))
+        params = descend(params, batch, 0.5)
+    for name, batches, accumulate in (("accumulated", cut(data, 4), 4), ("big", cut(data, 16, 6), 1)):
+        directory = tmp_path / name
+        result = build(quiet(directory).num_epochs(2).grads_accumulation(accumulate), step, 0.5).fit(batches)
+        assert result.summary["steps"] == 4
+        for key, values in params.items():
+            np.testing.assert_allclose(result.model[key], values, rtol=2e-5, atol=2e-6, err_msg=name)
+        for epoch in (1, 2):
+            values, weights, _ = column(directory, "train", epoch)
+            expected = losses[2 * epoch - 2 : 2 * epoch]
+            np.testing.assert_allclose(values, [loss for loss, _ in expected], rtol=1e-5)
+            assert weights == [count for _, count in expected]
+
+
+# -- nothing that looks on changes a bit -------------------------------------------------------------------------------
+
+
+def build_net(builder, **steps):
+    """Dropout, running statistics, a schedule, Adam's moments: the smallest thing that goes wrong shows."""
+    builder.num_epochs(3).with_file_checkpointer().metrics(Accuracy()).metric_train(LearningRate())
+    schedule = optax.cosine_decay_schedule(2e-2, 3 * STEPS)
+    return builder.build(Net(), optax.adamw, schedule, **steps)
+
+
+def trained(directory, result):
+    """The bits of a training: each step's values, and all of the last state."""
+    logs = {path: text for path, text in logs_of(directory).items() if path.startswith("train/")}
+    (last,) = saved_steps(directory)[-1:]
+    return model_bits(result.model), logs, checkpoint_bits(directory, last), last
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, compiled_once):
+    """A run with a validation at the end of each epoch, and how many programs it compiles."""
+    directory, counts = tmp_path_factory.mktemp("reference"), []
+    for name in ("first", "run"):  # JAX's own small functions are compiled by the first
+        learner = build_net(quiet(directory / name))
+        with CompileTimes() as compiled:
+            result = learner.fit(shuffled(rows=ROWS), valid_data(9))
+        counts.append(compiled.count)
+    return trained(directory / "run", result), counts[1]
+
+
+def drawing_step(model, batch, rng):
+    """A validation that draws random numbers."""
+    noise = jax.random.normal(rng, batch["x"].shape, jnp.float32)
+    return ClassificationOutput.from_logits(model(batch["x"] + noise), batch["y"])
+
+
+VALIDATIONS = {
+    "none": lambda b: (build_net(b), None),
+    "each step": lambda b: (build_net(b.valid_every(1)), valid_data(9)),
+    "each fourth step": lambda b: (build_net(b.valid_every(4)), valid_data(9)),
+    "two sets": lambda b: (
+        build_net(b.valid_every(2)),
+        {"a": cut({"x": X, "y": Y, "t": T}, 7), "b": valid_data(9)},
+    ),
+    "random": lambda b: (build_net(b.valid_every(2), valid_step=drawing_step), valid_data(9)),
+}
+
+
+@pytest.mark.parametrize("how", some(VALIDATIONS, {"none", "each step", "random"}))
+def test_val_does_not_disturb_training(tmp_path, reference, how):
+    learner, valid = VALIDATIONS[how](quiet(tmp_path / "run"))
+    result = learner.fit(shuffled(rows=ROWS), valid)
+    assert trained(tmp_path / "run", result) == reference[0]
+
+
+class Deaf(MemoryLogger):
+    def on_event(self, event):
+        raise RuntimeError("a broken logger")
+
+
+class Steps(MetricLogger):
+    """Wants each value of each step."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log_step(self, *value):
+        self.logged.append(value)
+
+
+def numbers(info, model):
+    return {"step": info.step}
+
+
+def on_a_terminal():
+    return RichRenderer(Console(file=io.StringIO(), force_terminal=True, width=80))
+
+
+LOGGINGS = {
+    "never": lambda b: b.application_logger(None),
+    "each step": lambda b: b.metric_loggers(Steps(), MemoryLogger()),
+    "own numbers each step": lambda b: b.every(1, numbers),
+    "own numbers each fifth step": lambda b: b.every(5, numbers).on_epoch_end(numbers),
+    "lines": lambda b: b.renderer(PlainRenderer(every_seconds=0)).summary(),
+    "a bar": lambda b: b.renderer(on_a_terminal()).summary(),
+    "a broken logger": lambda b: b.metric_loggers(Deaf()),
+}
+
+
+@pytest.mark.parametrize("how", some(LOGGINGS, {"never", "each step", "own numbers each step", "a bar"}))
+def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
+    """The same bits, and the same programs."""
+    learner = build_net(LOGGINGS[how](quiet(tmp_path / "run")))
+    with CompileTimes() as compiled:
+        result = learner.fit(shuffled(rows=ROWS), valid_data(9))
+    assert (trained(tmp_path / "run", result), compiled.count) == reference
+
+
+def test_what_should_change_training_would_be_noticed(tmp_path, reference):
+    result = build_net(quiet(tmp_path / "run").seed(1)).fit(shuffled(rows=ROWS), valid_data(9))
+    found = trained(tmp_path / "run", result)
+    assert [a == b for a, b in zip(found, reference[0], strict=True)] == [False, False, False, True]
