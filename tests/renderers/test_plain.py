@@ -38,7 +38,7 @@ def test_a_short_run_has_a_line_for_each_epoch(renderer, out, play):
     ]
 
 
-def test_not_a_tty(renderer, out, play, clock):
+def test_there_are_few_lines_however_many_steps(renderer, out, play, clock):
     """At most a line for each epoch, one for each interval, and those about the whole run."""
     began = clock.now
     play.run(renderer, epochs=1000, seconds=0.4)
