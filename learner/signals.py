@@ -47,21 +47,24 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
 
 
 @contextlib.contextmanager
-def sigterm_exits() -> Iterator[None]:
-    """Around all of a command: SIGTERM ends it by `SystemExit(143)`, so that what is open is closed.
+def of_a_command() -> Iterator[None]:
+    """Around all of a command, where a signal would kill the process at once: SIGTERM ends it by `SystemExit(143)`, so
+    that what is open is closed, and SIGUSR1 does nothing.
 
-    Inside, `on_signals` takes over for as long as there is a run to save. Where somebody handles SIGTERM already, and
-    outside of the main thread, it does nothing.
+    `on_signals` takes over for as long as there is a run to save. Handlers of somebody else's stay, and outside of the
+    main thread it does nothing.
     """
-    takes = threading.current_thread() is threading.main_thread()
-    if not takes or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _ends_at_once)
+    ours: dict[int, Handler] = {signal.SIGTERM: _ends_at_once}
+    if hasattr(signal, "SIGUSR1"):
+        ours[signal.SIGUSR1] = lambda number, frame: None
+    taken = [number for number, handler in _previous(ours).items() if handler is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, ours[number])
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _previous(ours: Mapping[int, Handler]) -> dict[int, Any]:

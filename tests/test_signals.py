@@ -9,7 +9,7 @@ from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_s
 
 from learner import LearnerError
 from learner.data.feed import Ahead
-from learner.signals import on_signals, sigterm_exits
+from learner.signals import of_a_command, on_signals
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -108,24 +108,36 @@ def test_other_threads_take_no_handlers(handler):
 
 
 @pytest.fixture
-def no_handler():
-    before = signal.signal(TERM, signal.SIG_DFL)
+def no_handlers():
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (TERM, USR1)}
     yield
-    signal.signal(TERM, before)
+    for number, previous in before.items():
+        signal.signal(number, previous)
 
 
-@pytest.mark.usefixtures("no_handler")
+@pytest.mark.usefixtures("no_handlers")
 def test_a_command_exits_with_143():
-    with pytest.raises(SystemExit) as ended, sigterm_exits():
+    with pytest.raises(SystemExit) as ended, of_a_command():
         press(TERM)
     assert ended.value.code == 143
-    assert signal.getsignal(TERM) is signal.SIG_DFL
+    assert [signal.getsignal(number) for number in (TERM, USR1)] == [signal.SIG_DFL] * 2
 
 
-@pytest.mark.usefixtures("no_handler")
+@pytest.mark.usefixtures("no_handlers")
+def test_a_command_without_a_run_has_nothing_to_save():
+    asked = []
+    with of_a_command():
+        press(USR1)
+        with on_signals(pytest.fail, lambda: asked.append("save")):
+            press(USR1)
+        press(USR1)
+    assert asked == ["save"]
+
+
+@pytest.mark.usefixtures("no_handlers")
 def test_a_run_inside_of_a_command_is_stopped_in_order_first():
     asked = []
-    with sigterm_exits():
+    with of_a_command():
         with on_signals(asked.append, pytest.fail):
             press(TERM)
             assert asked == ["sigterm"]
@@ -136,18 +148,19 @@ def test_a_run_inside_of_a_command_is_stopped_in_order_first():
 
 def test_a_command_leaves_a_handler_alone(handler):
     before = signal.getsignal(TERM)
-    with sigterm_exits():
+    with of_a_command():
         assert signal.getsignal(TERM) is before
         press(TERM)
-    assert handler == [TERM]
+        press(USR1)
+    assert handler == [TERM, USR1]
 
 
-@pytest.mark.usefixtures("no_handler")
+@pytest.mark.usefixtures("no_handlers")
 def test_a_command_in_another_thread_takes_no_handler():
     inside = []
 
     def work():
-        with sigterm_exits():
+        with of_a_command():
             inside.append(signal.getsignal(TERM))
 
     thread = threading.Thread(target=work)

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from learner.cli.importing import current_directory_importable
 from learner.errors import LearnerError, near
-from learner.signals import TERMINATED, sigterm_exits
+from learner.signals import TERMINATED, of_a_command
 
 COMMANDS = {
     "fit": ("learner.cli.training", "train what a config file describes"),
@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
       The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM.
     """
     try:
-        with sigterm_exits(), current_directory_importable():
+        with of_a_command(), current_directory_importable():
             return _run(list(sys.argv[1:] if words is None else words))
     except LearnerError as error:
         print(f"learner: {error}", file=sys.stderr)

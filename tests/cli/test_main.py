@@ -242,7 +242,8 @@ def test_ctrl_c_before_a_run(learner, config, workplace):
 
 def test_sigterm_before_a_run(learner, config, workplace):
     """Also while a module of the user's is imported, whose own faults are told otherwise."""
-    (workplace / "slow.py").write_text("import os, signal\n\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    press = [f"os.kill(os.getpid(), signal.{name})\n" for name in ("SIGUSR1", "SIGTERM")]  # the first does nothing
+    (workplace / "slow.py").write_text("import os, signal\n\n" + "".join(press))
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         assert learner("fit", config, "--model=slow.Model") == (143, "", "learner: interrupted\n")

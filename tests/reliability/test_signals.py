@@ -146,6 +146,21 @@ def test_sigterm_twice(tmp_path, handlers):
     assert {number: signal.getsignal(number) for number in handlers} == handlers
 
 
+@pytest.mark.full
+def test_sigterm_twice_while_nothing_moves(tmp_path):
+    """A hook that never comes back: the second signal is the way out."""
+    with started("train", tmp_path) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(TERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.send_signal(TERM)
+        assert process.wait(SECONDS) == 143
+        assert process.stderr.read() == "learner: interrupted; go on with: learner resume run\n"
+    assert saved_steps(tmp_path / "run") == [3]
+    assert journal_of(tmp_path / "run")[-1]["event"] == "error"
+
+
 def test_sigint_then_sigint(tmp_path, handlers):
     ends_at_once(tmp_path / "run", [INT, INT], KeyboardInterrupt)
     assert {number: signal.getsignal(number) for number in handlers} == handlers
