@@ -313,7 +313,8 @@ class LearnerBuilder:
         Args:
           what: `"raise"` (default): `fit` raises `NonFiniteError`, which names the step. `"stop"`: `fit` returns the
             result so far, with the parameters before that step. `"skip"`: the step changes neither the parameters nor
-            the optimizer's state, and the run goes on. `"ignore"`: nothing is looked at.
+            the optimizer's state, and the run goes on. `"ignore"`: nothing is looked at. The branch that `"stop"` and
+            `"skip"` put around the update may change last bits.
           in_a_row: with `"skip"`, so many such steps in a row end the run with the error.
         """
         self._options.on_nonfinite = Watch(

@@ -174,7 +174,8 @@ def grouping_of(inputs: Inputs, options: Options) -> dict[str, int | None]:
 def refuse_regrouping(restored: Restored, inputs: Inputs, options: Options) -> None:
     """Raises `LearnerError` where the position of a checkpoint inside an epoch would mean other rows now."""
     before, now = restored.progress["grouping"], grouping_of(inputs, options)
-    changed = [f"{name} were {before[name]} and are {now[name]}" for name in now if before[name] != now[name]]
+    known = [name for name in now if before[name] is not None and now[name] is not None]
+    changed = [f"{name} were {before[name]} and are {now[name]}" for name in known if before[name] != now[name]]
     if restored.position.batch and changed:
         raise LearnerError(
             f"the checkpoint of step {restored.entry.step} lies inside epoch {restored.position.epoch}, and its "

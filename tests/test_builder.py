@@ -90,6 +90,8 @@ OPTIONS = {
     "early_stopping": [(MetricEarlyStopping("valid/Loss"),)],
     "interrupter": [(Interrupter(),)],
     "on_sigterm": [("exit",), ("return",)],
+    "on_save_error": [("raise",), ("warn",)],
+    "on_nonfinite": [("raise",), ("stop",), ("skip",), ("skip", 3), ("ignore",)],
     "with_time_limit": [(60,), (0.5,)],
     "on_epoch_end": [(hook,)],
     "every": [(3, hook)],
@@ -110,6 +112,9 @@ REFUSED = [
     *(is_refused("with_batch_size", "with_batch_size is", value) for value in NO_COUNT),
     *(is_refused("seed", "seed is .* 0 or more", value) for value in (-1, 0.5, "0", None)),
     *(is_refused("every", "steps=", value, hook) for value in NO_COUNT),
+    is_refused("on_save_error", "on_save_error got 'die'; it needs 'raise' or 'warn'", "die"),
+    is_refused("on_nonfinite", "on_nonfinite got None; it needs 'raise' or 'stop' or 'skip' or 'ignore'", None),
+    *(is_refused("on_nonfinite", "in_a_row", "skip", value) for value in NO_COUNT),
     is_refused("on_sigterm", "on_sigterm got 'die'; it needs 'exit' or 'return'", "die"),
     *(is_refused("with_time_limit", "with_time_limit got", value) for value in (0, -1.0, "60", True)),
     is_refused("with_time_limit", "SLURM_JOB_END_TIME is not set"),
@@ -311,6 +316,7 @@ USUAL = {"model": line(), "optimizer": optax.sgd, "lr": 0.1, "train_step": line_
 @pytest.mark.parametrize("what", BUILDS)
 def test_a_wrong_part_is_named(tmp_path, what):
     given, parts = BUILDS[what]
+    quiet(tmp_path / "right").build(**USUAL)  # what any build has to make is made
     with CompileTimes() as compiled, pytest.raises(LearnerError) as error:
         quiet(tmp_path / "run").build(**{**USUAL, **given})
     assert all(part in str(error.value) for part in parts), str(error.value)

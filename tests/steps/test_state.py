@@ -84,7 +84,7 @@ def test_the_first_state():
     assert (state.step, state.step.dtype) == (0, jnp.int32)
     assert (state.lr_scale, state.lr_scale.dtype) == (0.25, jnp.float32)
     assert jax.random.key_data(state.rng).tolist() == jax.random.key_data(jax.random.key(9)).tolist()
-    assert state.extra == {}
+    assert {name: leaf.tolist() for name, leaf in state.extra.items()} == {"nonfinite": [0, 0, 0, 0]}
     np.testing.assert_array_equal(state.params["w"], np.full((3, 2), 0.5))
     assert state.params["w"].dtype == jnp.float32  # as JAX has them
     assert list(state.model_state) == ["table"]

@@ -1,0 +1,242 @@
+"""Losses and gradients that are NaN or infinite."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from runs import (
+    STEPS,
+    T,
+    X,
+    batches,
+    build_line,
+    journal_of,
+    line,
+    line_step,
+    logs_of,
+    model_bits,
+    noisy_step,
+    quiet,
+    saved_steps,
+    valid_data,
+)
+
+from learner import LearnerError, NonFiniteError, RegressionOutput
+from learner.history import read_history
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+BAD = STEPS + 3  # the third step of the second epoch
+
+
+class Poisoned:
+    """Each epoch's batches, with a number that is not finite in those of some steps of the run."""
+
+    def __init__(self, *steps, value=math.nan):
+        self.steps, self.value, self.epochs = steps, value, 0
+
+    def __call__(self):
+        first, self.epochs = self.epochs * STEPS + 1, self.epochs + 1
+        for number, batch in enumerate(batches(), first):
+            yield {**batch, "t": batch["t"] + np.float32(self.value if number in self.steps else 0)}
+
+
+def losses(directory, epoch):
+    text = logs_of(directory)[f"train/epoch-{epoch}/Loss.log"]
+    return [float(line.split(",")[0]) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("dispatch", [1, 4, 32])
+def test_nan_visible(tmp_path, dispatch):
+    """The step is named whatever was under way, its number is in the log as it was, nothing after it is, and the
+    checkpoint before it survives.
+    """
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(5).steps_per_dispatch(dispatch)
+    learner = build_line(builder.with_file_checkpointer(every_steps=4, keep_last=9))
+    with pytest.raises(NonFiniteError) as caught:
+        learner.fit(Poisoned(BAD), valid_data())
+    message = str(caught.value)
+    assert f"the loss of step {BAD} is not finite (epoch 2)" in message
+    assert f"The last checkpoint before it is {(tmp_path / 'run' / 'checkpoint' / '8').absolute()}" in message
+    assert saved_steps(tmp_path / "run") == [4, 8]
+    first, second = losses(tmp_path / "run", 1), losses(tmp_path / "run", 2)
+    assert len(first) == STEPS + 1
+    assert np.isfinite(first).all()
+    assert np.isfinite(second[:2]).all()
+    assert len(second) == 3
+    assert math.isnan(second[2])
+    assert [line["event"] for line in journal_of(tmp_path / "run")][-1] == "error"
+    assert f"the loss of step {BAD} is not finite" in (tmp_path / "run" / "experiment.log").read_text()
+
+
+def test_it_goes_on_from_before(tmp_path):
+    """With data that were mended the run ends like one that had them from the start."""
+
+    def fit(name, data):
+        builder = quiet(tmp_path / name).num_epochs(3).with_file_checkpointer(every_steps=4).resume()
+        return build_line(builder).fit(data)
+
+    with pytest.raises(NonFiniteError):
+        fit("run", Poisoned(BAD))
+    mended, whole = fit("run", batches()), fit("whole", batches())
+    assert model_bits(mended.model) == model_bits(whole.model)
+    assert logs_of(tmp_path / "run") == logs_of(tmp_path / "whole")
+
+
+def test_no_checkpoint_before_it(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"step 1 is not finite.*There is no checkpoint before it"):
+        build_line(quiet(tmp_path / "run", saves=True)).fit(Poisoned(1))
+    assert saved_steps(tmp_path / "run") == []
+
+
+def test_the_last_step_of_a_run(tmp_path):
+    with pytest.raises(NonFiniteError, match=f"step {STEPS} is not finite"):
+        build_line(quiet(tmp_path / "run", saves=True)).fit(Poisoned(STEPS))
+    assert saved_steps(tmp_path / "run") == []
+
+
+def steep(model, batch):
+    """Finite everywhere; its gradient is not where the square root is at 0."""
+    predictions = batch["x"] @ model["w"] + model["b"][None]
+    return RegressionOutput(jnp.sqrt(jnp.abs(predictions)).mean(), predictions, batch["t"], jnp.float32(4))
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_gradients_alone(tmp_path, accumulate):
+    builder = quiet(tmp_path / "run").grads_accumulation(accumulate)
+    learner = builder.build(line(), optax.sgd, 0.1, train_step=steep)
+    with pytest.raises(NonFiniteError, match="the gradient norm of step 1 is not finite"):
+        learner.fit(batches())
+    assert losses(tmp_path / "run", 1) == [0.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_stop(tmp_path, value):
+    """The result has the parameters before the step, whatever was under way."""
+    builder = quiet(tmp_path / "run").num_epochs(5).on_nonfinite("stop").with_file_checkpointer(every_steps=4)
+    result = build_line(builder).fit(Poisoned(BAD, value=value), valid_data())
+    assert result.stopped_by == f"on_nonfinite: the loss of step {BAD} is not finite"
+    assert result.summary["steps"] == BAD
+    assert result.summary["epochs"] == 1
+    until = build_line(quiet(tmp_path / "until").num_steps(BAD - 1)).fit(batches())
+    assert model_bits(result.model) == model_bits(until.model)
+    assert saved_steps(tmp_path / "run") == [4, 8]
+    assert len(losses(tmp_path / "run", 2)) == 3
+    assert read_history(tmp_path / "run").to_json() == result.history.to_json()
+    assert journal_of(tmp_path / "run")[-1]["stopped_by"] == result.stopped_by
+
+
+def test_stop_and_hooks(tmp_path):
+    """What would be told of numbers after it is not told."""
+    told = []
+    builder = (
+        quiet(tmp_path / "run").num_epochs(5).on_nonfinite("stop").every(1, lambda info, _: told.append(info.step))
+    )
+    build_line(builder).fit(Poisoned(BAD))
+    assert told == list(range(1, BAD))
+
+
+def by_hand(skipped, optimizer):
+    """The parameters of a loop that leaves the batches of some steps out."""
+    params = line()
+    state = optimizer.init(params)
+    grad = jax.grad(lambda params, batch: line_step(params, batch).loss)
+    for number, batch in enumerate([*batches(), *batches(), *batches()], 1):
+        if number not in skipped:
+            with jax.numpy_dtype_promotion("standard"):
+                updates, state = optimizer.update(grad(params, batch), state, params)
+            params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize("dispatch", [1, 32])
+def test_skip(tmp_path, dispatch):
+    """Neither parameters nor momentum nor the optimizer's count notice the step; the run's count does."""
+    bad = (2, 3, BAD)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(3).on_nonfinite("skip", 3).steps_per_dispatch(dispatch)
+    result = build_line(builder, 0.05, optax.adam).fit(Poisoned(*bad))
+    expected = by_hand(bad, optax.adam(0.05))
+    for name in ("w", "b"):
+        np.testing.assert_allclose(result.model[name], expected[name], rtol=2e-6)
+    assert (result.stopped_by, result.summary["steps"]) == ("num_epochs", 3 * STEPS)
+    assert saved_steps(tmp_path / "run")[-1] == 3 * STEPS
+    first = losses(tmp_path / "run", 1)
+    assert [math.isnan(loss) for loss in first] == [False, True, True, False, False, False, True]
+    warnings = [x for x in (tmp_path / "run" / "experiment.log").read_text().splitlines() if "WARNING" in x]
+    assert [f"the loss of step {step} is not finite" in x for step, x in zip(bad, warnings, strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("dispatch", [1, 32])
+def test_too_many_skips_in_a_row(tmp_path, dispatch):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(3).on_nonfinite("skip", 3).steps_per_dispatch(dispatch)
+    with pytest.raises(
+        NonFiniteError, match=r"the loss of step 10 is not finite .* as were those of the 2 steps before"
+    ):
+        build_line(builder.with_file_checkpointer(every_steps=1, keep_last=99)).fit(Poisoned(4, 5, 8, 9, 10))
+    assert saved_steps(tmp_path / "run") == list(range(1, 10))
+
+
+def test_skips_are_counted_across_a_resume(tmp_path):
+    def build(n):
+        builder = quiet(tmp_path / "run", saves=True).num_steps(n).on_nonfinite("skip", 3).resume()
+        return build_line(builder.with_file_checkpointer(every_steps=1))
+
+    build(4).fit(Poisoned(3, 4))
+    with pytest.raises(NonFiniteError, match="step 5 is not finite"):
+        build(9).fit(lambda: iter([{**b, "t": b["t"] * np.float32(math.nan)} for b in batches()]))
+
+
+def test_ignore(tmp_path):
+    result = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).on_nonfinite("ignore")).fit(Poisoned(2))
+    assert result.stopped_by == "num_epochs"
+    assert np.isnan(result.model["w"]).all()
+    assert saved_steps(tmp_path / "run")[-1] == 2 * STEPS
+
+
+def test_looking_changes_no_bit(tmp_path):
+    def fit(what):
+        builder = quiet(tmp_path / what).num_epochs(2).on_nonfinite(what)
+        return builder.build(line(), optax.adamw, 0.05, train_step=noisy_step).fit(batches())
+
+    assert model_bits(fit("raise").model) == model_bits(fit("ignore").model)
+
+
+def test_what_has_no_weight_is_not_looked_at(tmp_path):
+    def weighed(model, batch):
+        output = line_step(model, batch)
+        return RegressionOutput(output.loss, output.predictions, output.targets, weight=batch["weight"].sum())
+
+    rows = [
+        {"x": X[:4], "t": T[:4] + np.float32(bad), "weight": np.float32([w] * 4)} for bad, w in ((math.nan, 0), (0, 1))
+    ]
+    result = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=weighed).fit(rows)
+    assert np.isfinite(result.model["w"]).all()
+
+
+def test_a_validation_may_have_no_number(tmp_path):
+    result = build_line(quiet(tmp_path / "run")).fit(
+        batches(), [{**b, "t": b["t"] * np.float32(math.nan)} for b in batches()]
+    )
+    assert math.isnan(result.history["valid/Loss"][-1])
+
+
+def test_update_of_ones_own(tmp_path):
+    def update(state, batch, lr, rng):
+        mean = batch["t"].mean()
+        return {"w": state["w"] * mean}, RegressionOutput(mean, batch["t"], batch["t"], jnp.float32(4))
+
+    def build(what):
+        return quiet(tmp_path / what).on_nonfinite(what).build({"w": jnp.ones(())}, None, 0.1, update=update)
+
+    with pytest.raises(NonFiniteError, match="the loss of step 3"):
+        build("raise").fit(Poisoned(3))
+    result = build("stop").fit(Poisoned(3))
+    expected = batches()[0]["t"].mean() * batches()[1]["t"].mean()
+    np.testing.assert_allclose(result.model["w"], expected, rtol=1e-6)
+
+
+def test_the_error_is_one_of_ours():
+    assert issubclass(NonFiniteError, LearnerError)
