@@ -23,7 +23,7 @@ Prints the metrics of the newest checkpoint of the run in DIR on its validation 
   --checkpoint=best       of the best one instead; also an epoch
   --valid.KEY=VALUE       on other data
 
-The code that config.yaml names is imported and run.
+It trusts config.yaml: the code that it names is imported and run.
 """
 
 PREDICT = """\
@@ -36,7 +36,7 @@ Writes the outputs of the valid step of the newest checkpoint in DIR, row by row
   -o, --output FILE       where to write; one array for each field of the output that has a row for each row of DATA
   --checkpoint=best       of the best checkpoint instead; also an epoch
 
-The code that config.yaml names is imported and run.
+It trusts config.yaml: the code that it names is imported and run.
 """
 
 BATCH_SIZE = 256
@@ -125,8 +125,9 @@ def _text(value: float | str) -> str:
 def _loader(path: str) -> Any:
     """The rows to predict, in their order: an iterable of batches, or a function that returns one."""
     from learner.data import DataLoaderBuilder, Dataset
+    from learner.data.npz import read_npz
 
-    data = _arrays(path) if path.endswith(".npz") else source(read_yaml(path), "DATA", seed=0).make()
+    data = read_npz(path) if path.endswith(".npz") else source(read_yaml(path), "DATA", seed=0).make()
     return DataLoaderBuilder().batch_size(BATCH_SIZE).build(data) if isinstance(data, Mapping | Dataset) else data
 
 
@@ -140,11 +141,3 @@ def _counted(data: Any, rows: list[int]) -> Callable[[], Iterator[Any]]:
             yield batch
 
     return batches
-
-
-def _arrays(path: str) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return dict(content)
-    except (OSError, ValueError) as error:
-        raise LearnerError(f"{path} cannot be read as .npz: {error}") from error

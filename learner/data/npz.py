@@ -1,0 +1,105 @@
+"""Arrays from an `.npz` file, without trust in what the file claims.
+
+`numpy.load` takes the memory that an array's header asks for, and unpacks what an archive claims, before it looks at
+what is there. Here both are compared with the size of the file first.
+"""
+
+import io
+import math
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from learner.errors import LearnerError
+
+LARGEST_RATIO = 1032  # of what deflate unpacks to what it reads
+LONGEST_HEADER = 10_000
+READERS = {1: (2, np.lib.format.read_array_header_1_0), 2: (4, np.lib.format.read_array_header_2_0)}
+
+
+def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file by name.
+
+    Args:
+      path: of the file, as `numpy.savez` and `numpy.savez_compressed` write it.
+      memory: how many bytes all arrays may take together; default: what the machine has.
+
+    Raises:
+      LearnerError: there is no such file, it is damaged, it claims more than it holds or than there is memory for, or
+        has something else than plain arrays. Objects are never unpickled.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.npz")
+    >>> np.savez_compressed(path, x=np.zeros((3, 2), np.float32), y=np.arange(3))
+    >>> {name: array.shape for name, array in read_npz(path).items()}
+    {'x': (3, 2), 'y': (3,)}
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = dict(_members(archive, Path(path).stat().st_size))
+            total = sum(_bytes_of(archive, info) for info in members.values())
+            room = _memory() if memory is None else memory
+            if total > room:
+                raise LearnerError(f"its arrays take {total} bytes, and there is memory for {room}")
+            return {name: _array(archive, info) for name, info in members.items()}
+    except LearnerError as error:
+        raise LearnerError(f"{path} cannot be read as .npz: {error}") from None
+    except Exception as error:  # a damaged archive is told by errors of many kinds
+        raise LearnerError(f"{path} cannot be read as .npz: {error}") from error
+
+
+def _members(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+    """The arrays of an archive by name. The file has `size` bytes: they cannot be unpacked to more than so much."""
+    seen: set[str] = set()
+    packed = 0
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        packed += info.compress_size
+        if name == info.filename or name in seen:
+            raise LearnerError(f"it has {info.filename!r}, which is {'there twice' if name in seen else 'no array'}")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise LearnerError(f"{info.filename!r} is packed by a method that NumPy does not use")
+        if packed > size or info.file_size > LARGEST_RATIO * (info.compress_size + 1):
+            raise LearnerError(f"{info.filename!r} claims to hold more than the file can")
+        seen.add(name)
+        yield name, info
+
+
+def _bytes_of(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """How much memory an array needs, which is also what its part of the archive holds."""
+    name = info.filename
+    with archive.open(info) as stream:
+        start = stream.read(8)
+        if start[:6] != b"\x93NUMPY" or start[6] not in READERS:
+            raise LearnerError(f"{name!r} is not an array of plain numbers")
+        width, read = READERS[start[6]]
+        length = stream.read(width)
+        header = int.from_bytes(length, "little")
+        if header > LONGEST_HEADER:
+            raise LearnerError(f"{name!r} has a header of {header} bytes; arrays of plain numbers need less")
+        shape, _, dtype = read(io.BytesIO(length + stream.read(header)))
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise LearnerError(f"{name!r} has the dtype {dtype}; it needs numbers (objects are not unpickled)")
+    needed, there = math.prod(shape) * dtype.itemsize, info.file_size - 8 - width - header
+    if needed != there or min(shape, default=0) < 0:
+        raise LearnerError(f"{name!r} claims the shape {list(shape)} of {dtype}, {needed} bytes, and has {there}")
+    if 0 in shape:
+        raise LearnerError(f"{name!r} has the shape {list(shape)}: there is nothing in it")
+    return needed
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(info) as stream:
+        array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
+def _memory() -> int:
+    """What the machine has, in bytes; without a limit where the system does not say it."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 2**62

@@ -1,0 +1,228 @@
+"""Archives of arrays: what NumPy writes comes back, and what claims more than it holds is refused before it is read."""
+
+import io
+import os
+import pickle
+import struct
+import tracemalloc
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+
+from learner.data.npz import read_npz
+from learner.errors import LearnerError
+
+ARRAYS = {
+    "x": np.arange(24, dtype=np.float32).reshape(4, 3, 2),
+    "columns": np.asfortranarray(np.arange(12, dtype=np.int64).reshape(4, 3)),
+    "big endian": np.arange(4, dtype=">i2"),
+    "flags": np.array([True, False]),
+    "half": np.float16([0.5, np.nan]),
+    "one": np.float64(3.5),
+    "texts": np.array(["a", "bc"]),
+    "a/b": np.uint8([1]),
+    "complex": np.complex64([1j]),
+}
+MEGABYTE = 2**20
+
+
+def npy(array=None, *, header=None, version=1, data=b"", length=None):
+    """The bytes of an `.npy` file: of an array, or by hand."""
+    if array is not None:
+        stream = io.BytesIO()
+        np.save(stream, array, allow_pickle=True)
+        return stream.getvalue()
+    text = header.encode("latin1")
+    size = struct.pack("<H" if version == 1 else "<I", len(text) if length is None else length)
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
+
+
+def header_of(shape, descr="<f4"):
+    return f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}\n"
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Writes an archive of the given members, and returns its path."""
+
+    def write(method=zipfile.ZIP_STORED, **members):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as file:
+            for name, content in members.items():
+                file.writestr(f"{name}.npy", content)
+        return tmp_path / "a.npz"
+
+    return write
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_what_numpy_writes_comes_back(tmp_path, save):
+    save(tmp_path / "a.npz", **ARRAYS)
+    read = read_npz(tmp_path / "a.npz")
+    assert list(read) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert read[name].dtype == array.dtype
+        assert read[name].shape == array.shape
+        assert read[name].tobytes() == array.tobytes()
+
+
+def test_much_that_is_the_same_may_be_packed_well(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((64, MEGABYTE // 64), np.float32))
+    assert os.path.getsize(tmp_path / "a.npz") < 10_000
+    assert read_npz(tmp_path / "a.npz")["x"].shape == (64, MEGABYTE // 64)
+
+
+CLAIMS = {
+    "a large shape": npy(header=header_of((2**60,)), data=b"1234"),
+    "a shape of terabytes that could be had": npy(header=header_of((2**40,))),
+    "a number too few": npy(header=header_of((2,)), data=b"1234"),
+    "a number too many": npy(header=header_of((2,)), data=b"123456789012"),
+    "no number at all": npy(header=header_of((0,))),
+    "very many rows of nothing": npy(header=header_of((2**60, 0))),
+    "very many rows of no width": npy(header=header_of((2**60,), "<U0")),
+    "sizes below zero": npy(header=header_of((-1, -1)), data=b"1234"),
+    "a size that overflows": npy(header=header_of((2**33, 2**33))),
+    "a very large element": npy(header=header_of((1,), "<U536870911")),
+    "a header of gigabytes": npy(header=header_of((1,)), version=2, length=2**32 - 1),
+    "a header that is cut off": npy(header="{'descr': '<f4', 'sha", length=5000),
+    "a header that is deep": npy(header="(" * 9000),
+    "a header that is deep in another way": npy(header="-" * 9000 + "1"),
+    "a header that is code": npy(header="__import__('os').mkdir('made')"),
+    "a dtype that is code": npy(header=header_of((1,), "__import__('os').mkdir('made')")),
+    "a later format": npy(header=header_of((1,)), version=3, data=b"1234"),
+    "no header": b"\x93NUMPY",
+    "another file": b"\x00" * 100,
+    "nothing": b"",
+    "a pickle": pickle.dumps([1, 2]),
+    "an array of objects": npy(np.array([{"a": 1}, None])),
+    "records with objects": npy(np.zeros(2, [("a", "f4"), ("b", object)])),
+}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_what_claims_to_be_something_else_is_refused_before_memory_is_taken(archive, monkeypatch, claim, method):
+    path = archive(method, good=npy(np.zeros(3)), bad=CLAIMS[claim])
+    monkeypatch.chdir(path.parent)
+    with warnings.catch_warnings(action="ignore"):  # NumPy tells of headers that it reads a second time
+        tracemalloc.start()
+        try:
+            with pytest.raises(LearnerError, match=r"a\.npz cannot be read as \.npz: "):
+                read_npz(path)
+            assert tracemalloc.get_traced_memory()[1] < 8 * MEGABYTE
+        finally:
+            tracemalloc.stop()
+    assert os.listdir() == ["a.npz"]
+
+
+def test_numpy_itself_would_take_the_memory(archive):
+    """So the measure above can fail: here 64 MB that are not there."""
+    path = archive(bad=npy(header=header_of((16 * MEGABYTE,)), data=b"1234"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="EOF"), np.load(path, allow_pickle=False) as content:
+            content["bad"]
+        assert tracemalloc.get_traced_memory()[1] > 60 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(LearnerError, match=r"claims the shape \[16777216\] of float32, 67108864 bytes, and has 4"):
+        read_npz(path)
+
+
+def test_a_bomb_needs_the_memory_that_it_claims(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(8 * MEGABYTE, np.int8), y=np.zeros(8 * MEGABYTE, np.int8))
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match="its arrays take 16777216 bytes, and there is memory for 16777215"):
+            read_npz(tmp_path / "a.npz", memory=16 * MEGABYTE - 1)
+        assert tracemalloc.get_traced_memory()[1] < MEGABYTE
+    finally:
+        tracemalloc.stop()
+    assert set(read_npz(tmp_path / "a.npz", memory=16 * MEGABYTE)) == {"x", "y"}
+
+
+def test_the_machine_sets_the_limit(archive, monkeypatch):
+    path = archive(x=npy(np.zeros(1000)))
+    sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 7}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    with pytest.raises(LearnerError, match="its arrays take 8000 bytes, and there is memory for 7000"):
+        read_npz(path)
+    sizes["SC_PHYS_PAGES"] = 8
+    assert read_npz(path)["x"].shape == (1000,)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_methods_that_pack_without_limit_are_refused(archive, method):
+    with pytest.raises(LearnerError, match="packed by a method that NumPy does not use"):
+        read_npz(archive(method, x=npy(np.zeros(3))))
+
+
+def patched(path, find, offset, value):
+    """Writes a number of four bytes into each central record of the archive."""
+    content = bytearray(path.read_bytes())
+    at = content.find(find)
+    while at >= 0:
+        content[at + offset : at + offset + 4] = struct.pack("<I", value)
+        at = content.find(find, at + 4)
+    path.write_bytes(content)
+
+
+def test_a_member_that_claims_more_than_deflate_can_make(archive):
+    path = archive(zipfile.ZIP_DEFLATED, x=npy(np.zeros(1000)))
+    patched(path, b"PK\x01\x02", 24, 2**31)  # what it holds when it is unpacked
+    with pytest.raises(LearnerError, match=r"'x\.npy' claims to hold more than the file can"):
+        read_npz(path)
+
+
+def test_members_that_are_the_same_bytes(archive):
+    """A small file whose members overlap can be unpacked to very much."""
+    path = archive(a=npy(np.zeros(1000)), b=npy(np.ones(1000)))
+    patched(path, b"PK\x01\x02", 20, os.path.getsize(path) - 100)  # what it has in the file
+    with pytest.raises(LearnerError, match=r"'b\.npy' claims to hold more than the file can"):
+        read_npz(path)
+
+
+def test_names_that_are_there_twice_or_no_arrays(tmp_path):
+    wrong = {("x.npy", "x.npy"): "there twice", ("x.npy", "evil.pkl"): "'evil.pkl', which is no array"}
+    for names, message in wrong.items():
+        with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+            for name in names:
+                file.writestr(name, npy(np.zeros(3)))
+        with pytest.raises(LearnerError, match=message):
+            read_npz(tmp_path / "a.npz")
+
+
+def test_names_are_names_and_no_paths(archive):
+    path = archive(**{"../../outside": npy(np.zeros(3)), "/absolute": npy(np.ones(3))})
+    assert list(read_npz(path)) == ["../../outside", "/absolute"]
+    assert os.listdir(path.parent) == ["a.npz"]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_damaged_file_is_an_error_or_was_not_needed(tmp_path, save):
+    """Each byte in turn is another: what is read is either right, or a LearnerError."""
+    save(tmp_path / "a.npz", x=np.arange(5, dtype=np.float32))
+    content = (tmp_path / "a.npz").read_bytes()
+    refused = 0
+    for at in range(len(content)):
+        damaged = bytearray(content)
+        damaged[at] ^= 0xFF
+        (tmp_path / "b.npz").write_bytes(damaged)
+        try:
+            read = read_npz(tmp_path / "b.npz")
+        except LearnerError:
+            refused += 1
+        else:
+            assert [array.tolist() for array in read.values()] in ([], [[0, 1, 2, 3, 4]])
+    assert refused > len(content) / 2
+    for length in range(len(content)):
+        (tmp_path / "b.npz").write_bytes(content[:length])
+        with pytest.raises(LearnerError, match="cannot be read"):
+            read_npz(tmp_path / "b.npz")
+
+
+def test_no_file(tmp_path):
+    for path in (tmp_path / "no.npz", tmp_path):
+        with pytest.raises(LearnerError, match=f"{path} cannot be read as .npz"):
+            read_npz(path)
