@@ -4,22 +4,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from learner.errors import LearnerError
+from learner.loggers.cut import metric_files
 
 MARK = "journal.jsonl"
 FILES = (MARK, "experiment.log", "config.yaml", "summary.json")
-SPLIT = re.compile(r"train|custom|valid(-.+)?")
-EPOCH = re.compile(r"epoch-\d+")
 STEP = re.compile(r"\d+(\.(partial|removed)(\..*)?)?")
 
 
 def holds_run(directory: Path) -> bool:
     """Whether a run was started here, or a part of one is left."""
-    return (directory / MARK).exists() or bool(_checkpoints(directory)) or any(_metric_files(directory))
+    return (directory / MARK).exists() or bool(_checkpoints(directory)) or any(metric_files(directory))
 
 
 def problem_with(directory: Path) -> str | None:
@@ -53,10 +51,11 @@ def prepare(directory: Path, *, keep: bool) -> None:
 def read_summary(directory: Path) -> dict[str, Any] | None:
     """The content of `summary.json`, or `None` where there is none that can be read."""
     try:
-        summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    except (OSError, ValueError):
+        path = directory / "summary.json"
+        summary = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return None
-    return summary
+    return summary if isinstance(summary, dict) else None
 
 
 def remove_run(directory: Path) -> None:
@@ -64,9 +63,9 @@ def remove_run(directory: Path) -> None:
     for name in FILES:
         (directory / name).unlink(missing_ok=True)
     for place in _checkpoints(directory):
-        shutil.rmtree(place)
+        place.unlink() if place.is_symlink() else shutil.rmtree(place)
         _remove_if_empty(place.parent)
-    for log in list(_metric_files(directory)):
+    for log in [directory / path for path in metric_files(directory)]:
         log.unlink()
         _remove_if_empty(log.parent)
         _remove_if_empty(log.parent.parent)
@@ -76,12 +75,6 @@ def _checkpoints(directory: Path) -> list[Path]:
     """The checkpoints of a run, also those that were cut off, and what it set aside."""
     places = [*directory.glob("checkpoint/*"), *directory.glob("superseded/*")]
     return [place for place in places if place.is_dir() and STEP.fullmatch(place.name)]
-
-
-def _metric_files(directory: Path) -> Iterator[Path]:
-    for log in directory.glob("*/epoch-*/*.log"):
-        if EPOCH.fullmatch(log.parent.name) and SPLIT.fullmatch(log.parent.parent.name):
-            yield log
 
 
 def _remove_if_empty(directory: Path) -> None:

@@ -26,17 +26,16 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[str, Any]]]:
     """The lines of `journal.jsonl`, as they stand there and as what they say.
 
-    A last line without its end was torn when the run was killed: it is left out. A damaged line elsewhere says nothing
-    (`{}`), with a warning that names it.
+    A last line without its end was torn when the run was killed: it is left out. A damaged line elsewhere, or one that
+    is not what a run writes, says nothing (`{}`), with a warning that names it.
 
     Raises:
       LearnerError: there is no journal.
     """
     path = Path(directory, "journal.jsonl")
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except (FileNotFoundError, NotADirectoryError):
-        raise LearnerError(f"{directory} has no journal.jsonl: it is not the directory of a run") from None
+    if not path.is_file():  # reading a pipe or a device would not end
+        raise LearnerError(f"{directory} has no journal.jsonl: it is not the directory of a run")
+    lines = path.read_bytes().split(b"\n")[:-1]
     return [(line, _entry(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
 
 
@@ -68,9 +67,24 @@ def decode(value: Any) -> Any:
 def _entry(line: bytes, where: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         entry = None
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict) or (entry.get("event") in NUMBERS and not _is_history(entry)):
         warnings.warn(f"{where} is damaged and is left out", stacklevel=3)
         return {}
     return entry
+
+
+def _is_history(entry: Mapping[str, Any]) -> bool:
+    """Whether a line of numbers has what the history takes from it."""
+    values = entry.get("values")
+    return (
+        isinstance(entry.get("epoch"), int)
+        and isinstance(entry.get("step"), int)
+        and isinstance(values, dict)
+        and all("/" in key and _is_value(value) for key, value in values.items())
+    )
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 1024)

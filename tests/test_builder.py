@@ -316,7 +316,7 @@ USUAL = {"model": line(), "optimizer": optax.sgd, "lr": 0.1, "train_step": line_
 @pytest.mark.parametrize("what", BUILDS)
 def test_a_wrong_part_is_named(tmp_path, what):
     given, parts = BUILDS[what]
-    quiet(tmp_path / "right").build(**USUAL)  # what any build has to make is made
+    quiet(tmp_path / "right").build(**{**USUAL, "lr": lambda step: 0.1})  # what any build has to make is made
     with CompileTimes() as compiled, pytest.raises(LearnerError) as error:
         quiet(tmp_path / "run").build(**{**USUAL, **given})
     assert all(part in str(error.value) for part in parts), str(error.value)

@@ -112,6 +112,23 @@ def test_checkpoints_behind_a_link_are_removed_and_the_link_stays(tmp_path):
     assert (tmp_path / "run" / "checkpoint").is_symlink()
 
 
+def test_nothing_is_removed_behind_other_links(tmp_path):
+    """Neither a checkpoint, nor a split, an epoch or a log that is a link takes with it what it leads to."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    write(other, "7/model", "epoch-1/Loss.log", "Loss.log")
+    write(run, "journal.jsonl", "checkpoint/6/model", "valid/epoch-1/Loss.log", "train/epoch-1/Loss.log")
+    (run / "checkpoint/7").symlink_to(other / "7")
+    (run / "valid-linked").symlink_to(other)
+    (run / "valid/epoch-2").symlink_to(other / "epoch-1")
+    (run / "train/epoch-1/Linked.log").symlink_to(other / "Loss.log")
+    before = tree_of(other)
+    assert holds_run(run)
+    remove_run(run)
+    assert tree_of(other) == before
+    assert not holds_run(run)
+    assert sorted(p.relative_to(run).as_posix() for p in run.rglob("*")) == ["valid", "valid-linked", "valid/epoch-2"]
+
+
 def test_prepare(tmp_path):
     prepare(tmp_path / "a" / "b", keep=False)
     assert (tmp_path / "a" / "b").is_dir()
@@ -128,6 +145,17 @@ def test_read_summary(tmp_path):
     assert read_summary(tmp_path) is None
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 3}))
     assert read_summary(tmp_path) == {"steps": 3}
+
+
+@pytest.mark.parametrize("content", ["[1]", "null", '"text"', "[" * 100_000, "9" * 5000])
+def test_a_summary_that_is_none(tmp_path, content):
+    (tmp_path / "summary.json").write_text(content)
+    assert read_summary(tmp_path) is None
+
+
+def test_a_summary_that_has_no_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "summary.json")
+    assert read_summary(tmp_path) is None
 
 
 # -- where nothing can be written --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,32 @@ def test_a_torn_last_line_is_left_out(tmp_path, torn):
     assert read_journal(tmp_path) == [(b'{"event": "start"}', {"event": "start"})]
 
 
-@pytest.mark.parametrize("damaged", [b'{"event": "epo', b"\x00\x00", b"[1]", b""])
+def epoch(**changes):
+    """A line of numbers, with changes."""
+    line = {"event": "epoch", "epoch": 1, "step": 45, "values": {"train/Loss": 0.5}}
+    return json.dumps({**line, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"event": "epo',
+        b"\x00\x00",
+        b"[1]",
+        b"",
+        b"[" * 100_000,
+        b'{"event": ' * 100_000,
+        b'{"step": ' + b"9" * 5000 + b"}",
+        b'{"event": "epoch"}',
+        epoch(epoch="1"),
+        epoch(step=None),
+        epoch(values=[1]),
+        epoch(values={"Loss": 0.5}),
+        epoch(values={"train/Loss": [0.5]}),
+        epoch(values={"train/Loss": None}),
+        epoch(values={"train/Loss": 10**400}),
+    ],
+)
 def test_a_damaged_line_is_named(tmp_path, damaged):
     (tmp_path / "journal.jsonl").write_bytes(b'{"event": "start"}\n' + damaged + b'\n{"event": "end"}\n')
     with pytest.warns(UserWarning, match=r"journal\.jsonl, line 2 is damaged"):
@@ -59,6 +85,21 @@ def test_a_damaged_line_is_named(tmp_path, damaged):
         (damaged, {}),
         (b'{"event": "end"}', {"event": "end"}),
     ]
+
+
+def test_lines_of_numbers_are_as_a_run_writes_them(tmp_path):
+    """The damaged ones above differ from these in one thing each."""
+    values = {"train/Loss": 0.5, "valid/Loss": "NaN", "valid/Rows": 10**300, "valid/a/b": 1}
+    lines = [epoch(), epoch(event="validation", values=values), epoch(event="save", values=None)]
+    (tmp_path / "journal.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    assert [line for line, entry in read_journal(tmp_path) if entry == json.loads(line)] == lines
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])
+def test_what_has_no_end_is_not_read(tmp_path, make):
+    make(tmp_path / "journal.jsonl")
+    with pytest.raises(LearnerError, match="has no journal"):
+        read_journal(tmp_path)
 
 
 def test_a_directory_without_a_run_is_named(tmp_path):

@@ -91,7 +91,7 @@ def start():
 
 def values_of(*numbers, buffer=4, rows=(), tail=()):
     column = jnp.array([*numbers, *[jnp.nan] * (buffer - len(numbers))], jnp.float32)
-    return Values(jnp.stack([column, jnp.arange(buffer, dtype=jnp.float32) + 1], 1), rows, tail)
+    return Values(jnp.stack([column, jnp.arange(buffer, dtype=jnp.float32) + 1, 0 * column], 1), rows, tail)
 
 
 def made(first, *numbers, split="train", epoch=1, batches=None, **values):

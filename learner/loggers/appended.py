@@ -1,10 +1,14 @@
 """Files that only grow, files that are replaced whole, and numbers as text."""
 
+import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 
 import numpy as np
+
+from learner.errors import LearnerError
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -31,6 +35,7 @@ class AppendedFile:
     def write(self) -> None:
         """Hands the pending lines to the operating system. What it does not take (a full disk) stays pending."""
         if self._descriptor is None:
+            refuse_special(self.path)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             self.size = os.lseek(self._descriptor, 0, os.SEEK_END)
         left = "".join(self.pending).encode()
@@ -57,10 +62,25 @@ def close_all(files: Iterable[AppendedFile]) -> None:
         file.close()
 
 
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Raises `LearnerError` for a link, through which a file elsewhere would be changed, and for pipes and devices,
+    which would be waited for. What is not there yet is all right.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        what = "symbolic link" if stat.S_ISLNK(mode) else "pipe or device"
+        raise LearnerError(f"{path} is a {what}; a run writes only to files in its own directory: remove it")
+
+
 def replace(path: str, content: bytes) -> None:
     """Writes a whole file, so that a reader and a crash find the old or the new content, never a part."""
     temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a process that was killed; a link would be written through
+    with open(temporary, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

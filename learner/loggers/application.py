@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 from learner.errors import LearnerError
+from learner.loggers.appended import refuse_special
 
 _numbers = itertools.count(1)
 
@@ -21,7 +22,7 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None)
       A logger of the standard library. One that was made here passes nothing on to other loggers.
 
     Raises:
-      LearnerError: `setting` is something else.
+      LearnerError: `setting` is something else, or the file is a link.
 
     >>> import tempfile
     >>> directory = Path(tempfile.mkdtemp())
@@ -55,6 +56,7 @@ class _RunHandler(logging.FileHandler):
 
 def _handler(directory: Path) -> logging.Handler:
     Path(directory).mkdir(parents=True, exist_ok=True)
+    refuse_special(Path(directory) / "experiment.log")
     handler = _RunHandler(Path(directory) / "experiment.log", encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(message)s", "%Y-%m-%d %H:%M:%S"))
     return handler

@@ -8,15 +8,21 @@ from typing import Any
 
 from learner.errors import LearnerError
 from learner.journal import NUMBERS, read_journal
-from learner.loggers.appended import replace
+from learner.loggers.appended import refuse_special, replace
+from learner.text import short
+
+METRIC_FILE = re.compile(r"(train|custom|valid(-[^/\\]*)?)/epoch-(\d+)/(?!\.)[^/\\]+\.log")
+LONGEST_FILE = 255  # what file systems take, in bytes
 
 
 def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None) -> None:
     """Shortens the files below `directory` to `position`; see `RunFiles.cut`.
 
     Raises:
-      LearnerError: a file has less than the position says. Nothing was changed then.
+      LearnerError: a file has less than the position says, lies behind a link, or the position is none: it comes from
+        a checkpoint, and whatever that says, only metric files of this run are changed. Nothing was changed then.
     """
+    refuse_position(position)
     kept, taken = _journal_lines(directory, position["epoch_lines"])
     tails = _tails(directory, position["epoch"], position["files"])
     if keep_in is not None:
@@ -25,6 +31,45 @@ def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None)
         _shorten(directory / path, size)
     if taken:
         replace(str(directory / "journal.jsonl"), kept)
+
+
+def metric_files(directory: Path) -> dict[str, int]:
+    """The files of metrics below a run's directory: their epochs by relative path. What lies behind a linked directory
+    is not the run's.
+    """
+    own = [path for path in directory.glob("*/epoch-*/*.log") if not any(map(Path.is_symlink, path.parents[:2]))]
+    found = sorted(path.relative_to(directory).as_posix() for path in own)
+    return {path: int(match[3]) for path in found if (match := METRIC_FILE.fullmatch(path))}
+
+
+def refuse_position(position: Any) -> None:
+    """Raises `LearnerError` for what is not a position of `RunFiles`, such as one that names other files.
+
+    >>> refuse_position({"epoch_lines": 1, "epoch": 2, "files": {"train/epoch-2/Loss.log": 12}})
+    >>> refuse_position({"epoch_lines": 1, "epoch": 2, "files": {"../epoch-2/Loss.log": 0}})
+    Traceback (most recent call last):
+    learner.errors.LearnerError: ... '../epoch-2/Loss.log' is not a metric file of epoch 2; the checkpoint is damaged
+    """
+    problem = _problem_with(position)
+    if problem:
+        raise LearnerError(f"the position of the logs is wrong: {problem}; the checkpoint is damaged")
+
+
+def _problem_with(position: Any) -> str | None:
+    if not isinstance(position, Mapping) or not {"epoch_lines", "epoch", "files"} <= set(position):
+        return "it needs epoch_lines, epoch and files"
+    if not isinstance(position["files"], Mapping):
+        return "files needs sizes by path"
+    counts = {"epoch_lines": position["epoch_lines"], "epoch": position["epoch"], **position["files"]}
+    for name, number in counts.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            return f"{short(name)!r} is {short(repr(number))}"
+    for path in position["files"]:
+        match = METRIC_FILE.fullmatch(path)
+        longest = max(len(part.encode(errors="replace")) for part in path.split("/"))
+        if not match or int(match[3]) != position["epoch"] or longest > LONGEST_FILE or not path.isprintable():
+            return f"{short(path)!r} is not a metric file of epoch {position['epoch']}"
+    return None
 
 
 def _journal_lines(directory: Path, keep: int) -> tuple[bytes, bytes]:
@@ -48,17 +93,11 @@ def _tails(directory: Path, epoch: int, sizes: Mapping[str, int]) -> dict[str, i
         if actual < size:
             raise _too_short(directory / path, f"{actual} bytes", f"{size}")
     tails = {path: size for path, size in sizes.items() if _size(directory / path) > size}
-    later = {path: None for path in _metric_files(directory, epoch) if path not in sizes}
+    later = {path: None for path, number in metric_files(directory).items() if number >= epoch and path not in sizes}
+    for path in (*tails, *later):
+        for part in (directory / path, *(directory / path).parents[:2]):
+            refuse_special(part)
     return {**tails, **later}
-
-
-def _metric_files(directory: Path, first_epoch: int) -> list[str]:
-    found = []
-    for file in directory.glob("*/epoch-*/*.log"):
-        number = re.fullmatch(r"epoch-(\d+)", file.parent.name)
-        if number and int(number[1]) >= first_epoch:
-            found.append(file.relative_to(directory).as_posix())
-    return sorted(found)
 
 
 def _keep(directory: Path, keep_in: Path, tails: Mapping[str, int | None], journal: bytes) -> None:

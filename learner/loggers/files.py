@@ -11,6 +11,7 @@ error of the run. A line costs the same however long the files are.
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.journal import NUMBERS, encode, read_journal
-from learner.loggers.appended import AppendedFile, close_all, final_text, replace, value_texts, weight_texts
+from learner.loggers.appended import (
+    AppendedFile,
+    close_all,
+    final_text,
+    refuse_special,
+    replace,
+    value_texts,
+    weight_texts,
+)
 from learner.loggers.cut import cut_back
 
 SECONDS_BETWEEN_WRITES = 0.5
@@ -168,7 +177,7 @@ class RunFiles:
         if (split, name) not in self._places:
             place = file_name(split), file_name(name) + ".log"
             for (_, other), taken in self._places.items():
-                if [part.casefold() for part in taken] == [part.casefold() for part in place]:
+                if [*map(_folded, taken)] == [*map(_folded, place)]:
                     raise LearnerError(
                         f"the metrics {other!r} and {name!r} would share a file, {'/'.join(place)}: rename one"
                     )
@@ -179,9 +188,11 @@ class RunFiles:
         """Makes `<split>/epoch-<n>`, but `<split>` only once: a run that is removed must not begin anew half-way."""
         split = os.path.dirname(relative)
         if split not in self._made_splits:
+            refuse_special(f"{self._directory}/{split}")
             os.makedirs(f"{self._directory}/{split}", exist_ok=True)
             self._made_splits.add(split)
         if relative not in self._made_epochs:
+            refuse_special(f"{self._directory}/{relative}")
             try:
                 os.mkdir(f"{self._directory}/{relative}")
             except FileExistsError:
@@ -194,6 +205,7 @@ class RunFiles:
         """The journal, without a last line that was torn when an earlier process was killed."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "journal.jsonl"
+        refuse_special(path)
         if path.exists():
             lines = read_journal(self._directory)
             os.truncate(path, sum(len(line) + 1 for line, _ in lines))
@@ -227,10 +239,15 @@ def refuse_same_files(names: Sequence[str]) -> None:
     """
     seen: dict[str, str] = {}
     for name in names:
-        file = file_name(name).casefold()
+        file = _folded(file_name(name))
         if file in seen:
             raise LearnerError(f"{seen[file]!r} and {name!r} would share their files: rename one")
         seen[file] = name
+
+
+def _folded(file: str) -> str:
+    """The same for names that some file systems take for one."""
+    return unicodedata.normalize("NFC", file).casefold()
 
 
 def _problem(name: str) -> str | None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.loggers.appended import AppendedFile, final_text, replace, value_texts, weight_texts
+from learner.errors import LearnerError
+from learner.loggers.appended import AppendedFile, final_text, refuse_special, replace, value_texts, weight_texts
 
 FLOAT32 = st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=20)
 
@@ -123,3 +124,33 @@ def test_replacing_is_whole_or_not_at_all(tmp_path, monkeypatch):
     replace(str(path), b"new")
     assert path.read_bytes() == b"new"
     assert [each.name for each in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_file_is_replaced_and_not_what_a_link_leads_to(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    for name in ("summary.json", "summary.json.tmp"):
+        (tmp_path / name).symlink_to(tmp_path / "other")
+    replace(str(tmp_path / "summary.json"), b"new")
+    assert (tmp_path / "other").read_text() == "mine"
+    assert not (tmp_path / "summary.json").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "summary.json"]
+
+
+def test_nothing_is_added_through_a_link_or_to_a_pipe(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / "a.log").symlink_to(tmp_path / "other")
+    (tmp_path / "b.log").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "c.log")
+    for name, what in (("a", "symbolic link"), ("b", "symbolic link"), ("c", "pipe or device")):
+        file = AppendedFile(str(tmp_path / f"{name}.log"))
+        file.pending.append("1,1\n")
+        with pytest.raises(LearnerError, match=rf"{name}\.log is a {what}; .* remove it"):
+            file.write()
+    assert (tmp_path / "other").read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_plain_files_and_directories_and_nothing_at_all_are_not_special(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file", tmp_path / "nothing", tmp_path / "file" / "below"):
+        refuse_special(path)

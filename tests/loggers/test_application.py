@@ -71,3 +71,12 @@ def test_a_users_logger_is_used_and_left_as_it_is(tmp_path):
 def test_anything_else_is_refused(tmp_path, setting):
     with pytest.raises(LearnerError, match=r"application_logger got .*; it needs True, None or a logging\.Logger"):
         open_application_log(tmp_path, setting)
+
+
+def test_a_link_is_not_written_through(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/experiment.log").symlink_to(tmp_path / "other")
+    with pytest.raises(LearnerError, match=r"experiment\.log is a symbolic link"):
+        open_application_log(tmp_path / "run", True)
+    assert (tmp_path / "other").read_text() == "mine"

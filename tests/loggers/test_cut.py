@@ -1,6 +1,7 @@
 """Going back to a position and on from there leaves the files of a run that was never interrupted."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -199,3 +200,108 @@ def test_cutting_to_where_the_files_are_writes_nothing(tmp_path):
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     RunFiles(tmp_path, no_time).cut(position, keep_in=tmp_path / "superseded")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == stamps
+
+
+# -- positions that a run never wrote ----------------------------------------------------------------------------------
+
+RIGHT = {"epoch_lines": 0, "epoch": 2, "files": {"train/epoch-2/Loss.log": 0}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../epoch-2/Loss.log",
+        "train/epoch-2/../../../outside.log",
+        "train/../epoch-2/Loss.log",
+        "/tmp/epoch-2/Loss.log",
+        "train/epoch-2//etc/passwd.log",
+        "train\\epoch-2\\Loss.log",
+        "train/epoch-2/..log",
+        "train/epoch-3/Loss.log",
+        "train/epoch-2/Loss.txt",
+        "data/epoch-2/Loss.log",
+        "journal.jsonl",
+        "",
+        "train/epoch-2/a\x00b.log",
+        "train/epoch-2/a\nb.log",
+        "train/epoch-2/\ud800.log",
+        f"train/epoch-2/{'a' * 252}.log",
+        f"valid-{'a' * 250}/epoch-2/Loss.log",
+    ],
+)
+def test_a_position_that_names_another_file_is_refused(tmp_path, path):
+    """Here each of them is there as far as there can be such a file, and nothing happens to it."""
+    run = tmp_path / "run"
+    write(run, SCRIPT).close()
+    for outside in (tmp_path / "epoch-2/Loss.log", tmp_path / "outside.log", run / "data/epoch-2/Loss.log"):
+        outside.parent.mkdir(parents=True, exist_ok=True)
+        outside.write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(LearnerError, match="is not a metric file of epoch 2; the checkpoint is damaged"):
+        RunFiles(run, no_time).cut({**RIGHT, "files": {path: 0}})
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        None,
+        [],
+        {},
+        {**RIGHT, "files": ["train/epoch-2/Loss.log"]},
+        {**RIGHT, "files": {"train/epoch-2/Loss.log": -1}},
+        {**RIGHT, "files": {"train/epoch-2/Loss.log": 1.0}},
+        {**RIGHT, "files": {"train/epoch-2/Loss.log": "0"}},
+        {**RIGHT, "epoch": -1},
+        {**RIGHT, "epoch": "2"},
+        {**RIGHT, "epoch": True},
+        {**RIGHT, "epoch_lines": -1},
+        {**RIGHT, "epoch_lines": None},
+    ],
+)
+def test_what_is_no_position_is_refused(tmp_path, position):
+    write(tmp_path, SCRIPT).close()
+    before = tree(tmp_path)
+    with pytest.raises(LearnerError, match="the position of the logs is wrong"):
+        RunFiles(tmp_path, no_time).cut(position)
+    assert tree(tmp_path) == before
+
+
+def test_a_size_that_no_file_has_is_refused_before_memory_is_taken(tmp_path):
+    write(tmp_path, SCRIPT).close()
+    with pytest.raises(LearnerError, match=rf"Loss.log has \d+ bytes, but had {2**60} when"):
+        RunFiles(tmp_path, no_time).cut({**RIGHT, "files": {"train/epoch-2/Loss.log": 2**60}})
+
+
+@pytest.mark.parametrize("linked", ["train", "train/epoch-2", "train/epoch-2/Loss.log"])
+def test_nothing_is_shortened_through_a_link(tmp_path, linked):
+    run, place = tmp_path / "run", tmp_path / "run" / linked
+    write(run, SCRIPT).close()
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    before = tree(tmp_path)
+    with pytest.raises(LearnerError, match=f"{place} is a symbolic link"):
+        RunFiles(run, no_time).cut(RIGHT, keep_in=tmp_path / "superseded")
+    assert tree(tmp_path) == before
+
+
+def test_a_link_among_later_files_is_not_followed(tmp_path):
+    """Its content would be copied to `superseded/`; that of a device has no end."""
+    run = tmp_path / "run"
+    write(run, SCRIPT).close()
+    (run / "train/epoch-3/More.log").symlink_to("/dev/zero")
+    with pytest.raises(LearnerError, match=r"More\.log is a symbolic link"):
+        RunFiles(run, no_time).cut(RIGHT, keep_in=tmp_path / "superseded")
+    (run / "train/epoch-3/More.log").unlink()
+    os.mkfifo(run / "train/epoch-3/More.log")
+    with pytest.raises(LearnerError, match=r"More\.log is a pipe or device"):
+        RunFiles(run, no_time).cut(RIGHT, keep_in=tmp_path / "superseded")
+
+
+def test_the_users_own_logs_stay(tmp_path):
+    write(tmp_path, SCRIPT).close()
+    (tmp_path / "downloads/epoch-9").mkdir(parents=True)
+    (tmp_path / "downloads/epoch-9/today.log").write_text("mine")
+    RunFiles(tmp_path, no_time).cut(RIGHT)
+    assert (tmp_path / "downloads/epoch-9/today.log").read_text() == "mine"
+    assert not (tmp_path / "train/epoch-3").exists()

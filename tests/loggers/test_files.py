@@ -10,6 +10,7 @@ import pytest
 
 from learner.errors import LearnerError
 from learner.loggers import RunFiles, file_name
+from learner.loggers.files import refuse_same_files
 
 HOSTILE = [
     "../Loss",
@@ -208,12 +209,29 @@ def test_names_of_files(files, tmp_path, name, file):
     assert [path.name for path in tmp_path.rglob("*.log")] == [f"{file}.log"]
 
 
-@pytest.mark.parametrize("second", ["Top_5", "top 5"])
+@pytest.mark.parametrize("second", ["Tóp_5", "tóp 5", "To\u0301p 5"])
 def test_two_metrics_cannot_share_a_file(files, second):
-    files.steps("train", 1, {"Top 5": f32(1)}, f32(1))
-    files.steps("valid", 1, {"Top 5": f32(1)}, f32(1))
-    with pytest.raises(LearnerError, match=r"'Top 5' and '.op.5' would share a file"):
+    files.steps("train", 1, {"Tóp 5": f32(1)}, f32(1))
+    files.steps("valid", 1, {"Tóp 5": f32(1)}, f32(1))
+    with pytest.raises(LearnerError, match=r"'Tóp 5' and '.*p.5' would share a file"):
         files.steps("train", 1, {second: f32(1)}, f32(1))
+    with pytest.raises(LearnerError, match=r"'Tóp 5' and '.*p.5' would share their files"):
+        refuse_same_files(["Loss", "Tóp 5", second])
+
+
+@pytest.mark.parametrize("linked", ["train", "train/epoch-1", "train/epoch-1/Loss.log", "journal.jsonl"])
+def test_nothing_is_written_through_a_link(files, tmp_path, linked):
+    elsewhere, place = tmp_path / "elsewhere", tmp_path / "run" / linked
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.suffix:
+        elsewhere.write_text("mine, and no line")
+    else:
+        elsewhere.mkdir()
+    place.symlink_to(elsewhere)
+    with pytest.raises(LearnerError, match=f"{place} is a symbolic link"):
+        files.journal("start") if linked == "journal.jsonl" else files.close_split("train", 1, {"Loss": 1.0}, None)
+    assert list(elsewhere.iterdir()) == [] if elsewhere.is_dir() else elsewhere.read_text() == "mine, and no line"
+    files._files.clear()  # so that the fixture can close it
 
 
 def test_values_and_weights_of_different_lengths_are_refused(files):
