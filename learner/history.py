@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from learner.errors import near
 from learner.events import MetricInfo
 from learner.journal import NUMBERS, decode, encode, read_journal
-from learner.text import aligned, short
+from learner.text import aligned, printable, short
 
 ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "checkpoint")
 
@@ -93,7 +93,7 @@ class History(Mapping[str, list[float | str]]):
     def __repr__(self) -> str:
         rows = [["key", "values", "first", "last"]]
         for key, points in self._points.items():
-            rows.append([key, str(len(points)), short(points[0].value), short(points[-1].value)])
+            rows.append([printable(key), str(len(points)), short(points[0].value), short(points[-1].value)])
         return "\n".join(aligned(rows))
 
 

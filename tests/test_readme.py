@@ -65,7 +65,8 @@ def output():
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield out
-    assert all(line.endswith("names code, which is imported and run now") for line in err.getvalue().splitlines())
+    trusted = "is trusted: the code that it names is imported and run now"
+    assert all(line.endswith(trusted) for line in err.getvalue().splitlines())
 
 
 def command(*words):

@@ -1,5 +1,6 @@
 """The command `learner`."""
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from importlib.metadata import version
 from learner.cli.importing import current_directory_importable
 from learner.errors import LearnerError, near
 from learner.signals import TERMINATED, of_a_command
+from learner.text import printable
 
 COMMANDS = {
     "fit": ("learner.cli.training", "train what a config file describes"),
@@ -16,6 +18,9 @@ COMMANDS = {
     "predict": ("learner.cli.using", "what a run's model says about other data"),
     "summary": ("learner.cli.summary", "what became of a run"),
 }
+
+READING = ("summary",)
+"""Commands that run no code of the user's: they import nothing from the current directory, which may be a run's."""
 
 USAGE = """\
 usage: learner COMMAND ...
@@ -41,10 +46,11 @@ def main(words: Sequence[str] | None = None) -> int:
       The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM.
     """
     try:
-        with of_a_command(), current_directory_importable():
+        with of_a_command():
             return _run(list(sys.argv[1:] if words is None else words))
     except LearnerError as error:
-        print(f"learner: {error}", file=sys.stderr)
+        lines = str(error).split("\n")  # they may quote a file, which shall not steer the terminal
+        print("learner:", "\n".join(map(printable, lines)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("learner: interrupted", file=sys.stderr)
@@ -66,6 +72,7 @@ def _run(words: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise LearnerError(f"there is no command {command!r}: {near(command, list(COMMANDS))}")
-    module = importlib.import_module(COMMANDS[command][0])
-    code: int = getattr(module, command)(rest)
-    return code
+    with contextlib.nullcontext() if command in READING else current_directory_importable():
+        module = importlib.import_module(COMMANDS[command][0])
+        code: int = getattr(module, command)(rest)
+        return code

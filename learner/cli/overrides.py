@@ -11,6 +11,7 @@ from jsonargparse import get_loader
 from learner.errors import LearnerError, near
 
 SHORT = {"-h": "--help", "-o": "--output"}
+LARGEST, DEEPEST = 2**20, 50  # of a config, in characters and levels
 
 
 @dataclasses.dataclass
@@ -60,10 +61,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """A config file's content.
 
     Raises:
-      LearnerError: there is no such file, it is not YAML, or not a mapping.
+      LearnerError: there is no such file, it is not YAML, not a mapping, or absurdly large.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
     except FileNotFoundError as error:
         beside = sorted(str(other) for other in Path(path).parent.glob("*.y*ml"))
         hint = f": {near(str(path), beside)}" if beside else ""
@@ -71,6 +73,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise LearnerError(f"the config file {path} cannot be read: {error}") from error
     try:
+        if problem := too_large(text):
+            raise LearnerError(f"the config file {path} {problem}")
         content = get_loader("yaml")(text)
     except yaml.YAMLError as error:
         raise LearnerError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
@@ -79,6 +83,40 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             f"the config file {path} is a {type(content).__name__}; it needs a mapping of options by name"
         )
     return content
+
+
+def too_large(text: str) -> str | None:
+    """What is absurd about the size of a YAML text, or `None`. An alias counts as much as what it stands for: a few
+    lines of them can stand for more than any memory holds. Nothing is made of the text to find out.
+
+    >>> too_large("a: &a [1, 2]\\nb: *a")
+    >>> too_large("a: &a [*a]")
+    'has the alias *a inside of what it stands for'
+    """
+    if len(text) > LARGEST:
+        return f"has more than {LARGEST} characters"
+    size = 0
+    sizes: dict[str | None, int] = {}  # by anchor
+    inside: list[tuple[int, str | None]] = []  # the collections that are open: the size before them, and their anchors
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append((size, event.anchor))
+            size += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            before, anchor = inside.pop()
+            sizes[anchor] = size - before
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor] = 1 + len(event.value)
+            size += 1 + len(event.value)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for _, anchor in inside):
+                return f"has the alias *{event.anchor} inside of what it stands for"
+            size += sizes.get(event.anchor, 1)
+        if len(inside) > DEEPEST:
+            return f"is nested more than {DEEPEST} levels deep"
+        if size > LARGEST:
+            return f"has aliases that stand for more than {LARGEST} characters"
+    return None
 
 
 def value_of(text: str) -> Any:

@@ -28,7 +28,12 @@ def summary(words: Sequence[str]) -> int:
         raise LearnerError(f"there is no directory {directory}")
     ended = read_summary(directory)
     if ended is not None:
-        print_summary(ended, directory=directory)
+        try:
+            print_summary(ended, directory=directory)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise LearnerError(
+                f"{directory / 'summary.json'} is damaged: {error!r}. Without it, the values come from the journal"
+            ) from error
         return 0
     history = read_history(directory)
     print(f"{directory}: this run has not ended")

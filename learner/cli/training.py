@@ -18,7 +18,7 @@ RESUME = """\
 usage: learner resume DIR [--KEY=VALUE ...]
 
 Goes on with the newest checkpoint of the run in DIR, as its config.yaml says; --num_epochs=20 makes it longer.
-The code that config.yaml names is imported and run.
+It trusts config.yaml: the code that it names is imported and run.
 """
 
 FROM_PYTHON = """\
@@ -88,13 +88,13 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
     if not Path(directory).is_dir():
         raise LearnerError(f"there is no directory {directory}")
     path = Path(directory, "config.yaml")
-    if not path.exists():
+    if not path.is_file():
         if not Path(directory, "journal.jsonl").exists():
             raise LearnerError(
                 f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl"
             )
         raise LearnerError(FROM_PYTHON.format(directory=directory, does=does, options=options, call=call))
-    print(f"learner: {path} names code, which is imported and run now", file=sys.stderr)
+    print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
     return read_yaml(path)
 
 

@@ -20,7 +20,7 @@ def table(summary: Mapping[str, Any]) -> list[list[str]]:
     for key, metric in summary["metrics"].items():
         unit = f" ({metric['unit']})" if metric.get("unit") else ""
         best, last = metric["best"], metric["last"]
-        epoch = str(best["epoch"]) if best else "-"
+        epoch = printable(str(best["epoch"])) if best else "-"
         rows.append([printable(key + unit), _text(best), epoch, _text(last)])
     return rows
 

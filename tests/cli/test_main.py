@@ -177,7 +177,7 @@ def test_resume_goes_on_as_config_yaml_says(learner, config):
     code, out, err = learner("resume", "run", "--num_epochs", 4)
     assert code == 0
     assert "goes on after step 6" in out
-    assert err == "learner: run/config.yaml names code, which is imported and run now\n"
+    assert err == "learner: run/config.yaml is trusted: the code that it names is imported and run now\n"
     with open("straight/summary.json") as file:
         assert summary()["metrics"] == json.load(file)["metrics"]
     assert saved()["num_epochs"] == 4
@@ -377,6 +377,63 @@ def test_summary(learner, config):
     assert code == 0
     assert "run: this run has not ended" in out
     assert "valid/Loss" in out
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"metrics": None}, {"epochs": "2"}, {"metrics": {"a/b": {}}}, {"metrics": {"a/b": {"best": 1}}}, {"artifacts": 3}],
+)
+def test_a_damaged_summary_is_named(learner, workplace, damage):
+    good = {"stopped_by": "x", "epochs": 1, "steps": 1, "metrics": {}, "checkpoints": [], "artifacts": []}
+    (workplace / "run").mkdir()
+    (workplace / "run/summary.json").write_text(json.dumps(good))
+    assert learner("summary", "run")[0] == 0
+    (workplace / "run/summary.json").write_text(json.dumps({**good, **damage}))
+    code, _, err = learner("summary", "run")
+    assert code == 2
+    assert "run/summary.json is damaged" in err
+    assert "Traceback" not in err
+
+
+def test_nothing_that_a_file_says_steers_the_terminal(learner, workplace):
+    steering = "\x1b]0;owned\x07\x1b[2J"
+    point = {"value": steering, "epoch": steering, "step": 1}
+    metric = {"unit": steering, "higher_is_better": True, "best": point, "last": point}
+    summary = {"stopped_by": steering, "epochs": 1, "steps": 1, "metrics": {f"a/{steering}": metric}}
+    summary |= {"checkpoints": [{"path": steering, "epoch": steering}], "artifacts": [steering]}
+    epoch = {"event": "epoch", "epoch": 1, "step": 1, "values": {f"a/{steering}": steering}}
+    (workplace / "run").mkdir()
+    (workplace / "run/summary.json").write_text(json.dumps(summary))
+    (workplace / "run/journal.jsonl").write_text(json.dumps(epoch) + "\n")
+    (workplace / "named.yaml").write_text(f"{json.dumps(steering)}: 1\nmodel: {json.dumps(steering)}\n")
+    said = [learner("summary", "run")]
+    os.remove("run/summary.json")
+    said += [learner("summary", "run"), learner("fit", "named.yaml"), learner("evaluate", f"no{steering}where")]
+    assert [code for code, _, _ in said] == [0, 0, 2, 2]
+    for _, out, err in said:
+        assert "2J" in out + err
+        assert all(line.isprintable() for line in (out + err).split("\n"))
+
+
+def test_summary_imports_nothing_from_the_directory_of_a_run(learner, config, workplace):
+    """Whoever looks at a run that somebody sent may stand in it."""
+    learner("fit", config)
+    for name in ("rich", "yaml", "difflib", "own"):
+        Path("run", f"{name}.py").write_text(f"open({str(workplace / 'made')!r}, 'w')\n")
+    program = workplace / "program.py"  # as an installed command, it has its own directory on the path and not this one
+    program.write_text("import sys\nfrom learner.cli.main import main\nsys.exit(main(sys.argv[1:]))\n")
+    root = str(Path(sys.modules["learner.cli.main"].__file__).parents[2])
+
+    def run(*words):
+        command, environment = [sys.executable, program, *words], {**os.environ, "PYTHONPATH": root}
+        return subprocess.run(command, cwd="run", env=environment, capture_output=True, check=False).returncode
+
+    assert run("summary", ".") == 0
+    assert run("sumary") == 2
+    assert not os.path.exists("made")
+    os.remove("run/yaml.py")
+    assert run("fit", "config.yaml", "--model=own.Model") == 2  # a config may name modules that lie here
+    assert os.path.exists("made")
 
 
 def test_the_command_and_the_summary_load_no_jax(learner, config, workplace):

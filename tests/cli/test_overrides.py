@@ -118,6 +118,15 @@ def test_a_file(tmp_path):
         (b"", "b.yaml is a NoneType; it needs a mapping"),
         (b"1: 2\n", "b.yaml is a dict; it needs a mapping of options by name"),
         (b"\xff\xfe\x00", "b.yaml cannot be read"),
+        (b"a: !!python/object/apply:os.mkdir [made]\n", "b.yaml is not YAML: .*python/object/apply:os.mkdir"),
+        (b"a: !!python/name:os.system\n", "b.yaml is not YAML: .*python/name:os.system"),
+        (b"a: " + b"[" * 1000 + b"]" * 1000, "b.yaml is nested more than 50 levels deep"),
+        (b"- " * 500_000, "b.yaml is nested more than 50 levels deep"),
+        (b"a: " + b"x" * 2**20, "b.yaml has more than 1048576 characters"),
+        (b"a: &a [1, *a]\n", r"b.yaml has the alias \*a inside of what it stands for"),
+        (b"a: &a {b: {<<: *a}}\n", r"b.yaml has the alias \*a inside of what it stands for"),
+        (b"a: &a x\nb: &a [*a]\n", r"b.yaml has the alias \*a inside of what it stands for"),
+        (b"a: [*b]\n", "b.yaml is not YAML: .*undefined alias"),
     ],
 )
 def test_files_that_are_wrong(tmp_path, content, message):
@@ -134,3 +143,34 @@ def test_no_file(tmp_path):
         read_yaml(tmp_path / "digits.yaml")
     with pytest.raises(LearnerError, match="cannot be read"):
         read_yaml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "level", ["[*a{0}, *a{0}]", "{{<<: [*a{0}, *a{0}], b{0}: 1}}", "{{left: *a{0}, right: *a{0}}}"]
+)
+def test_a_few_aliases_that_stand_for_very_much(tmp_path, level):
+    """Twice as much in each line; merged keys are copied while the file is read."""
+    first = "{b: 1}" if "<<" in level else "[1]"
+    lines = [f"k0: &a0 {first}"] + [f"k{i}: &a{i} {level.format(i - 1)}" for i in range(1, 40)]
+    (tmp_path / "b.yaml").write_text("\n".join(lines))
+    with pytest.raises(LearnerError, match=r"b.yaml has aliases that stand for more than 1048576 characters"):
+        read_yaml(tmp_path / "b.yaml")
+    (tmp_path / "b.yaml").write_text("\n".join(lines[:5]))
+    assert set(read_yaml(tmp_path / "b.yaml")) == {"k0", "k1", "k2", "k3", "k4"}
+
+
+def test_one_long_text_many_times(tmp_path):
+    (tmp_path / "b.yaml").write_text(f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 110)}]\n")
+    with pytest.raises(LearnerError, match="aliases that stand for more"):
+        read_yaml(tmp_path / "b.yaml")
+
+
+def test_aliases_have_their_use(tmp_path):
+    (tmp_path / "b.yaml").write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, c: 3}\ne: [*a, *a]\n")
+    both = {"b": 1, "c": 2}
+    assert read_yaml(tmp_path / "b.yaml") == {"a": both, "d": {"b": 1, "c": 3}, "e": [both, both]}
+
+
+def test_a_file_without_an_end():
+    with pytest.raises(LearnerError, match=r"zero has more than 1048576 characters"):
+        read_yaml("/dev/zero")
