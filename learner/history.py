@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from learner.errors import near
+from learner.errors import LearnerError, near
 from learner.events import MetricInfo
-from learner.journal import NUMBERS, decode, encode, read_journal
+from learner.journal import NUMBERS, decode, encode, is_value, read_journal
 from learner.text import aligned, printable, short
 
 ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "checkpoint")
@@ -70,11 +70,18 @@ class History(Mapping[str, list[float | str]]):
     def from_json(cls, content: Mapping[str, Any]) -> "History":
         """The history that `to_json` was made of.
 
+        Raises:
+          LearnerError: `to_json` made no such thing.
+
         >>> History.from_json({"valid/Loss": [[1, 45, "NaN"]]})["valid/Loss"]
         [nan]
         """
         history = cls()
+        if not isinstance(content, Mapping):
+            raise LearnerError("the history is damaged: it needs values by key")
         for key, points in content.items():
+            if "/" not in key or not isinstance(points, list) or not points or not all(map(_is_point, points)):
+                raise LearnerError(f"the history of {short(key)!r} is damaged: it needs points [epoch, step, value]")
             history._points[key] = [Point(epoch, step, decode(value)) for epoch, step, value in points]
         return history
 
@@ -153,6 +160,13 @@ def read_history(directory: str | os.PathLike[str]) -> History:
 def _parts(key: str) -> tuple[str, str]:
     split, name = key.split("/", 1)
     return split, name
+
+
+def _is_point(point: Any) -> bool:
+    if not isinstance(point, list) or len(point) != 3:
+        return False
+    epoch, step, value = point
+    return isinstance(epoch, int) and isinstance(step, int) and is_value(value)
 
 
 def _ordered(value: float | str) -> bool:

@@ -82,9 +82,10 @@ def _is_history(entry: Mapping[str, Any]) -> bool:
         isinstance(entry.get("epoch"), int)
         and isinstance(entry.get("step"), int)
         and isinstance(values, dict)
-        and all("/" in key and _is_value(value) for key, value in values.items())
+        and all("/" in key and is_value(value) for key, value in values.items())
     )
 
 
-def _is_value(value: Any) -> bool:
+def is_value(value: Any) -> bool:
+    """Whether JSON gave what a metric's value can be: a text, or a number that is not absurdly large."""
     return isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 1024)

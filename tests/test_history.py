@@ -187,3 +187,25 @@ def test_a_summary_does_not_depend_on_where_the_run_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = {repr(summary_in(directory)) for directory in (tmp_path / "a", tmp_path / "b" / "c", Path("relative"))}
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        {"Loss": [[1, 45, 0.5]]},
+        {"a/Loss": None},
+        {"a/Loss": []},
+        {"a/Loss": {"1": 2}},
+        {"a/Loss": [[1, 45]]},
+        {"a/Loss": ["abc"]},
+        {"a/Loss": [[1, 45, None]]},
+        {"a/Loss": [["1", 45, 0.5]]},
+        {"a/Loss": [[1, None, 0.5]]},
+        {"a/Loss": [[1, 45, 10**400]]},
+    ],
+)
+def test_what_is_no_history_is_refused(content):
+    with pytest.raises(LearnerError, match=r"the history .*is damaged"):
+        History.from_json(content)

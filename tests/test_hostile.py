@@ -1,0 +1,475 @@
+"""Nothing that lies in a run's directory, and no name, makes a run do what its user did not ask for.
+
+What single files are refused for is tested where they are read: `tests/data/test_npz.py`, `tests/loggers/test_cut.py`,
+`tests/loggers/test_appended.py`, `tests/test_journal.py`, `tests/test_directory.py`, `tests/cli/test_overrides.py`.
+"""
+
+import ast
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import STEPS, batches, build_line, logs_of, model_bits, quiet, saved_steps, tree_of
+
+import learner
+from learner import Interrupter, LearnerError
+from learner.cli.main import main
+from learner.history import read_history
+from learner.metrics import LearningRate
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+# -- the code ----------------------------------------------------------------------------------------------------------
+
+ROOT = Path(learner.__file__).parent
+MODULES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+
+PICKLES = ("_pickle", "cloudpickle", "copyreg", "dbm", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve")
+RUNS = ("builtins", "cffi", "code", "codeop", "ctypes", "logging.config", "runpy", "subprocess")
+BUILTINS = ("__import__", "compile", "eval", "exec")
+YAML = ("full_load", "full_load_all", "load", "load_all", "unsafe_load", "unsafe_load_all")
+LOADERS = ("CFullLoader", "CLoader", "CUnsafeLoader", "FullLoader", "Loader", "UnsafeLoader")
+NUMPY = ("load", "read_array", "save", "savez", "savez_compressed", "write_array")
+HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "find_class")
+
+# Why each is right: the first names come from a config, which is trusted, the next two are constants, and the last
+# pickles an exception of the process's own, as `multiprocessing` would.
+ALLOWED = {
+    "cli/importing.py: importlib.import_module",
+    "cli/main.py: importlib.import_module",
+    "data/bundled.py: importlib.import_module",
+    "data/pipeline.py: multiprocessing.reduction",
+}
+
+
+def findings(tree):
+    """What in a module could run code that a file names."""
+    names = {}  # what a name stands for, as far as imports say it
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            whole = {alias.name.split(".")[0]: alias.name.split(".")[0] for alias in node.names if not alias.asname}
+            names |= whole | {alias.asname: alias.name for alias in node.names if alias.asname}
+            yield from _modules(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            yield from _modules([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in BUILTINS:
+            yield node.id
+        if isinstance(node, ast.Name | ast.Attribute):
+            yield from _risky(_path(node, names))
+        if isinstance(node, ast.FunctionDef | ast.Attribute | ast.Name | ast.Constant):
+            said = [getattr(node, field, None) for field in ("name", "attr", "id", "value")]
+            yield from (hook for hook in HOOKS if hook in said)
+        if isinstance(node, ast.Call):
+            yield from _arrays(node, _path(node.func, names))
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield "allow_pickle"
+
+
+def _modules(names):
+    for name in names:
+        parts = name.split(".")
+        if {".".join(parts[: i + 1]) for i in range(len(parts))} & {*PICKLES, *RUNS}:
+            yield parts[0]
+        if name == "multiprocessing.reduction":
+            yield name
+
+
+def _path(node, names):
+    """`numpy.load` of `np.load`; empty for what is no dotted name."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    inner = _path(node.value, names) if isinstance(node, ast.Attribute) else ""
+    return f"{inner}.{node.attr}" if inner else ""
+
+
+def _risky(path):
+    module, _, name = path.rpartition(".")
+    runs = path in ("importlib.import_module", "importlib.__import__", "os.system", "os.popen")
+    starts = module == "os" and name.startswith(("exec", "spawn", "posix_spawn"))
+    loads = module.split(".")[0] == "yaml" and name in (*YAML, *LOADERS)
+    if runs or starts or loads:
+        yield path
+
+
+def _arrays(call, path):
+    if path.split(".")[0] in ("numpy", "jax") and path.rpartition(".")[2] in NUMPY:
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        if given.get("allow_pickle") != "False":
+            yield f"{path} without allow_pickle=False"
+
+
+def test_no_code_is_taken_from_data():
+    found = {f"{module}: {finding}" for module, tree in MODULES.items() for finding in findings(tree)}
+    assert found == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("snippet", "finding"),
+    [
+        *((f"import {name}", name.split(".")[0]) for name in (*PICKLES, *RUNS)),
+        ("def f():\n    from pickle import loads as read", "pickle"),
+        ("import concurrent.futures, dill as serious", "dill"),
+        ("from logging import config", "logging"),
+        ("import logging.config", "logging"),
+        ("from multiprocessing.reduction import ForkingPickler", "multiprocessing.reduction"),
+        ("from multiprocessing import reduction", "multiprocessing.reduction"),
+        *((f"x = {name}(text)", name) for name in BUILTINS),
+        ("functions = [eval]", "eval"),
+        ("import importlib as i\ni.import_module(name)", "importlib.import_module"),
+        ("from importlib import import_module as get\nget(name)", "importlib.import_module"),
+        ("import os\nos.system(text)", "os.system"),
+        ("from os import popen\npopen(text)", "os.popen"),
+        ("import os\nos.execvp(text, [])", "os.execvp"),
+        ("import os\nos.posix_spawn(text, [], {})", "os.posix_spawn"),
+        *((f"import yaml\nyaml.{name}(text)", f"yaml.{name}") for name in YAML),
+        *((f"import yaml as y\nx = y.{name}", f"yaml.{name}") for name in LOADERS),
+        ("from yaml import unsafe_load\nunsafe_load(text)", "yaml.unsafe_load"),
+        ("import yaml.loader\nyaml.loader.UnsafeLoader(text)", "yaml.loader.UnsafeLoader"),
+        ("import numpy as np\nnp.load(path)", "numpy.load without allow_pickle=False"),
+        ("import numpy as np\nnp.load(path, allow_pickle=True)", "numpy.load without allow_pickle=False"),
+        ("import numpy as np\nnp.load(path, allow_pickle=True)", "allow_pickle"),
+        ("from numpy import load\nload(path)", "numpy.load without allow_pickle=False"),
+        ("import numpy\nnumpy.savez(path, x=x)", "numpy.savez without allow_pickle=False"),
+        ("import jax.numpy as jnp\njnp.load(path)", "jax.numpy.load without allow_pickle=False"),
+        (
+            "import numpy as np\nnp.lib.format.read_array(f)",
+            "numpy.lib.format.read_array without allow_pickle=False",
+        ),
+        ("read(path, allow_pickle=not safe)", "allow_pickle"),
+        *((f"class A:\n    def {name}(self): ...", name) for name in HOOKS),
+        ("unpickler.find_class = f", "find_class"),
+        ("getattr(x, '__reduce__')", "__reduce__"),
+    ],
+)
+def test_each_of_them_would_be_found(snippet, finding):
+    assert finding in set(findings(ast.parse(snippet)))
+
+
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        "import re\nre.compile(text)",
+        "strategy.compile(program)",
+        "import json\njson.load(file)",
+        "import numpy as np\nnp.load(path, allow_pickle=False)",
+        "import yaml\nyaml.parse(text, Loader=yaml.SafeLoader)\nyaml.safe_dump(x)",
+        "import os\nos.open(path)",
+        "from importlib import metadata",
+    ],
+)
+def test_what_is_harmless_is_not_found(snippet):
+    assert set(findings(ast.parse(snippet))) == set()
+
+
+# -- what lies in a run's directory ------------------------------------------------------------------------------------
+
+
+class Canary:
+    """What makes a directory when it is unpickled."""
+
+    def __init__(self, place):
+        self.place = str(place)
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A place where something appears when a pickle is loaded, or a module is imported that only data name."""
+    place = tmp_path / "made"
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "canary.py").write_text(f"import os\nos.mkdir({str(place)!r})\n")
+    monkeypatch.syspath_prepend(str(modules))
+    yield place
+    sys.modules.pop("canary", None)
+
+
+def test_the_canary_sings(made):
+    pickle.loads(pickle.dumps(Canary(made)))
+    assert made.exists()
+    made.rmdir()
+    __import__("canary")
+    assert made.exists()
+
+
+def resumed(directory):
+    builder = quiet(directory, saves=True).with_file_checkpointer(every_steps=4, keep_last=5).num_epochs(3)
+    return build_line(builder.resume())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that was stopped inside of its second epoch."""
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    interrupter = Interrupter()
+    builder = quiet(directory, saves=True).with_file_checkpointer(every_steps=4, keep_last=5).num_epochs(2)
+    builder.interrupter(interrupter).every(steps=8, fn=lambda info, model: interrupter.stop("here"))
+    build_line(builder).fit(batches(), batches())
+    assert saved_steps(directory)[-1] == 8
+    assert (directory / "checkpoint/8/in_flight").exists()
+    return directory
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def attempt(directory):
+    """Goes on with a run that is not as it was: how that ends is told by other tests."""
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
+        return resumed(directory).fit(batches(), batches())
+    return None
+
+
+def test_a_run_as_it_was_goes_on(run):
+    """So what follows comes as far as reading what was changed."""
+    assert attempt(run).summary["steps"] == 3 * STEPS
+
+
+def changed_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def newest(run):
+    return run / "checkpoint/8"
+
+
+def test_what_a_checkpoint_names_is_not_imported(run, made):
+    command = f"!!python/object/apply:os.mkdir [{str(made)!r}]"
+    named = {"py/object": "canary.Thing", "class_path": "canary.Thing", "__reduce__": ["os.mkdir", [str(made)]]}
+    state = {"py/reduce": [{"py/type": "os.mkdir"}, [str(made)]], "best": 1.0, "without": 0, "seen": 1}
+    further = {"config": f"model: {command}\ntrain: {{class_path: canary.Thing}}\n", "early_stopping": [state]}
+    changed_json(newest(run) / "progress/metadata", **named, **further, made_on=named)
+    assert attempt(run) is not None
+    assert not made.exists()
+
+
+def test_handlers_that_the_metadata_of_a_checkpoint_name_are_not_imported(run, made):
+    replaced = 0
+    for path in newest(run).rglob("*"):
+        if path.name in ("_CHECKPOINT_METADATA", "_METADATA", "_sharding"):
+            text = path.read_text()
+            for name in ("orbax.checkpoint._src.handlers.standard_checkpoint_handler", "jax.Array", "Sharding"):
+                text = text.replace(name, "canary.Thing")
+            replaced += text != path.read_text()
+            path.write_text(text)
+    assert replaced >= 3
+    attempt(run)
+    assert not made.exists()
+
+
+def test_pickles_and_modules_beside_the_items_are_not_loaded(run, made):
+    payload = pickle.dumps(Canary(made))
+    for place in [run, *(path for path in run.rglob("*") if path.is_dir())]:
+        for name in ("evil.pkl", "checkpoint", "state.msgpack", "model.pickle"):
+            if not (place / name).exists():
+                (place / name).write_bytes(payload)
+        for name in ("__init__.py", "sitecustomize.py", "conftest.py"):
+            (place / name).write_text("import canary\n")
+    attempt(run)
+    assert not made.exists()
+
+
+def kinds_of_files(directory):
+    """One file of each kind: those of other items are read by the same code."""
+    files = [path for place in ("", "model", "progress") for path in (directory / place).rglob("*") if path.is_file()]
+    kinds = {path.parent.name if path.parent.name == "d" else path.name: path for path in files}
+    return [path.relative_to(directory) for path in kinds.values()]
+
+
+READ_EACH = """
+import contextlib, sys, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = sys.argv[1].split(":")
+import test_hostile
+for directory in sys.argv[2:]:
+    with contextlib.suppress(Exception):
+        test_hostile.resumed(directory).evaluate(test_hostile.batches())
+print("read", len(sys.argv[2:]))
+"""
+
+
+def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, made):
+    """In a process of its own: where Orbax fails it leaves reads behind, which complain at some later time."""
+    payload, runs = pickle.dumps(Canary(made)), []
+    for number, file in enumerate(kinds_of_files(newest(finished))):
+        runs.append(shutil.copytree(finished, tmp_path / str(number)))
+        (newest(runs[-1]) / file).write_bytes(payload)
+    assert len(runs) >= 7
+    tests = Path(__file__).parent
+    path = ":".join(map(str, (tmp_path / "modules", tests, tests / "support", ROOT.parent)))
+    command = [sys.executable, "-c", READ_EACH, path, *map(str, runs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"read {len(runs)}\n"
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "file", ["journal.jsonl", "summary.json", "experiment.log", "config.yaml", "train/epoch-1/Loss.log"]
+)
+def test_a_pickle_in_the_place_of_a_log_is_not_loaded(run, made, capsys, file):
+    (run / file).write_bytes(pickle.dumps(Canary(made)) + b"\n")
+    with warnings.catch_warnings(action="ignore"):
+        with contextlib.suppress(LearnerError):
+            read_history(run)
+        main(["summary", str(run)])
+        main(["resume", str(run)])
+    attempt(run)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "!!python/object/apply:os.mkdir [{place}]",
+        "!!python/object/new:os.mkdir [{place}]",
+        "!!python/module:canary",
+        "!!python/name:canary.Thing",
+        "!!python/object:canary.Thing {{}}",
+    ],
+)
+@pytest.mark.parametrize("command", ["resume", "evaluate", "predict"])
+def test_tags_of_a_config_run_nothing(run, made, capsys, tag, command):
+    """A config names code by `class_path`, and the command says that it trusts it; its YAML is plain all the same."""
+    (run / "config.yaml").write_text(f"lr: {tag.format(place=made)}\n")
+    words = [command, str(run)] + ["data.npz", "-o", "out.npz"] * (command == "predict")
+    assert main(words) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"learner: {run}/config.yaml is trusted: the code that it names is imported and run now"
+    assert said[1].startswith(f"learner: the config file {run}/config.yaml is not YAML: ")
+    assert "python/" in said[1]
+    assert not made.exists()
+
+
+# -- positions and names that lead elsewhere ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside/epoch-2/Loss.log", "{outside}/epoch-2/Loss.log", "train/../../outside/epoch-2/Loss.log"]
+)
+def test_a_checkpoint_cannot_shorten_files_elsewhere(run, tmp_path, path):
+    outside = tmp_path / "outside"
+    (outside / "epoch-2").mkdir(parents=True)
+    (outside / "epoch-2/Loss.log").write_text("mine")
+    before = tree_of(outside)
+    for saved in run.glob("checkpoint/*/progress/metadata"):
+        files = {path.format(outside=outside): 0}
+        changed_json(saved, log={"epoch_lines": 0, "epoch": 2, "files": files})
+    assert attempt(run) is None
+    assert tree_of(outside) == before
+
+
+def test_a_linked_split_does_not_lead_a_resumed_run_elsewhere(run, tmp_path):
+    """The lines after the checkpoint would be cut there, and others written."""
+    (run / "train").rename(tmp_path / "outside")
+    with (tmp_path / "outside/epoch-2/Loss.log").open("a") as file:
+        file.write("0.5,4\n")
+    (run / "train").symlink_to(tmp_path / "outside")
+    before = tree_of(tmp_path / "outside")
+    with pytest.raises(LearnerError, match=f"{run}/train is a symbolic link"):
+        resumed(run).fit(batches(), batches())
+    assert tree_of(tmp_path / "outside") == before
+
+
+NAMES = {
+    "../../outside": "it contains a path separator",
+    "/absolute": "it contains a path separator",
+    "a/b": "it contains a path separator",
+    "a\\b": "it contains a path separator",
+    "two\nlines": "it contains a character that cannot be printed",
+    "\x1b[31mred": "it contains a character that cannot be printed",
+    "nul\x00": "it contains a character that cannot be printed",
+    "turned\u202earound": "it contains a character that cannot be printed",
+    "\ud800": "it contains a character that cannot be printed",
+    "long" * 100: "it is longer than 200 bytes",
+}
+BARE = {".": "it begins with a dot", "..": "it begins with a dot", "\t ": "it is empty"}
+
+
+def named(name):
+    metric = LearningRate()
+    metric.name = name
+    return metric
+
+
+@pytest.mark.parametrize("name", NAMES | BARE)
+def test_a_metric_cannot_have_such_a_name(tmp_path, name):
+    with pytest.raises(LearnerError, match="cannot be the name of a metric or split") as error:
+        quiet(tmp_path / "run").metric_train(named(name))
+    assert str(error.value).endswith((NAMES | BARE)[name])
+    assert repr(name) in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_split_cannot_have_such_a_name(tmp_path, name):
+    with pytest.raises(LearnerError, match="cannot be the name of a metric or split") as error:
+        build_line(quiet(tmp_path / "run")).fit(batches(), {name: batches()})
+    assert str(error.value).endswith(NAMES[name])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/absolute", "two\nlines", "long" * 100, ".."])
+def test_a_number_of_a_hook_cannot_have_such_a_name(tmp_path, name):
+    builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: {name: 1.0})
+    with pytest.raises(LearnerError, match="cannot be the name of a metric or split"):
+        build_line(builder).fit(batches())
+    assert os.listdir(tmp_path) == ["run"]
+    assert not list(tmp_path.glob("run/custom/**/*.log"))
+
+
+def test_odd_names_that_are_all_right_stay_below_the_directory(tmp_path):
+    names = ["~", "-rf", "$HOME", "a:b", "*", "Größe 5", "con", "é" * 100, "a..b", "%2e%2e%2f"]
+    builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: dict.fromkeys(names, 1.0))
+    splits = {name: batches() for name in ["", *names[:-3], ".."]}
+    result = build_line(builder.metric_train(named("-rf /"[:-2]))).fit(batches(), splits)
+    assert os.listdir(tmp_path) == ["run"]
+    written = set(logs_of(tmp_path / "run"))
+    assert {f"custom/epoch-1/{name.replace(' ', '_')}.log" for name in names} <= written
+    assert {f"valid-{name.replace(' ', '_')}/epoch-1/Loss.log" for name in splits} <= written
+    assert read_history(tmp_path / "run") == result.history
+    build_line(quiet(tmp_path / "run", overwrite=True)).fit(batches())  # and the next run knows them as its own
+    assert set(logs_of(tmp_path / "run")) == {"train/epoch-1/Loss.log"}
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_archives_of_objects_are_not_unpickled(tmp_path, made):
+    from learner.data.npz import read_npz
+
+    np.savez(tmp_path / "a.npz", x=np.array([Canary(made)], object))
+    with np.load(tmp_path / "a.npz", allow_pickle=True) as content:
+        assert content["x"].dtype == object  # NumPy runs it, if it is let
+    assert made.exists()
+    made.rmdir()
+    with pytest.raises(LearnerError, match=r"'x\.npy' has the dtype object"):
+        read_npz(tmp_path / "a.npz")
+    assert not made.exists()
+
+
+def test_a_resumed_run_is_the_same_beside_what_others_left(run, finished, tmp_path):
+    """What does not belong to the run is neither read nor removed."""
+    (run / "train/epoch-9").mkdir()
+    others = ["evil.pkl", "train/notes.txt", "checkpoint/readme.txt", "downloads/epoch-3/a.log"]
+    for name in others:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("mine")
+    beside = resumed(run).fit(batches(), batches())
+    alone = resumed(shutil.copytree(finished, tmp_path / "alone")).fit(batches(), batches())
+    assert model_bits(beside.model) == model_bits(alone.model)
+    assert [(run / name).read_text() for name in others] == ["mine"] * len(others)
