@@ -421,11 +421,15 @@ def test_summary_imports_nothing_from_the_directory_of_a_run(learner, config, wo
     for name in ("rich", "yaml", "difflib", "own"):
         Path("run", f"{name}.py").write_text(f"open({str(workplace / 'made')!r}, 'w')\n")
     program = workplace / "program.py"  # as an installed command, it has its own directory on the path and not this one
-    program.write_text("import sys\nfrom learner.cli.main import main\nsys.exit(main(sys.argv[1:]))\n")
+    program.write_text(
+        "import sys\nfrom learner.cli.main import main\n"
+        "sys.stdout.isatty = lambda: True  # so that it needs rich, which nothing has imported yet\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
     root = str(Path(sys.modules["learner.cli.main"].__file__).parents[2])
 
     def run(*words):
-        command, environment = [sys.executable, program, *words], {**os.environ, "PYTHONPATH": root}
+        command, environment = [sys.executable, program, *words], {**os.environ, "PYTHONPATH": root, "TERM": "xterm"}
         return subprocess.run(command, cwd="run", env=environment, capture_output=True, check=False).returncode
 
     assert run("summary", ".") == 0

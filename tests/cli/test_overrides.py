@@ -1,4 +1,6 @@
 import copy
+import os
+import tracemalloc
 
 import pytest
 
@@ -171,6 +173,13 @@ def test_aliases_have_their_use(tmp_path):
     assert read_yaml(tmp_path / "b.yaml") == {"a": both, "d": {"b": 1, "c": 3}, "e": [both, both]}
 
 
-def test_a_file_without_an_end():
-    with pytest.raises(LearnerError, match=r"zero has more than 1048576 characters"):
-        read_yaml("/dev/zero")
+def test_no_more_is_read_than_is_needed_to_see_that_it_is_too_much(tmp_path):
+    (tmp_path / "b.yaml").touch()
+    os.truncate(tmp_path / "b.yaml", 64 * 2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match=r"b\.yaml has more than 1048576 characters"):
+            read_yaml(tmp_path / "b.yaml")
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()

@@ -85,6 +85,7 @@ CLAIMS = {
     "a size that overflows": npy(header=header_of((2**33, 2**33))),
     "a very large element": npy(header=header_of((1,), "<U536870911")),
     "a header of gigabytes": npy(header=header_of((1,)), version=2, length=2**32 - 1),
+    "a header that unpacks to very much": npy(header=" " * 16 * MEGABYTE, version=2),
     "a header that is cut off": npy(header="{'descr': '<f4', 'sha", length=5000),
     "a header that is deep": npy(header="(" * 9000),
     "a header that is deep in another way": npy(header="-" * 9000 + "1"),

@@ -141,11 +141,13 @@ def test_nothing_is_added_through_a_link_or_to_a_pipe(tmp_path):
     (tmp_path / "a.log").symlink_to(tmp_path / "other")
     (tmp_path / "b.log").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "c.log")
+    reader = os.open(tmp_path / "c.log", os.O_RDONLY | os.O_NONBLOCK)  # without one, a write would wait
     for name, what in (("a", "symbolic link"), ("b", "symbolic link"), ("c", "pipe or device")):
         file = AppendedFile(str(tmp_path / f"{name}.log"))
         file.pending.append("1,1\n")
         with pytest.raises(LearnerError, match=rf"{name}\.log is a {what}; .* remove it"):
             file.write()
+    os.close(reader)
     assert (tmp_path / "other").read_text() == "mine"
     assert not (tmp_path / "nothing").exists()
 
