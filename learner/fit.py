@@ -43,6 +43,7 @@ from learner.start import (
 )
 from learner.steps.state import TrainState
 from learner.steps.step import Step
+from learner.stopping import Asked
 from learner.strategies import SingleDevice
 from learner.worker import Pace, Worker
 
@@ -51,20 +52,15 @@ PyTree = Any
 
 def loop(run: Run) -> str:
     """Trains until the run is over, and says why it ended. Inside an epoch nothing here waits for the device."""
-    reason = run.stop_reason()
+    if run.stop_reason() is None:
+        run.catch_up()
     dispatches = run.dispatches()
     try:
-        while reason is None and (dispatch := next(dispatches, None)) is not None:
+        while (reason := run.stop_reason()) is None and (dispatch := next(dispatches, None)) is not None:
             run.check()
             run.train(dispatch)
-            if run.validation_due(dispatch):
-                run.validate(at_step=run.position.step)
-                run.decide()
-            run.call_periodic_hooks()
-            if dispatch.ends_epoch:
-                run.end_epoch()
+            run.end_step(ends_epoch=dispatch.ends_epoch)
             run.save_if_due()
-            reason = run.stop_reason()
     finally:
         dispatches.close()  # type: ignore[attr-defined]
     reason = reason or run.stop_reason() or "num_epochs"
@@ -172,6 +168,9 @@ class Learner:
     def _fit(self, inputs: Inputs, going_on: bool) -> LearningResult:
         """In a directory that no other process uses."""
         options = self._options
+        if going_on:
+            with contextlib.closing(open_store(options)) as store:
+                store.recover()
         restored = self._restored() if going_on else None
         if restored is not None:
             if (finished := self._finished(restored)) is not None:
@@ -186,8 +185,9 @@ class Learner:
         directory.prepare(options.directory, keep=going_on)
         if not going_on:
             remove_checkpoints(options)
-        start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on)
-        with opened(start) as run, on_signals(run.interrupt, run.ask_to_save):
+        asked = Asked()
+        start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, asked)
+        with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
             run.stopped_by = loop(run)
         self._runner = run.runner
         if run.stopped_by == "sigterm" and options.on_sigterm == "exit":
@@ -237,7 +237,7 @@ class Learner:
         if not past and not any(stopping.reason for stopping in options.early_stopping):
             return None
         summary = directory.read_summary(options.directory)
-        if summary is None or summary["steps"] != position.step:
+        if summary is None or summary.get("steps") != position.step or position.due:
             return None
         self._fitted = True
         strategy = options.devices or SingleDevice()

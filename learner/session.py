@@ -13,6 +13,7 @@ from learner.compilation import CompileTimes, use_cache
 from learner.events import Listener, Message, Outlet, RunEnded, RunFailed, RunStarted
 from learner.history import History, summarize
 from learner.inputs import Inputs
+from learner.journal import decode
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.files import RunFiles
 from learner.metrics.base import CollectingMetric
@@ -34,6 +35,7 @@ from learner.start import (
 )
 from learner.steps.state import TrainState
 from learner.steps.step import Step
+from learner.stopping import Asked
 from learner.strategies import SingleDevice
 from learner.worker import Call, Pace, Worker
 
@@ -53,6 +55,7 @@ class Start:
       state: the first state.
       restored: the checkpoint to go on from, or `None`.
       going_on: whether the directory holds a run that goes on.
+      asked: what signals ask of it.
     """
 
     options: Options
@@ -63,6 +66,7 @@ class Start:
     state: TrainState
     restored: Restored | None
     going_on: bool
+    asked: Asked
 
 
 @contextlib.contextmanager
@@ -80,7 +84,7 @@ def opened(start: Start) -> Iterator[Run]:
         outlets: list[Outlet] = []
         warn = _warner(log, outlets)
         outlets += [Outlet(listener, warn) for listener in _listeners(options)]
-        stack.callback(_close, outlets)
+        stack.push(_closing(lambda seconds: _close(outlets, seconds)))
         try:
             with contextlib.ExitStack() as threads:
                 yield from _started(start, position, log, files, outlets, warn, threads)
@@ -141,11 +145,13 @@ def _started(
     if store is not None:
         failed = None if options.on_save_error == "raise" else lambda progress, error: run.not_saved(progress, error)
         saver = Saver(store, lambda progress, seconds: run.saved(progress, seconds), failed)
-        threads.callback(saver.close)
+        threads.push(_closing(saver.close))
     skipped = lambda step, kind: run.skipped(step, kind)  # noqa: E731
     rows = rows_in_flight(restored, collecting)
     worker = Worker(metrics, files, history, outlets, pace, time.time, rows, skipped)
-    threads.callback(worker.close)  # before the saver, which its last items may still need
+    if restored is not None:
+        worker.epoch_values = {key: decode(value) for key, value in restored.progress["epoch_values"].items()}
+    threads.push(_closing(worker.close))  # before the saver, which its last items may still need
     batches = inputs.source("train").batches
     run = Run(
         options=options,
@@ -167,12 +173,13 @@ def _started(
         pace=pace,
         clock=time.time,
         warn=warn,
+        asked=start.asked,
         grouping=grouping_of(inputs, options),
         time_limit=options.time_limit if options.job_ends is None else options.job_ends - time.time(),
         began=began,
         store=store,
         saver=saver,
-        saved_step=None if restored is None else restored.entry.step,
+        last_saved=None if restored is None else restored.position,
     )
     plan.limit = run.limit
     if restored is not None:
@@ -253,9 +260,18 @@ def _listeners(options: Options) -> list[Listener]:
     return [*([renderer] if isinstance(renderer, Listener) else []), *options.loggers]
 
 
-def _close(outlets: list[Outlet]) -> None:
+def _close(outlets: list[Outlet], seconds: float | None) -> None:
     for outlet in outlets:
-        outlet.close()
+        outlet.close(5.0 if seconds is None else seconds)
+
+
+def _closing(close: Callable[[float | None], None]) -> Callable[..., None]:
+    """Closes with all the time it takes, but for a second signal: then what hangs is left behind after a second."""
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        close(1.0 if isinstance(error, KeyboardInterrupt | SystemExit) else None)
+
+    return leave
 
 
 def _warner(log: logging.Logger, outlets: list[Outlet]) -> Callable[[str], None]:

@@ -119,14 +119,27 @@ class CheckpointStore:
     def prepare(self) -> None:
         """Makes the directory, and removes what a process that was killed has left of a save or of a removal."""
         self._path.mkdir(parents=True, exist_ok=True)
+        self.recover()
         for place in self._path.iterdir():
             if UNFINISHED.fullmatch(place.name):
                 shutil.rmtree(place) if self._is_local else place.rmtree()
 
+    def recover(self) -> None:
+        """Ends what a process that was killed has begun: a checkpoint that was complete, and was just to get its
+        name.
+        """
+        for place in self._path.glob("*.partial") if self._is_local and self._path.exists() else ():
+            name = place.name.removesuffix(".partial")
+            if name.isdecimal() and not (self._path / name).exists() and (place / NAME).exists():
+                with contextlib.suppress(DamagedError):
+                    refuse_damage(place)
+                    place.rename(self._path / name)
+
     def save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         """Writes a checkpoint, and removes those that need not stay once it is complete. Waits until then.
 
-        It is written under another name, and gets its own when everything is on the disk.
+        It is written under another name, and gets its own when everything is on the disk. Only one that was made
+        because the run stopped there is replaced by another of its step.
 
         Raises:
           LearnerError: there is a checkpoint of this step, or the directory is gone.
@@ -134,7 +147,7 @@ class CheckpointStore:
         assert self._retention is not None
         if not self._path.exists():
             raise LearnerError(f"the directory {self._path} is gone: somebody removed it while the run went on")
-        if step in self.steps:
+        if step in self.steps and not self._table.get(step, {}).get("at_stop"):
             raise LearnerError(f"there is a checkpoint of step {step} in {self._path}, and it is not replaced")
         facts = {name: progress.get(name) for name in FACTS}
         place = self._path / f"{step}.partial" if self._is_local else self.path(step)
@@ -142,6 +155,8 @@ class CheckpointStore:
             self._write(place, items, progress)
             write_manifest(place, {"format": FORMAT, "step": step, **facts})
             if self._is_local:
+                if step in self._table:
+                    self._remove(step)
                 place.rename(self.path(step))
                 _to_disk(self._path)
         except BaseException:
