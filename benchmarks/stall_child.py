@@ -209,7 +209,7 @@ def by_hand(size: Size, directory: str) -> dict[str, Any]:
             leaves, sums = step(leaves, sums, *data, index)
             notes.dispatches[number] = time.perf_counter() - begin
             before.block_until_ready()
-            notes.ended[number - 1] = time.time()
+            notes.ended.setdefault(number - 1, time.time())
             if number % (2 * size.window) == 0:
                 jax.block_until_ready(leaves)  # a save needs the step's end in any case: it is not the save's time
                 notes.ended[number] = time.time()
