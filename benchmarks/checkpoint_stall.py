@@ -22,7 +22,7 @@ import dataclasses
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -98,21 +98,19 @@ def report(name: str, rounds: list[Round]) -> list[str]:
     return lines
 
 
-def run(name: str, rounds: int, platform: str | None) -> list[Round]:
-    """All rounds of a size. What goes on comes after what it goes on with, also backwards."""
-    done: list[Round] = []
+def run(name: str, rounds: int, platform: str | None) -> Iterator[Round]:
+    """The rounds of a size. What goes on comes after what it goes on with, also backwards."""
     with tempfile.TemporaryDirectory() as cache:
         for number in range(rounds):
             print(f"{name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
             order = VARIANTS if number % 2 == 0 else ("hand", "start", "learner", "resume")
+            results: Round = {}
             with tempfile.TemporaryDirectory() as place:
-                results = {}
                 for variant in order:
                     directory = f"{place}/{'learner' if variant == 'resume' else variant}"
                     case = json.dumps(dataclasses.asdict(Case(name, variant, directory)))
                     results[variant] = spawn(["-m", "benchmarks.stall_child", case], platform, cache)
-                done.append(results)
-    return done
+            yield results
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -124,12 +122,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     args = parser.parse_args(argv)
     print(f"{machine()}\n{args.rounds} rounds: median (least to greatest)", flush=True)
-    everything = {}
-    for name in args.size:
-        everything[name] = run(name, args.rounds, args.platform)
-        print("\n".join(report(name, everything[name])), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(everything))
+    everything: dict[str, list[Round]] = {name: [] for name in args.size}
+    for name, rounds in everything.items():
+        for measured in run(name, args.rounds, args.platform):
+            rounds.append(measured)
+            if args.json:  # after each round: they take minutes
+                args.json.write_text(json.dumps(everything))
+        print("\n".join(report(name, rounds)), flush=True)
 
 
 if __name__ == "__main__":
