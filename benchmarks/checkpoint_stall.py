@@ -10,6 +10,8 @@ compared within a pair, so that a slow hour of the machine slows both.
 - the next five dispatches: how much longer these calls are than usual. The next five steps: how much later the fifth
   ends; the time that the device waits while the loop is held is in it.
 - lost: how much longer a window with a save takes; with every_seconds=60 it is the same loss, of 60 seconds.
+- processor time: how many seconds more the process has of its processors in the window with a save. Where others use
+  the machine it says more than the seconds on the clock.
 - the time to resume is that of the first step of a run that goes on, less that of a run that begins, both with their
   programs in the compilation cache.
 
@@ -66,6 +68,7 @@ def rows_of_variant(variant: str, window: int, goals: dict[str, str]) -> list[Ro
         Row(f"{variant}: the next five dispatches, ms more", ms(lambda m: m["next"])),
         Row(f"{variant}: the next five steps, ms later", ms(lambda m: m["stretched"])),
         Row(f"{variant}: lost by a save, ms", ms(lost)),
+        Row(f"{variant}: processor time of a save, ms", ms(lambda m: m["work"])),
         Row(f"{variant}: lost by a save every {window} steps, %", percent, goals.get("lost", "") * (window == 50)),
         Row(f"{variant}: on disk / arrays", size, goals.get("disk", "")),
     ]

@@ -5,7 +5,7 @@ It prints one line of JSON. A run saves every `2 * window` steps; what lies betw
 with a save at its beginning and one without. `with` and `without` are their seconds, pair by pair; `held` how long the
 loop was held by the save, `next` how much longer than usual by the next five dispatches, `stretched` how much later the
 fifth step ended. `step` and `copy` are what a usual step and a copy of the state take; `disk` and `arrays` are bytes.
-The first save of a process is not counted: it makes what all the later ones use.
+`work` is how many seconds of its processors a save cost the process more. The first save of a process is not counted: it makes what all the later ones use.
 
 For `start` and `resume` it is `first` alone: the seconds from where the model is made to the end of the first step.
 """
@@ -83,17 +83,25 @@ class Notes:
 
     Attributes:
       ended: when each step ended.
+      worked: how many seconds the process had had of its processors then.
       saves: seconds that the loop was held by the save after a step.
       dispatches: seconds that the loop was held by the dispatch of a step.
     """
 
     ended: dict[int, float] = dataclasses.field(default_factory=dict)
+    worked: dict[int, float] = dataclasses.field(default_factory=dict)
     saves: dict[int, float] = dataclasses.field(default_factory=dict)
     dispatches: dict[int, float] = dataclasses.field(default_factory=dict)
 
+    def ends(self, first: int, last: int, at: float) -> None:
+        """Some steps ended; what was noted before stays."""
+        for step in range(first, last + 1):
+            self.ended.setdefault(step, at)
+            self.worked.setdefault(step, time.process_time())
+
     def result(self, size: Size) -> dict[str, Any]:
         """The numbers of each pair of windows."""
-        window, t = size.window, self.ended
+        window, t, w = size.window, self.ended, self.worked
         saved = [step for step in sorted(self.saves)[1:] if step + 2 * window in t]
         without = [t[save + 2 * window] - t[save + window] for save in saved]
         step, dispatch = median(without) / window, median(self.dispatches.values())
@@ -101,6 +109,7 @@ class Notes:
         return {
             "with": [t[save + window] - t[save] for save in saved],
             "without": without,
+            "work": [2 * w[save + window] - w[save] - w[save + 2 * window] for save in saved],
             "stretched": [t[save + 5] - t[save] - 5 * step for save in saved],
             "held": [self.saves[save] for save in saved],
             "next": [sum(self.dispatches[save + i] for i in five) - 5 * dispatch for save in saved],
@@ -115,7 +124,7 @@ def measure(case: Case) -> dict[str, Any]:
     return first_step(size, Path(case.directory), case.variant) if measured is None else measured(size, case.directory)
 
 
-def prepared(size: Size, directory: str | Path, steps: int, listener: Any) -> tuple[Any, Callable[[], Any]]:
+def prepared(size: Size, directory: str | Path, steps: int, notes: Notes) -> tuple[Any, Callable[[], Any]]:
     """A builder without saves, and what builds the learner and trains."""
     from learner import LearnerBuilder, SequenceOutput
     from learner.data import DataLoaderBuilder
@@ -125,7 +134,7 @@ def prepared(size: Size, directory: str | Path, steps: int, listener: Any) -> tu
 
     work = size.workload()
     rows, _ = work.data()
-    builder = LearnerBuilder(str(directory)).renderer(None).metric_loggers(listener).num_steps(steps)
+    builder = LearnerBuilder(str(directory)).renderer(None).metric_loggers(listener(notes)).num_steps(steps)
     builder.steps_per_dispatch(1).with_file_checkpointer(None)
 
     def fit() -> Any:
@@ -139,7 +148,7 @@ def with_learner(size: Size, directory: str) -> dict[str, Any]:
     """Steps one by one, so that it is known when each ends."""
     notes = Notes()
     with noted(notes) as runners:
-        builder, fit = prepared(size, directory, size.steps, ends(notes.ended))
+        builder, fit = prepared(size, directory, size.steps, notes)
         builder.with_file_checkpointer(keep_best=0, every_epochs=None, every_steps=2 * size.window)
         fit()
     runner = runners[0]
@@ -176,14 +185,14 @@ def noted(notes: Notes) -> Iterator[list[Any]]:
         Run.save, Runner.train = save, train  # type: ignore[assignment, method-assign]
 
 
-def ends(ended: dict[int, float]) -> Any:
-    """A listener that notes when steps ended; very short ones are read several at once."""
+def listener(notes: Notes) -> Any:
+    """It notes when steps ended; very short ones are read several at once."""
     from learner.events import Event, Listener, StepsEnded
 
     class Ends(Listener):
         def on_event(self, event: Event) -> None:
             if isinstance(event, StepsEnded):
-                ended.update(dict.fromkeys(range(event.step - event.count + 1, event.step + 1), event.time))
+                notes.ends(event.step - event.count + 1, event.step, event.time)
 
     return Ends()
 
@@ -209,10 +218,10 @@ def by_hand(size: Size, directory: str) -> dict[str, Any]:
             leaves, sums = step(leaves, sums, *data, index)
             notes.dispatches[number] = time.perf_counter() - begin
             before.block_until_ready()
-            notes.ended.setdefault(number - 1, time.time())
+            notes.ends(number - 1, number - 1, time.time())
             if number % (2 * size.window) == 0:
                 jax.block_until_ready(leaves)  # a save needs the step's end in any case: it is not the save's time
-                notes.ended[number] = time.time()
+                notes.ends(number, number, time.time())
                 save = ocp.args.StandardSave(task.tree.unflatten(leaves))
                 notes.saves[number] = seconds_of(lambda: manager.save(number, args=save))  # noqa: B023
     arrays = sum(leaf.nbytes for leaf in leaves)
@@ -223,13 +232,13 @@ def first_step(size: Size, directory: Path, variant: str) -> dict[str, Any]:
     """How long it takes until a run steps: one that begins, or one that goes on."""
     import learner  # noqa: F401  # its import is not timed
 
-    ended: dict[int, float] = {}
+    notes = Notes()
     steps = int(newest(directory / "checkpoint").name) if variant == "resume" else 0
-    builder, fit = prepared(size, directory, steps + 4, ends(ended))
+    builder, fit = prepared(size, directory, steps + 4, notes)
     builder.resume()
     begin = time.time()
     fit()
-    return {"first": min(ended.values()) - begin}
+    return {"first": min(notes.ended.values()) - begin}
 
 
 def seconds_of(do: Callable[[], Any]) -> float:

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 ROOT = Path(__file__).parents[2]
-PAIRS = {"with", "without", "held", "next", "stretched"}
+PAIRS = {"with", "without", "work", "held", "next", "stretched"}
 
 
 @pytest.fixture
@@ -35,11 +35,12 @@ def test_what_is_noted_becomes_numbers(benchmarks):
     child = benchmarks("stall_child")
     late = {step: 0.5 if step > 26 else 0.0 for step in range(1, 37)}
     ended = {step: 100 + 0.1 * step + late[step] for step in late}
+    worked = {step: 0.2 * step + (0.07 if step >= 28 else 0) for step in late}
     dispatches = {step: 0.002 + (0.01 if step in (25, 26, 30) else 0) for step in late}
     saves = {12: 9.0, 24: 0.03, 36: 7.0}
     size = child.Size(width=8, batch=4, window=6, pairs=1)
-    result = child.Notes(ended, saves, dispatches).result(size)
-    expected = {"with": 1.1, "without": 0.6, "held": 0.03, "next": 0.02, "stretched": 0.5}
+    result = child.Notes(ended, worked, saves, dispatches).result(size)
+    expected = {"with": 1.1, "without": 0.6, "work": 0.07, "held": 0.03, "next": 0.02, "stretched": 0.5}
     assert result.keys() == {*expected, "step"}
     for key, value in expected.items():
         assert result[key] == pytest.approx([value]), key
@@ -50,6 +51,7 @@ def test_what_is_noted_becomes_numbers(benchmarks):
 def test_the_report(benchmarks):
     stall = benchmarks("checkpoint_stall")
     ours = {"with": [10.2, 10.4], "without": [10.0, 10.0], "held": [0.004, 0.006], "next": [0.001, 0.002]}
+    ours["work"] = [0.03, 0.05]
     ours |= {"stretched": [0.05, 0.07], "step": 0.2, "copy": 0.003, "disk": 1020, "arrays": 1000}
     hand = {**ours, "held": [0.04, 0.06], "with": [10.5, 10.5], "disk": 1010}
     first = {"learner": ours, "hand": hand, "start": {"first": 2.0}, "resume": {"first": 2.75}}
@@ -62,6 +64,7 @@ def test_the_report(benchmarks):
         "learner: the next five dispatches, ms more": "1.5 (1 to 2)",
         "learner: the next five steps, ms later": "60 (50 to 70)",
         "learner: lost by a save, ms": "250 (100 to 400)",
+        "learner: processor time of a save, ms": "40 (30 to 50)",
         "learner: lost by a save every 50 steps, %": "2.5 (1 to 4)   goal < 3",
         "learner: on disk / arrays": "1.02 (1.02 to 1.02)   goal <= 1.05",
         "learner: lost with every_seconds=60, %": "0.417 (0.167 to 0.667)   goal < 0.5",
