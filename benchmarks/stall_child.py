@@ -5,7 +5,8 @@ It prints one line of JSON. A run saves every `2 * window` steps; what lies betw
 with a save at its beginning and one without. `with` and `without` are their seconds, pair by pair; `held` how long the
 loop was held by the save, `next` how much longer than usual by the next five dispatches, `stretched` how much later the
 fifth step ended. `step` and `copy` are what a usual step and a copy of the state take; `disk` and `arrays` are bytes.
-`work` is how many seconds of its processors a save cost the process more. The first save of a process is not counted: it makes what all the later ones use.
+`work` is the seconds of its processors that a save costs the process. The first save of a process is not counted: it
+makes what all the later ones use.
 
 For `start` and `resume` it is `first` alone: the seconds from where the model is made to the end of the first step.
 """
