@@ -93,7 +93,7 @@ def report(name: str, rounds: list[Round]) -> list[str]:
     """The lines about a size."""
     size, arrays = SIZES[name], rounds[0]["learner"]["arrays"]
     lines = [
-        f"\n{name}: 163 arrays of {arrays / 1e6:.1f} MB, batches of {size.batch} x 128, {size.window} steps a window"
+        f"\n{name}: a state of {arrays / 1e6:.1f} MB, {size.batch} x 128 characters a step, windows of {size.window} steps"
     ]
     for row in rows_of(size.window):
         values = [value for each_round in rounds for value in row.values(each_round)]

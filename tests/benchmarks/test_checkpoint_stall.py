@@ -56,7 +56,8 @@ def test_the_report(benchmarks):
     hand = {**ours, "held": [0.04, 0.06], "with": [10.5, 10.5], "disk": 1010}
     first = {"learner": ours, "hand": hand, "start": {"first": 2.0}, "resume": {"first": 2.75}}
     second = {**first, "learner": {**ours, "with": [10.1, 10.3]}, "resume": {"first": 2.25}}
-    lines = stall.report("10 MB", [first, second])
+    title, *lines = stall.report("10 MB", [first, second])
+    assert title == "\n10 MB: a state of 0.0 MB, 16 x 128 characters a step, windows of 50 steps"
     for label, numbers in {
         "a step, ms": "200 (200 to 200)",
         "a copy of the state, ms": "3 (3 to 3)",
