@@ -91,9 +91,9 @@ def rows_of(window: int) -> list[Row]:
 
 def report(name: str, rounds: list[Round]) -> list[str]:
     """The lines about a size."""
-    size, arrays = SIZES[name], rounds[0]["learner"]["arrays"]
+    size, megabytes = SIZES[name], rounds[0]["learner"]["arrays"] / 1e6
     lines = [
-        f"\n{name}: a state of {arrays / 1e6:.1f} MB, {size.batch} x 128 characters a step, windows of {size.window} steps"
+        f"\n{name}: a state of {megabytes:.1f} MB, {size.batch} x 128 characters a step, {size.window} steps a window"
     ]
     for row in rows_of(size.window):
         values = [value for each_round in rounds for value in row.values(each_round)]

@@ -57,7 +57,7 @@ def test_the_report(benchmarks):
     first = {"learner": ours, "hand": hand, "start": {"first": 2.0}, "resume": {"first": 2.75}}
     second = {**first, "learner": {**ours, "with": [10.1, 10.3]}, "resume": {"first": 2.25}}
     title, *lines = stall.report("10 MB", [first, second])
-    assert title == "\n10 MB: a state of 0.0 MB, 16 x 128 characters a step, windows of 50 steps"
+    assert title == "\n10 MB: a state of 0.0 MB, 16 x 128 characters a step, 50 steps a window"
     for label, numbers in {
         "a step, ms": "200 (200 to 200)",
         "a copy of the state, ms": "3 (3 to 3)",
