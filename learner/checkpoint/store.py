@@ -11,6 +11,7 @@ newest step.
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import os
 import re
@@ -26,7 +27,8 @@ from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refus
 from learner.checkpoint.options import Retention
 from learner.errors import LearnerError
 
-ITEMS = ("model", "optim", "scheduler", "progress", "in_flight")
+ITEMS = ("model", "optim", "scheduler", "in_flight")
+PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
 FORMAT = 1  # of the item `progress` and of the manifest
 FACTS = ("ends_epoch", "score", "at_stop", "higher_is_better")  # of `progress`, in the manifest too
 UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
@@ -78,8 +80,7 @@ class CheckpointStore:
     @functools.cached_property
     def _orbax(self) -> Any:
         ocp = self._ocp
-        arrays = {name: ocp.StandardCheckpointHandler() for name in ITEMS if name != "progress"}
-        handlers = {**arrays, "progress": ocp.JsonCheckpointHandler()}
+        handlers = {name: ocp.StandardCheckpointHandler() for name in ITEMS}
         return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
 
     @functools.cached_property
@@ -169,9 +170,13 @@ class CheckpointStore:
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
         with _quiet():
-            self._orbax.save(place, args=args.Composite(progress=args.JsonSave(dict(progress)), **parts))
+            self._orbax.save(place, args=args.Composite(**parts))
+        path = place / PROGRESS
+        path.parent.mkdir()
+        path.write_text(json.dumps(progress, allow_nan=False))
 
     def _discard_partial(self, step: int) -> None:
+        self.close()  # waits for the threads that write the other items
         for place in self._path.glob(f"{step}.*") if self._path.exists() else ():
             if self._is_local and UNFINISHED.fullmatch(place.name):
                 shutil.rmtree(place, ignore_errors=True)
@@ -213,10 +218,7 @@ class CheckpointStore:
     def progress(self, step: int) -> dict[str, Any]:
         """The JSON item of a checkpoint."""
         self.verify(step)
-        args = self._ocp.args
-        with _quiet():
-            restored = self._orbax.restore(self.path(step), args=args.Composite(progress=args.JsonRestore()))
-        progress = dict(restored["progress"])
+        progress: dict[str, Any] = json.loads((self.path(step) / PROGRESS).read_text())
         if progress.get("format", FORMAT) > FORMAT:
             raise LearnerError(f"the checkpoint {self.path(step)} was made by a newer version of learner")
         return progress
@@ -300,9 +302,10 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Gives Orbax's threads back."""
-        if "_orbax" in vars(self):
+        orbax = vars(self).pop("_orbax", None)
+        if orbax is not None:
             with _quiet():
-                self._orbax.close()
+                orbax.close()
 
 
 def _abstract(item: Any) -> Any:
