@@ -102,6 +102,7 @@ class Run:
     warn: Callable[[str], None]
     asked: Asked
     grouping: Mapping[str, int | None]
+    made_with: Mapping[str, Any]
     store: CheckpointStore | None = None
     saver: Saver | None = None
     skipped_before: bool = False  # whether a step was, as it was not finite
@@ -423,6 +424,7 @@ class Run:
             "epoch_values": self.worker.epoch_values,
             "config": self.options.config_text,
             "made_on": fingerprint(),
+            "made_with": self.made_with,
             **known,
         }
         further = {}

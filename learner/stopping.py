@@ -94,7 +94,8 @@ class MetricEarlyStopping:
 
     def get_state(self) -> dict[str, Any]:
         """For a checkpoint, as JSON can hold it."""
-        return {"best": self._best.best, "without": self._without, "seen": self._seen}
+        monitor = self._best.monitor
+        return {"monitor": monitor, "best": self._best.best, "without": self._without, "seen": self._seen}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `get_state` was."""

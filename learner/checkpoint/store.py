@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from learner.checkpoint.items import flat, refuse_differences
+from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refuse_damage, write_manifest
 from learner.checkpoint.options import Retention
 from learner.errors import LearnerError
@@ -31,6 +32,7 @@ ITEMS = ("model", "optim", "scheduler", "in_flight")
 PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
 FORMAT = 1  # of the item `progress` and of the manifest
 FACTS = ("ends_epoch", "score", "at_stop", "higher_is_better")  # of `progress`, in the manifest too
+MOST_PACKED = 10_000  # times: as much as compression could save
 UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
 
 
@@ -223,6 +225,13 @@ class CheckpointStore:
             raise LearnerError(f"the checkpoint {self.path(step)} was made by a newer version of learner")
         return progress
 
+    def differences(self, step: int, items: Mapping[str, Any]) -> list[str]:
+        """The arrays of the named items in which a checkpoint differs from those given, a line for each."""
+        self.verify(step)
+        with _quiet():
+            metadata = self._metadata(step)
+        return differences(flat({name: metadata[name].tree for name in items}), flat(items))
+
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
         """The named items with the shapes, dtypes and shardings of the arrays given in `items`.
 
@@ -244,8 +253,17 @@ class CheckpointStore:
             return None
         with _quiet():
             saved = self._metadata(step)["in_flight"].tree
+            self._refuse_claims(step, saved)
             args = self._ocp.args.Composite(in_flight=self._ocp.args.StandardRestore(_abstract(saved)))
             return dict(self._orbax.restore(self.path(step), args=args)["in_flight"])
+
+    def _refuse_claims(self, step: int, tree: Any) -> None:
+        """What is in flight has the shapes that the checkpoint says, so it may not claim more than it could hold."""
+        place = self.path(step) / "in_flight"
+        held = sum(path.stat().st_size if self._is_local else path.stat().length for path in place.rglob("*"))
+        claimed = sum(int(np.prod(x.shape, dtype=object)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+        if claimed > MOST_PACKED * held:
+            raise LearnerError(f"{place} claims to hold {claimed} bytes in files of {held}: it is not what a run saved")
 
     def _metadata(self, step: int) -> Any:
         return self._orbax.metadata(self.path(step)).item_metadata
