@@ -1,5 +1,6 @@
 """The parts of one run, and what its loop does with them."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import logging
@@ -18,6 +19,7 @@ from learner.errors import LearnerError, NonFiniteError
 from learner.events import EpochStarted, Saved
 from learner.journal import encode
 from learner.loggers.files import RunFiles
+from learner.memory import CHECKPOINT, RoomFor
 from learner.options import Options
 from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
@@ -119,7 +121,9 @@ class Run:
         """What is left to train, from the position on."""
         p = self.position
         stopped = lambda: self.stop_reason() is not None  # noqa: E731
-        return self.train_feeder.open(p.epoch, p.batch, p.step, self.options.num_epochs, stopped, self.data_state)
+        given = p.epoch, p.batch, p.step, self.options.num_epochs, stopped, self.data_state
+        with contextlib.closing(self.train_feeder.open(*given)) as dispatches, RoomFor("train"):  # type: ignore[type-var]
+            yield from dispatches
 
     def limit(self, step: int) -> int:
         """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
@@ -137,7 +141,8 @@ class Run:
             self.announced = dispatch.epoch
             self.worker.put(EpochStarted(self.clock(), dispatch.epoch, self.steps_per_epoch))
         self.worker.take_off()
-        values = self.runner.train(self.tally, dispatch)
+        with RoomFor("train"):
+            values = self.runner.train(self.tally, dispatch)
         first = p.step + 1
         p.advance(dispatch)
         self.data_state = dispatch.data_state
@@ -157,7 +162,9 @@ class Run:
     def close_train(self) -> None:
         """The train split's values over the epoch; its metrics begin anew."""
         p = self.position
-        self.worker.put(Closed("train", p.epoch, p.step, None, self.runner.values("train", self.tally)))
+        with RoomFor("train"):
+            values = self.runner.values("train", self.tally)
+        self.worker.put(Closed("train", p.epoch, p.step, None, values))
         self.tally = self.runner.start("train")
 
     # -- validation ----------------------------------------------------------------------------------------------------
@@ -172,7 +179,8 @@ class Run:
         """Every validation split. It reads the state and changes nothing."""
         p = self.position
         for split, feeder in self.valid_feeders.items():
-            validate(self.runner, feeder, self.worker, split, self.valid_batches[split], p.epoch, p.step, at_step)
+            with RoomFor(split):
+                validate(self.runner, feeder, self.worker, split, self.valid_batches[split], p.epoch, p.step, at_step)
         self.validated_step = p.step
 
     def decide(self) -> None:
@@ -331,8 +339,9 @@ class Run:
           at_stop: whether it is made because the run stops here, rather than because one was due.
         """
         p = dataclasses.replace(self.position)
-        state = self.runner.copy(self.runner.state)
-        metrics = self.runner.copy(self.tally.metrics) if p.batch else None
+        with RoomFor(CHECKPOINT):
+            state = self.runner.copy(self.runner.state)
+            metrics = self.runner.copy(self.tally.metrics) if p.batch else None
         decisions = {
             "data": self.data_state,
             "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
@@ -347,7 +356,9 @@ class Run:
     def _complete_save(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> None:
         """On the worker's thread, in order: history and log lengths are those of the position."""
         assert self.saver is not None
-        if int(np.asarray(state.extra["nonfinite"])[0]) > 0:
+        with RoomFor(CHECKPOINT):
+            nonfinite = int(np.asarray(state.extra["nonfinite"])[0]) > 0
+        if nonfinite:
             self.asked_at.pop(p.step)
             return
         assert int(state.step) == p.step, f"the loop counted {p.step} steps, the device {int(state.step)}"
