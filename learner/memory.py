@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-import jax
 from jax.errors import JaxRuntimeError
 
+from learner.data.feed import BUFFER_BYTES, bytes_of
 from learner.errors import OutOfMemoryError
 from learner.steps.state import named_leaves
 from learner.steps.step import rows_of
@@ -52,7 +52,7 @@ class Needs:
       state: the bytes of the state.
       accumulate: micro-batches per step.
       can_accumulate: whether there may be more of them.
-      steps: how many steps of a split are dispatched at once, at most.
+      steps: for how many steps of a split the batches lie in one buffer; 1: there is none.
     """
 
     firsts: Mapping[str, PyTree]
@@ -78,19 +78,24 @@ class Needs:
         if part == CHECKPOINT:
             parts.append(f"A save needs room for a copy of the state, {_size(self.state)}.")
         parts.append(self._advice(split))
-        if self.steps.get(split, 1) > 1:
-            parts.append("steps_per_dispatch(1) keeps the batches of fewer steps on the device.")
+        if self._buffered(split) > BUFFER_BYTES:  # it has this size only if it was asked for
+            parts.append("Set a smaller number of steps_per_dispatch, or none: the buffers become smaller.")
         return " ".join(parts)
 
     def _facts(self, split: str) -> str:
         first = self.firsts[split]
         arrays = ", ".join(f"{name or 'array'}: {x.dtype}{list(x.shape)}" for name, x in named_leaves(first).items())
-        rows = f"{rows_of(first)} rows ({arrays}, {_size(sum(x.nbytes for x in jax.tree.leaves(first)))})"
+        rows = f"{rows_of(first)} rows ({arrays}, {_size(bytes_of(first))})"
         groups = f"A step has {_count(self.accumulate, 'micro-batch', 'micro-batches')} of"
         facts = [f"{groups if split == 'train' else 'A batch has'} {rows}"]
-        if (steps := self.steps.get(split, 1)) > 1:
-            facts.append(f"up to {steps} {'steps' if split == 'train' else 'batches'} are dispatched at once")
+        if buffered := self._buffered(split):
+            kind = "steps" if split == "train" else "batches"
+            facts.append(f"a buffer of {self.steps[split]} {kind} takes {_size(buffered)}")
         return ", ".join(facts) + f", and the state of the run takes {_size(self.state)}."
+
+    def _buffered(self, split: str) -> int:
+        steps, each = self.steps.get(split, 1), bytes_of(self.firsts[split])
+        return 0 if steps == 1 else steps * each * (self.accumulate if split == "train" else 1)
 
     def _advice(self, split: str) -> str:
         if split != "train":
@@ -132,7 +137,7 @@ def _what(part: str) -> str:
 
 def _said(error: BaseException) -> str:
     line = str(error).partition(f"{MARK}: ")[2].partition("\n")[0].rstrip(".") or MARK
-    return f"The device says: {line if len(line) <= 200 else line[:200] + ' ...'}."
+    return f"The device says: {line + '.' if len(line) <= 200 else line[:200] + '...'}"
 
 
 def _size(size: float) -> str:

@@ -127,7 +127,7 @@ def _started(
     how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
     plan.loop = how.loop
     needs = Needs(inputs.firsts, bytes_of(state), options.accumulate, start.step.update is None)
-    needs.steps["train"] = how.buffer if how.loop else 1
+    needs.steps["train"] = plan.buffer if how.loop and not feeder.resident else 1
     _log_dispatch(log, "train", how)
     pace = Pace(compilations=lambda: times.count)
     valid_feeders = {}
@@ -135,7 +135,7 @@ def _started(
         valid_feeders[split], valid_plan = feeder_for(inputs, split, strategy, options, warn)
         how = decide_dispatch(runner, valid_feeders[split], valid_plan, options, "valid", strategy)
         valid_plan.loop, valid_plan.limit = how.loop, lambda step: pace.steps
-        needs.steps[split] = how.buffer if how.loop else 1
+        needs.steps[split] = valid_plan.buffer if how.loop and not valid_feeders[split].resident else 1
         _log_dispatch(log, split, how)
     if cache:
         log.info("compilations are kept in %s", cache)
