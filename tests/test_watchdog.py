@@ -16,7 +16,8 @@ from runs import STEPS, batches, bits, build_line, journal_of, quiet, saved_step
 
 import learner
 from learner.cli.main import main
-from learner.events import Message
+from learner.data.feed import Ahead
+from learner.events import Listener, Message
 from learner.loggers import MemoryLogger
 from learner.watchdog import EXIT, Watchdog, stacks
 
@@ -181,8 +182,8 @@ def own_logger(stall):
 
 
 def hanging(stall, *epochs):
-    """Data whose loader hangs before the third batch of some epochs; the first look at it is not one."""
-    passes = iter(range(100))
+    """Data whose loader hangs before the third batch of some epochs."""
+    passes = iter(range(1, 100))
 
     def the_loader():
         number = next(passes)
@@ -192,10 +193,6 @@ def hanging(stall, *epochs):
             yield batch
 
     return the_loader
-
-
-def fit(directory, data, **options):
-    return build_line(quiet(directory, saves=True).num_epochs(2)).fit(data)
 
 
 def test_a_loader_that_hangs_and_goes_on(tmp_path, monkeypatch):
@@ -221,23 +218,19 @@ def test_a_loader_that_hangs_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_in_the_log(tmp_path, monkeypatch):
-    """The file, before the first step; a hook of the first epoch lets it go on."""
+    """A hook that hangs, in the middle of the main thread."""
     stall = Stall(tmp_path / "run", monkeypatch)
-    log = tmp_path / "run/experiment.log"
-    report = Watchdog._report if hasattr(Watchdog, "_report") else None
-    assert report is None
-    builder = quiet(tmp_path / "run").watchdog(1)
-    plain = learner.session._stalled
 
-    def stalled(log, warn):
-        told = plain(log, warn)
-        return lambda text, stacks: (told(text, stacks), stall.reported())
+    class Shown(Listener):
+        def on_event(self, event):
+            if isinstance(event, Message):
+                stall.reported()
 
-    monkeypatch.setattr("learner.session._stalled", stalled)
-    build_line(builder.every(steps=STEPS, fn=lambda info, model: stall.hang_here())).fit(batches())
-    text = log.read_text()
-    assert len(re.findall(r"^\S+ \S+ WARNING no step ended for 1 s; the stacks", text, re.MULTILINE)) == 1
-    assert re.search(r"in call_hooks\n", text)
+    builder = quiet(tmp_path / "run").watchdog(1).metric_loggers(Shown())
+    build_line(builder.on_epoch_end(lambda info, model: stall.hang_here())).fit(batches())
+    text = (tmp_path / "run/experiment.log").read_text()
+    assert len(re.findall(r"^\S+ \S+ WARNING no step ended for 1 s; the stacks of all", text, re.MULTILINE)) == 1
+    assert re.search(r"thread MainThread:\n(  .*\n)*  .* in call_hooks\n(  .*\n)*  .* in hang_here\n", text)
 
 
 def test_the_run_ends(tmp_path, monkeypatch):
@@ -253,10 +246,18 @@ def test_the_run_ends(tmp_path, monkeypatch):
                 return
             yield batch
 
+    close = Ahead.close
+
+    def closing(ahead):
+        """The thread of such data would be waited for, for some seconds."""
+        ahead._closed.set()
+        stuck.set()
+        close(ahead)
+
+    monkeypatch.setattr(Ahead, "close", closing)
     logger, _ = own_logger(stall)
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2).steps_per_dispatch(1).application_logger(logger)
     result = build_line(builder.watchdog(1, then="end")).fit(never)
-    stuck.set()
     assert result.stopped_by == "watchdog: no step ended for 1 s"
     last = journal_of(tmp_path / "run")[-1]
     assert (last["event"], last["stopped_by"]) == ("stop", result.stopped_by)
@@ -268,13 +269,19 @@ def test_the_run_ends(tmp_path, monkeypatch):
 
 
 def test_validation_counts(tmp_path, monkeypatch):
-    """Time that passes with every batch of a validation, and nowhere else, is no stall."""
-    now = [0.0]
-    monkeypatch.setattr("learner.session.Watchdog", partial(Watchdog, clock=lambda: now[0]))
-    pace = learner.session.Pace()
-    assert pace.ended == 0
-    pace.measured(3, 0.1)
-    assert pace.ended == 3
+    """Every batch that ends is progress: a run of which nothing is read has made none, this one has made them all."""
+    counts = []
+
+    class Counting(Watchdog):
+        def __init__(self, seconds, ended, *rest):
+            super().__init__(seconds, ended, *rest)
+            counts.append(ended)
+
+    monkeypatch.setattr("learner.session.Watchdog", Counting)
+    seen = []
+    builder = quiet(tmp_path / "run").watchdog(3600).on_epoch_end(lambda info, model: seen.append(counts[0]()))
+    build_line(builder.num_epochs(2)).fit(batches(), batches(8))
+    assert seen == [STEPS + 3, 2 * (STEPS + 3)]
 
 
 # -- a process that nothing else ends ----------------------------------------------------------------------------------
@@ -291,6 +298,8 @@ learner.session.Watchdog = functools.partial(Watchdog, clock=lambda: time.monoto
 
 def in_c(info, model):
     if info.step == 5 and not os.path.exists("over"):
+        while not os.path.exists("run/checkpoint/3"):  # made by another thread
+            stuck.wait(0.01)
         stuck.set()
         os.read(os.pipe()[0], 1)  # what nobody writes
 """

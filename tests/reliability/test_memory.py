@@ -18,7 +18,7 @@ from learner.metrics import CollectingMetric
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 SAVED = 4
-NO_ROOM = r"The device says: Out of memory allocating 4398046\d{6} bytes\."
+NO_ROOM = r"The device says: Out of memory allocating \d{13} bytes\."
 BATCH_OF_4 = re.escape("4 rows (t: float32[4, 1], x: float32[4, 3], y: int32[4], 80 bytes)")
 
 
@@ -153,7 +153,10 @@ def test_in_a_metric(tmp_path):
 
 def test_in_the_copy_of_a_save(tmp_path, monkeypatch):
     """The state of a run that has room for one of them."""
-    copied = lambda tree: jax.tree.map(lambda x: x + greedy(jnp.float32(1)).astype(x.dtype), tree)  # noqa: E731
+
+    def copied(tree):
+        return jax.tree.map(lambda x: x + greedy(x.ravel()[0]) if x.dtype == jnp.float32 else jnp.copy(x), tree)
+
     monkeypatch.setattr("learner.runner._copied", copied)
     error = fails(build(tmp_path / "run").fit, batches(rows=ROWS))
     assert error.part == "checkpoint"
@@ -209,7 +212,7 @@ def test_the_inner_part_is_named():
     with pytest.raises(OutOfMemoryError) as caught, RoomFor("train"), RoomFor("valid"):
         raise JaxRuntimeError("RESOURCE_EXHAUSTED: " + "x" * 300)
     assert caught.value.part == "valid"
-    assert str(caught.value) == f"out of memory in the validation 'valid'. The device says: {'x' * 200} ...."
+    assert str(caught.value) == f"out of memory in the validation 'valid'. The device says: {'x' * 200}..."
 
 
 def test_it_is_a_learner_error():
