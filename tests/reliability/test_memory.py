@@ -12,13 +12,15 @@ from jax.errors import JaxRuntimeError
 from runs import ROWS, STEPS, batches, bits, build_line, journal_of, line, line_step, quiet, saved_steps, shuffled
 
 from learner import LearnerError, OutOfMemoryError
+from learner.history import History
 from learner.memory import Needs, RoomFor, explained
 from learner.metrics import CollectingMetric
+from learner.worker import Call, Made, Pace, Worker
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 SAVED = 4
-NO_ROOM = r"The device says: Out of memory allocating \d{13} bytes\."
+NO_ROOM = r"The device says: Out of memory allocating \d{13,14} bytes\."
 BATCH_OF_4 = re.escape("4 rows (t: float32[4, 1], x: float32[4, 3], y: int32[4], 80 bytes)")
 
 
@@ -107,6 +109,43 @@ def test_a_validation_before_a_training_step(tmp_path):
     change = lambda builder: builder.valid_every(steps=2)  # noqa: E731
     run = build(tmp_path / "run", greedy_step(2), greedy_step(10), change)
     assert fails(run.fit, batches(rows=ROWS), batches(10, 20)).part == "valid"
+
+
+def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
+    """The loop may hear of it first."""
+    workers, failed = [], threading.Event()
+
+    class Seen(Worker):
+        def __init__(self, *rest):
+            super().__init__(*rest)
+            workers.append(self)
+
+    def valid_step(model, batch):
+        while workers and workers[0].failure is None:
+            failed.wait(0.01)
+        if workers:  # while the program is made, in the run
+            raise JaxRuntimeError("RESOURCE_EXHAUSTED: there is no room for what follows either")
+        return line_step(model, batch)
+
+    monkeypatch.setattr("learner.session.Worker", Seen)
+    change = lambda builder: builder.valid_every(steps=1).steps_per_dispatch(1)  # noqa: E731
+    error = fails(build(tmp_path / "run", greedy_step(4), valid_step, change).fit, batches(), batches(8))
+    assert error.part == "train"
+    assert re.search(NO_ROOM, str(error))
+    assert error.__cause__ is workers[0].failure.__cause__
+
+
+def test_splits_that_are_read_together():
+    none, held = jax.jit(greedy)(jnp.float32(1)), threading.Event()
+    worker = Worker({}, None, History(), (), Pace())
+    worker.put(Call(lambda: held.wait(60)))
+    for split, values in (("train", jnp.zeros(3)), ("valid", none), ("train", none)):
+        worker.put(Made(split, 1, 1, 1, 1, 1, 1, 1, values))
+    held.set()
+    with pytest.raises(OutOfMemoryError) as caught:
+        worker.wait()
+    assert caught.value.part == "valid"
+    worker.close()
 
 
 @pytest.mark.parametrize("dispatch", [1, 40])
