@@ -150,6 +150,9 @@ class Learner:
 
         Raises:
           LearnerError: something is wrong with the input; nothing was compiled or written then.
+          NonFiniteError: the numbers went wrong; see `LearnerBuilder.on_nonfinite`.
+          OutOfMemoryError: the device had no room for a step, a validation or the copy that a checkpoint is made from;
+            it comes from the error of JAX and says what to set. The checkpoints before it are as they were.
           SystemExit: with the code 143, after SIGTERM and the checkpoint that it asks for; see
             `LearnerBuilder.on_sigterm`.
         """

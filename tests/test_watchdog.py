@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 from functools import partial
 from pathlib import Path
 
@@ -282,6 +283,36 @@ def test_validation_counts(tmp_path, monkeypatch):
     builder = quiet(tmp_path / "run").watchdog(3600).on_epoch_end(lambda info, model: seen.append(counts[0]()))
     build_line(builder.num_epochs(2)).fit(batches(), batches(8))
     assert seen == [STEPS + 3, 2 * (STEPS + 3)]
+
+
+def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
+    """Of a run that ended in order, which a scheduler starts anew all the same."""
+    over, hanging, now = threading.Event(), threading.Event(), [0.0]
+
+    def clock():
+        now[0] += 1000.0 * hanging.is_set()
+        return now[0]
+
+    def made(seconds, ended, report, stop):
+        return Watchdog(seconds, ended, report, lambda reason: (stop(reason), over.set()), clock)
+
+    def hook(info, model):
+        if info.step == 2:
+            hanging.set()
+            assert over.wait(SECONDS)
+            hanging.clear()
+
+    module = types.ModuleType("hanging")
+    module.hook = hook
+    monkeypatch.setitem(sys.modules, "hanging", module)
+    monkeypatch.setattr("learner.session.Watchdog", made)
+    monkeypatch.chdir(tmp_path)
+    config = CONFIG | {"watchdog": {"seconds": 1, "then": "end"}, "every": {"steps": 1, "fn": "hanging.hook"}}
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "config.yaml"]) == EXIT
+    assert capsys.readouterr() == ("", "learner: interrupted; go on with: learner resume run\n")
+    assert journal_of("run")[-1]["stopped_by"] == "watchdog: no step ended for 1 s"
+    assert saved_steps("run") == [2]
 
 
 # -- a process that nothing else ends ----------------------------------------------------------------------------------
