@@ -16,6 +16,7 @@ from learner.errors import LearnerError
 from learner.loggers.appended import replace
 from learner.renderers.summary import heading
 from learner.signals import TERMINATED
+from learner.watchdog import EXIT
 
 RESUME = """\
 usage: learner resume DIR [--KEY=VALUE ...]
@@ -128,7 +129,7 @@ def _mend(path: Path) -> None:
 
 
 def _train(config: Config) -> int:
-    """Runs it. After Ctrl-C the exit code is 130, after SIGTERM 143."""
+    """Runs it. After Ctrl-C the exit code is 130, after SIGTERM 143, after `watchdog` 75."""
     before = read_summary(Path(config.directory)) if config.resumes else None
     try:
         result = config.learner().fit()
@@ -141,8 +142,9 @@ def _train(config: Config) -> int:
     if before is not None and result.summary == before:
         print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
         return 0
-    codes = {"ctrl-c": 130, "sigterm": TERMINATED}
-    return _interrupted(config.directory, codes[result.stopped_by]) if result.stopped_by in codes else 0
+    codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
+    reason = result.stopped_by.partition(":")[0]
+    return _interrupted(config.directory, codes[reason]) if reason in codes else 0
 
 
 def _interrupted(directory: str, code: int = 130) -> int:
