@@ -91,7 +91,7 @@ def opened(start: Start) -> Iterator[Run]:
     position = Position() if start.restored is None else start.restored.position
     with contextlib.ExitStack() as stack:
         stack.callback(close_application_log, log)
-        stack.callback(files.close)
+        stack.push(_without_hiding(files.close))
         outlets: list[Outlet] = []
         warn = _warner(log, outlets)
         outlets += [Outlet(listener, warn) for listener in _listeners(options)]
@@ -291,6 +291,16 @@ def _listeners(options: Options) -> list[Listener]:
 def _close(outlets: list[Outlet], seconds: float | None) -> None:
     for outlet in outlets:
         outlet.close(5.0 if seconds is None else seconds)
+
+
+def _without_hiding(close: Callable[[], None]) -> Callable[..., None]:
+    """Closes; where an error is on its way already, that is the one that comes out."""
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+            close()
+
+    return leave
 
 
 def _closing(close: Callable[[float | None], None]) -> Callable[..., None]:
