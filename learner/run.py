@@ -363,6 +363,7 @@ class Run:
             "score": point.value if point is not None and scored else None,
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
             "history": self.worker.history.to_json(),
+            "host_metrics": self.worker.host_states(),
             "log": self.files.position(),
             "config": self.options.config_text,
             "made_on": fingerprint(),

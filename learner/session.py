@@ -29,6 +29,7 @@ from learner.start import (
     make_runner,
     monitor_of,
     open_store,
+    restore_host_metrics,
     rows_in_flight,
     tally_in_flight,
 )
@@ -135,6 +136,7 @@ def _started(
         log.info("compilations are kept in %s", cache)
     splits = ["train", *inputs.valid]
     metrics = {split: options.metrics_of(split) for split in splits}
+    restore_host_metrics(restored, metrics)
     collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
     history = History() if restored is None else History.from_json(restored.progress["history"])
     saver = None

@@ -5,7 +5,7 @@ import dataclasses
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from learner.checkpoint.options import CheckpointOptions
 from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
 from learner.errors import LearnerError
 from learner.inputs import Inputs, default_monitor, direction_of
-from learner.metrics.base import CollectingMetric
+from learner.metrics.base import CollectingMetric, HostMetric, MetricBase
 from learner.options import Options
 from learner.run import Position
 from learner.runner import Runner, Tally
@@ -204,6 +204,15 @@ def rows_in_flight(
             rows = [np.asarray(columns[str(i)]) for i in range(len(columns))]
             held.setdefault(split, {})[names[split][int(index)]] = [rows]
     return held
+
+
+def restore_host_metrics(restored: Restored | None, metrics: Mapping[str, Sequence[MetricBase]]) -> None:
+    """Metrics on the host (by split) go on with what they kept in the checkpoint."""
+    kept = {} if restored is None else restored.progress.get("host_metrics", {})
+    for split, of_split in metrics.items():
+        for metric in of_split:
+            if isinstance(metric, HostMetric) and metric.name in kept.get(split, {}):
+                metric.set_state(kept[split][metric.name])
 
 
 def make_runner(step: Step, state: TrainState, strategy: Strategy) -> Runner:
