@@ -387,10 +387,12 @@ class Run:
 
     def not_saved(self, progress: Mapping[str, Any], error: Exception) -> None:
         """On the saver's thread: a checkpoint could not be written, and the run goes on."""
+        assert self.store is not None
         step = progress["step"]
         self.asked_at.pop(step, None)
-        self.warn(f"the checkpoint of step {step} could not be written, and training goes on: {error!r}")
-        self.log.debug("the traceback:", exc_info=error)
+        what = f"could not be written to {self.store.path(step)}, and training goes on: {type(error).__name__}: {error}"
+        self.warn(f"the checkpoint of step {step} {what}")
+        self.log.info("the traceback:", exc_info=error)
 
 
 def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:
