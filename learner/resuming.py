@@ -1,7 +1,7 @@
 """Going on with a run: a checkpoint is read, compared with what the learner is now, and given back."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from learner.errors import LearnerError, one_error
 from learner.history import History
 from learner.inputs import Inputs
 from learner.loggers.cut import refuse_position
-from learner.metrics.base import CollectingMetric, Metric
+from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
 from learner.options import Options
 from learner.run import Position, fingerprint
 from learner.runner import Runner, Tally
@@ -189,6 +189,7 @@ PROGRESS: dict[str, Callable[[Any], bool]] = {
     "history": _is(dict),
     "log": _is(dict),
     "epoch_values": _is(dict),
+    "host_metrics": lambda x: isinstance(x, dict) and all(map(_is(dict), x.values())),
     "early_stopping": lambda x: isinstance(x, list) and all(map(_is(dict), x)),
     "plateau": _optional(_is(dict)),
     "stopped": _optional(_is(str)),
@@ -322,6 +323,15 @@ def rows_in_flight(
             rows = [np.asarray(columns[str(i)]) for i in range(len(columns))]
             held.setdefault(split, {})[names[split][int(index)]] = [rows]
     return held
+
+
+def restore_host_metrics(restored: Restored | None, metrics: Mapping[str, Sequence[MetricBase]]) -> None:
+    """Metrics on the host (by split) go on with what they kept in the checkpoint."""
+    kept = {} if restored is None else restored.progress["host_metrics"]
+    for split, of_split in metrics.items():
+        for metric in of_split:
+            if isinstance(metric, HostMetric) and metric.name in kept.get(split, {}):
+                metric.set_state(kept[split][metric.name])
 
 
 def _same_metrics(restored: Restored, options: Options) -> bool:

@@ -433,6 +433,7 @@ class Run:
             "history": self.worker.history.to_json(),
             "log": self.logs_before if p.due else self.files.position(),
             "epoch_values": self.worker.epoch_values,
+            "host_metrics": self.worker.host_states(),
             "config": self.options.config_text,
             "made_on": fingerprint(),
             "made_with": self.made_with,
@@ -456,10 +457,12 @@ class Run:
 
     def not_saved(self, progress: Mapping[str, Any], error: Exception) -> None:
         """On the saver's thread: a checkpoint could not be written, and the run goes on."""
+        assert self.store is not None
         step = progress["step"]
         self.asked_at.pop(step, None)
-        self.warn(f"the checkpoint of step {step} could not be written, and training goes on: {error!r}")
-        self.log.debug("the traceback:", exc_info=error)
+        what = f"could not be written to {self.store.path(step)}, and training goes on: {type(error).__name__}: {error}"
+        self.warn(f"the checkpoint of step {step} {what}")
+        self.log.info("the traceback:", exc_info=error)
 
 
 def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:

@@ -26,6 +26,7 @@ from learner.resuming import (
     changes,
     grouping_of,
     made_with,
+    restore_host_metrics,
     rows_in_flight,
     set_stopping,
     tally_in_flight,
@@ -155,6 +156,7 @@ def _started(
         log.info("compilations are kept in %s", cache)
     splits = ["train", *inputs.valid]
     metrics = {split: options.metrics_of(split) for split in splits}
+    restore_host_metrics(restored, metrics)
     collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
     history = History() if restored is None else History.from_json(restored.progress["history"])
     threads.enter_context(explained(needs, lambda: worker.failure))

@@ -249,6 +249,15 @@ class Worker:
         self._queue.put((None, False))
         self._thread.join(seconds)
 
+    def host_states(self) -> dict[str, dict[str, Any]]:
+        """What the metrics on the host want to be kept, by split and name. To be called on the worker's thread."""
+        states: dict[str, dict[str, Any]] = {}
+        for split, metrics in self._metrics.items():
+            for metric in metrics:
+                if isinstance(metric, HostMetric) and (state := metric.get_state()) is not None:
+                    states.setdefault(split, {})[metric.name] = state
+        return states
+
     # -- the worker's thread -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:

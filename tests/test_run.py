@@ -345,7 +345,8 @@ def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
     assert result.history["valid/Loss"] == [1.0, 9.0, 4.0, 9.0]
 
 
-def test_a_slow_disk_holds_up_nothing_and_gets_the_state_of_its_step(tmp_path, monkeypatch):
+def test_async_save_mutation(tmp_path, monkeypatch):
+    """A slow disk holds up nothing, and gets the state of its step: two epochs later, when its arrays were donated."""
     expected = build_line(quiet(tmp_path / "one", saves=True)).fit(batches())
     allowed, begun, save, trained = threading.Event(), threading.Event(), CheckpointStore.save, []
 
@@ -383,7 +384,7 @@ def fails_with(error, learner, *data):
 
 
 @pytest.mark.parametrize("when", [1, 2])
-def test_a_disk_that_fails_in_a_save(tmp_path, monkeypatch, when):
+def test_async_save_error_surfaces(tmp_path, monkeypatch, when):
     error, calls, save = OSError(28, "No space left on device"), [], CheckpointStore.save
 
     def failing_disk(self, step, items, progress):
@@ -395,6 +396,7 @@ def test_a_disk_that_fails_in_a_save(tmp_path, monkeypatch, when):
     monkeypatch.setattr(CheckpointStore, "save", failing_disk)
     builder = quiet(tmp_path / "run").num_epochs(50).with_file_checkpointer(keep_last=9)
     assert "failing_disk" in fails_with(error, build_line(builder), batches())
+    assert journal_of(tmp_path / "run")[-1]["step"] < 50 * STEPS
     assert calls == [STEPS * n for n in range(1, when + 1)]
     assert saved_steps(tmp_path / "run") == calls[:-1]
     assert journal_of(tmp_path / "run")[-1]["event"] == "error"
@@ -402,7 +404,7 @@ def test_a_disk_that_fails_in_a_save(tmp_path, monkeypatch, when):
     assert "failing_disk" in (tmp_path / "run" / "experiment.log").read_text()
 
 
-def test_a_disk_that_fails_in_the_last_save(tmp_path, monkeypatch):
+def test_async_save_error_surfaces_at_the_end(tmp_path, monkeypatch):
     error = OSError(28, "No space left on device")
 
     def failing_disk(self, step, items, progress):

@@ -92,19 +92,16 @@ class Retention:
     ) -> set[int]:
         """The steps that stay, of `{step: (epoch that it ends or None, value of the monitor or None)}`.
 
-        Those that were made only because a run was stopped (`at_stop`) count among the last as long as there is nothing
-        newer: a run that goes on keeps what it would have kept without the stop.
+        One that was made only because a run was stopped (`at_stop`) stays as long as there is nothing newer, and takes
+        nothing's place among the best: a run that goes on keeps what it would have kept without the stop.
         """
         steps = sorted(checkpoints)
         last = [step for step in steps if step not in at_stop or step == steps[-1]]
+        due = {step: checkpoints[step] for step in steps if step not in at_stop}
         sign = -1.0 if self.higher_is_better else 1.0
         scored = [
-            (sign * score, step)
-            for step, (_, score) in checkpoints.items()
-            if score is not None and not math.isnan(score)
+            (sign * score, step) for step, (_, score) in due.items() if score is not None and not math.isnan(score)
         ]
         best = [step for _, step in sorted(scored)[: self.best]]
-        every = [
-            s for s, (epoch, _) in checkpoints.items() if self.every and epoch is not None and epoch % self.every == 0
-        ]
+        every = [s for s, (epoch, _) in due.items() if self.every and epoch is not None and epoch % self.every == 0]
         return {*last[-self.last :], *best, *every}

@@ -162,7 +162,8 @@ class CheckpointStore:
                     self._remove(step)
                 place.rename(self.path(step))
                 _to_disk(self._path)
-        except BaseException:
+        except BaseException as error:
+            error.add_note(f"while writing the checkpoint {self.path(step)}")
             self._discard_partial(step)
             raise
         self._table[step] = facts

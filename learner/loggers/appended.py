@@ -49,6 +49,15 @@ class AppendedFile:
         finally:
             self.pending = [left.decode()] if left else []
 
+    def is_lost(self) -> bool:
+        """Whether it is open, and somebody removed or replaced it since: what is written would be in no directory."""
+        if self._descriptor is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return True
+
     def close(self) -> None:
         """Gives the descriptor back; the next write opens the file again."""
         if self._descriptor is not None:

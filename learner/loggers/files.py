@@ -104,8 +104,13 @@ class RunFiles:
             close_all(file for path, file in self._files.items() if path.startswith(f"{file_name(split)}/"))
 
     def journal(self, event: str, **fields: Any) -> None:
-        """Writes a line of `journal.jsonl`: the event's name, the time, and the fields."""
+        """Writes a line of `journal.jsonl`: the event's name, the time, and the fields.
+
+        Raises:
+          LearnerError: somebody removed the run's directory.
+        """
         self.flush()
+        self._refuse_loss()
         if self._journal is None:
             self._journal = self._open_journal()
         line = json.dumps(encode({"event": event, "time": self._clock(), **fields}), allow_nan=False)
@@ -150,7 +155,12 @@ class RunFiles:
         }
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes `summary.json`, whole or not at all."""
+        """Writes `summary.json`, whole or not at all.
+
+        Raises:
+          LearnerError: somebody removed the run's directory.
+        """
+        self._refuse_loss()
         self._directory.mkdir(parents=True, exist_ok=True)
         content = json.dumps(encode(summary), indent=2, allow_nan=False)
         replace(str(self._directory / "summary.json"), content.encode() + b"\n")
@@ -192,6 +202,7 @@ class RunFiles:
         split = os.path.dirname(relative)
         if split not in self._made_splits:
             refuse_special(f"{self._directory}/{split}")
+            self._refuse_loss()
             os.makedirs(f"{self._directory}/{split}", exist_ok=True)
             self._made_splits.add(split)
         if relative not in self._made_epochs:
@@ -203,6 +214,13 @@ class RunFiles:
             except FileNotFoundError:
                 raise LearnerError(f"{self._directory}/{split} was removed while the run was writing to it") from None
             self._made_epochs.add(relative)
+
+    def _refuse_loss(self) -> None:
+        if self._journal is not None and self._journal.is_lost():
+            raise LearnerError(
+                f"{self._journal.path} was removed while the run was writing to it, so its logs are lost: use another "
+                "directory, or find out what removes it"
+            )
 
     def _open_journal(self) -> AppendedFile:
         """The journal, without a last line that was torn when an earlier process was killed."""

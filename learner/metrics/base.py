@@ -154,6 +154,15 @@ class HostMetric(MetricBase, abc.ABC):
     def reset(self) -> None:
         """A new epoch begins."""
 
+    def get_state(self) -> Any:
+        """What a checkpoint keeps of it, as JSON can hold it: for a metric that is to count on where a run was
+        interrupted. `None`, as here: nothing.
+        """
+        return None
+
+    def set_state(self, state: Any) -> None:
+        """Goes on where `get_state` was. It is called before the first `update`."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -130,7 +130,9 @@ def test_nothing_that_should_stay_is_ever_removed_too_early(values, last, best, 
         pytest.param(2, {12: (2, None), 14: (None, None), 18: (3, None)}, {14}, {12, 18}, id="went on"),
         pytest.param(2, {12: (2, None), 14: (None, None), 15: (None, None)}, {14, 15}, {12, 15}, id="stopped again"),
         pytest.param(1, {12: (2, None), 14: (None, None)}, {14}, {14}, id="one"),
-        pytest.param(3, {6: (1, 0.1), 12: (2, 0.2), 14: (2, 0.05), 18: (3, 0.3)}, {14}, {6, 12, 14, 18}, id="best"),
+        pytest.param(1, {6: (1, 0.1), 12: (2, 0.2), 14: (None, 0.05)}, {14}, {6, 14}, id="better than the best"),
+        pytest.param(1, {6: (1, 0.1), 14: (None, 0.05), 18: (3, 0.3)}, {14}, {6, 18}, id="it was better than the best"),
+        pytest.param(1, {6: (1, 0.1), 12: (2, 0.2), 18: (3, 0.3)}, {12}, {6, 18}, id="at the end of a shorter run"),
     ],
 )
 def test_what_was_made_at_a_stop_passes(last, checkpoints, at_stop, kept):

@@ -21,6 +21,20 @@ def test_values_read_back_to_the_same_float32(numbers):
     np.testing.assert_array_equal(np.array([np.float32(text) for text in value_texts(values)]), values)
 
 
+def test_a_file_that_somebody_removed_or_replaced_is_lost(tmp_path):
+    file = AppendedFile(str(tmp_path / "a.log"))
+    assert not file.is_lost()  # nor is it there
+    file.pending.append("1\n")
+    file.write()
+    assert not file.is_lost()
+    os.rename(tmp_path / "a.log", tmp_path / "b.log")
+    assert file.is_lost()
+    (tmp_path / "a.log").write_text("1\n")
+    assert file.is_lost()
+    file.close()
+    assert not file.is_lost()
+
+
 @given(FLOAT32)
 def test_weights_read_back_to_the_same_float32(numbers):
     weights = np.array(numbers, np.float32)

@@ -1,12 +1,19 @@
 """Checkpoint files that are cut off, damaged, or cannot be written."""
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import jax
 import pytest
-from runs import build_line, journal_of, logs_of, quiet, saved_steps, shuffled, tree_of, valid_data
+from disks import Told
+from runs import batches, bits, build_line, journal_of, logs_of, quiet, saved_steps, shuffled, tree_of, valid_data
 
+import learner
 from learner import LearnerError
-from learner.checkpoint import DamagedError
+from learner.checkpoint import CheckpointStore, DamagedError
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -85,3 +92,159 @@ def test_the_best_model_of_those_that_are_left(copy):
     second = build(copy, 3).fit(shuffled(), valid_data())
     assert second.best_model["w"].tolist() == best["w"].tolist()  # it trained the third epoch again
     assert saved_steps(copy) == [6, 12, 18]
+
+
+# -- a disk that is full, read-only or gone ----------------------------------------------------------------------------
+
+INSIDE = 'mount -t tmpfs -o size=2M tmpfs "$1" && "$3" "$4" "$1/run" "$5" "$6"; code=$?; cp -a "$1/." "$2"; exit $code'
+SECONDS = 120  # within which a process has to end
+
+
+def on_a_small_disk(tmp_path, policy, what):
+    """What a run said that trained in a process and on a file system of its own; its directory is copied to `run`."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("a process may not have file systems of its own here (unshare -rm)")
+    support = Path(__file__).parents[1] / "support"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(support), str(Path(learner.__file__).parents[1])]),
+        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    (tmp_path / "disk").mkdir()
+    words = [tmp_path / "disk", tmp_path, sys.executable, support / "disks.py", policy, what]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", INSIDE, "sh", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def is_whole(directory, steps):
+    """Only these checkpoints are there, and nothing of another; they load, and the run goes on from the newest."""
+    assert sorted(int(path.name) for path in (directory / "checkpoint").iterdir()) == steps
+    store = CheckpointStore(directory / "checkpoint")
+    for step in steps:
+        store.verify(step)
+    store.close()
+
+    def fit(name):
+        builder = quiet(directory.parent / name).num_epochs(6).with_file_checkpointer(keep_last=1)
+        result = build_line(builder.resume()).fit(batches())
+        return bits(result.model), result.history, logs_of(directory.parent / name)
+
+    assert fit(directory.name) == fit("whole")
+    assert [line["step"] for line in journal_of(directory) if line["event"] == "start"] == [0, steps[-1]]
+
+
+def warnings_of(directory):
+    return [line for line in (directory / "experiment.log").read_text().splitlines() if "WARNING" in line]
+
+
+UNWRITABLE = {"full": "No space left on device", "read-only checkpoints": "Read-only file system"}
+
+
+def goes_wrong(tmp_path, policy, what):
+    said, directory = on_a_small_disk(tmp_path, policy, what), tmp_path / "run"
+    if policy == "warn":
+        assert said == "num_epochs\n"
+        first, second = warnings_of(directory)
+        for step, text in ((12, first), (18, second)):
+            assert f"the checkpoint of step {step} could not be written to " in text
+            assert f"run/checkpoint/{step}, and training goes on: " in text
+            assert UNWRITABLE[what] in text
+        is_whole(directory, [6, 24, 30])
+        return
+    assert UNWRITABLE[what] in said
+    assert f"while writing the checkpoint {tmp_path}/disk/run/checkpoint/12\n" in said
+    last = journal_of(directory)[-1]
+    assert last["event"] == "error"
+    assert last["step"] < 300  # at the next dispatch, not at the end
+    assert "while writing the checkpoint" in (directory / "experiment.log").read_text()
+    is_whole(directory, [6])
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn"])
+def test_disk_full(tmp_path, policy):
+    """The policy decides what becomes of the run; the checkpoint before is intact, and nothing of the failed one is
+    left.
+    """
+    goes_wrong(tmp_path, policy, "full")
+
+
+@pytest.mark.full
+def test_disk_full_for_the_logs_too(tmp_path):
+    """Logs are a part of the run: it ends, whatever the policy for checkpoints, and can go on when there is room."""
+    said, directory = on_a_small_disk(tmp_path, "raise", "full for the logs too"), tmp_path / "run"
+    assert "No space left on device" in said
+    assert not (directory / "summary.json").exists()
+    is_whole(directory, [6])
+
+
+@pytest.mark.parametrize("policy", ["warn", pytest.param("raise", marks=pytest.mark.full)])
+def test_readonly_dir(tmp_path, policy):
+    goes_wrong(tmp_path, policy, "read-only checkpoints")
+
+
+@pytest.mark.full
+def test_readonly_dir_of_the_logs_too(tmp_path):
+    said, directory = on_a_small_disk(tmp_path, "raise", "read-only"), tmp_path / "run"
+    assert "Read-only file system: " in said
+    assert f"{tmp_path}/disk/run/" in said
+    is_whole(directory, [6])
+
+
+@pytest.mark.full
+def test_readonly_dir_from_the_start(tmp_path):
+    said = on_a_small_disk(tmp_path, "raise", "read-only from the start")
+    assert said == f"LearnerError: the directory {tmp_path}/disk/run is not writable\n\n"
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+class Remover:
+    """Removes a directory at a step, once `saves` checkpoints are complete."""
+
+    def __init__(self, directory, step, saves):
+        self.directory, self.step, self.saves, self.told = directory, step, saves, Told()
+
+    def fit(self, builder):
+        def remove(info, model):
+            if info.step == self.step:
+                assert all(self.told.saved.acquire(timeout=SECONDS) for _ in range(self.saves))
+                shutil.rmtree(self.directory)
+
+        return build_line(builder.metric_loggers(self.told).every(1, remove)).fit(batches(), valid_data())
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "saves", "message"),
+    [
+        ({"every_steps": 1}, 8, 7, r"run/checkpoint is gone: somebody removed it while the run went on"),
+        ({"every_epochs": 100}, 8, 0, r"was removed while the run was writing to it"),
+        (None, 3, 0, r"run/journal\.jsonl was removed while the run was writing to it, so its logs are lost"),
+    ],
+    ids=["before a save", "before a log", "before the first log"],
+)
+def test_dir_deleted_mid_run(tmp_path, options, step, saves, message):
+    """It is an error soon, and no directory appears anew with a part of the run."""
+    builder = quiet(tmp_path / "run").num_epochs(9)
+    if options is not None:
+        builder.with_file_checkpointer(**options)
+    with pytest.raises(LearnerError, match=message):
+        Remover(tmp_path / "run", step, saves).fit(builder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dir_deleted_mid_run_of_the_checkpoints(tmp_path):
+    """The policy decides, as it does about full disks."""
+    remover = Remover(tmp_path / "run" / "checkpoint", 8, 1)
+    result = remover.fit(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer().on_save_error("warn"))
+    assert result.stopped_by == "num_epochs"
+    texts = warnings_of(tmp_path / "run")
+    for step, text in zip((12, 18), texts, strict=True):
+        assert f"the checkpoint of step {step} could not be written" in text
+        assert "run/checkpoint is gone: somebody removed it" in text
+    assert not (tmp_path / "run" / "checkpoint").exists()

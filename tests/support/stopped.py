@@ -1,15 +1,30 @@
-"""Runs that are stopped inside of an epoch, and all that has to be the same in the end."""
+"""Runs that are stopped or that crash, and all that has to be the same in the end."""
 
+import pytest
 from runs import checkpoint_bits, logs_of, model_bits, numbers_of, progress_of, saved_steps
 
 from learner import Interrupter
 from learner.history import read_history
 
 
+class CrashError(Exception):
+    """What is raised in place of a power cut."""
+
+
 def stopping_at(builder, step):
     """Ends the run after a step, as somebody else's code would."""
     interrupter = Interrupter()
     return builder.interrupter(interrupter).every(steps=step, fn=lambda info, model: interrupter.stop("for the night"))
+
+
+def crashing_at(builder, step):
+    """The hook raises before the step is saved, the logs have it already."""
+
+    def crash(info, model):
+        if info.step == step:
+            raise CrashError
+
+    return builder.every(steps=1, fn=crash)
 
 
 def all_of(directory, result):
@@ -34,3 +49,13 @@ def same(found, expected):
     assert found.keys() == expected.keys()
     for part, value in expected.items():
         assert found[part] == value, part
+
+
+def some(cases, chosen):
+    """All of them in the whole matrix, a few otherwise."""
+
+    def marked(case):
+        values = case if isinstance(case, tuple) else (case,)
+        return pytest.param(*values, marks=() if case in chosen else pytest.mark.full)
+
+    return [marked(case) for case in cases]

@@ -1,0 +1,58 @@
+"""Trains the run that has everything, saved after each step, and kills itself in the middle of a save.
+
+    python killed.py DIRECTORY STEP CALL
+
+SIGKILL comes in the save of step STEP before the system call CALL, such as `os.rename 3.partial`: its name, and its
+path below the checkpoints'.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from everything import EveryRun
+
+from learner.checkpoint import CheckpointStore
+
+CALLS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "open"}
+OPTIONS = {"keep_last": 1, "keep_best": 0, "every_steps": 1}
+SAVE, FSYNC = CheckpointStore.save, os.fsync
+
+
+class Killer:
+    """Sees the system calls of one save, in all of its threads."""
+
+    def __init__(self, directory, step, call):
+        self.place, self.step, self.call, self.saving = Path(directory).absolute() / "checkpoint", step, call, False
+
+    def save(self, store, step, items, progress):
+        self.saving = step == self.step
+        SAVE(store, step, items, progress)
+        if self.saving:
+            self.reached("return", self.place)
+        self.saving = False
+
+    def audit(self, event, arguments):
+        if self.saving and event in CALLS:
+            self.reached(event, arguments[0])
+
+    def fsync(self, descriptor):
+        if self.saving:
+            self.reached("os.fsync", os.readlink(f"/proc/self/fd/{descriptor}"))
+        FSYNC(descriptor)
+
+    def reached(self, name, path):
+        if Path(path).is_relative_to(self.place):
+            path = Path(path).relative_to(self.place)
+        if f"{name} {path}" == self.call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    killer = Killer(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    sys.addaudithook(killer.audit)
+    os.fsync = killer.fsync
+    CheckpointStore.save = lambda *arguments: killer.save(*arguments)
+    run = EveryRun()
+    run.fit(run.build(sys.argv[1], **OPTIONS))
