@@ -21,6 +21,7 @@ from learner.data.feed import batch_arrays
 from learner.errors import LearnerError, one_error
 from learner.history import History, read_history
 from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid
+from learner.loading import Taken, take_initial
 from learner.lock import locked
 from learner.options import Options
 from learner.result import LearningResult
@@ -86,12 +87,26 @@ class Learner:
         self._looked = {"train": False, "valid": False}  # at the steps, by `train_step` and `valid_step`
         self._runner: Runner | None = None
         self._fitted = False
+        self._taken: Taken | None = None
+        if options.start is None:
+            self._take_initial()
 
     # -- pure functions ------------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """The state before the first step. Its arrays are copies of the model's."""
+        """The state before the first step. Its arrays are copies of the model's, or of what `initial_from` names."""
+        self._take_initial()
+        return self._blank()
+
+    def _blank(self) -> TrainState:
         return self._step.init(self._lr, self._options.seed)
+
+    def _take_initial(self) -> None:
+        """Reads what `initial_from` names, once; a run that goes on from a checkpoint of its own never does."""
+        if self._options.initial is not None and self._taken is None:
+            with jax.ensure_compile_time_eval():
+                family, self._taken = take_initial(self._options, self._step.family)
+            self._step = dataclasses.replace(self._step, family=family)
 
     def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step: the new state, and the step's value of each numeric metric by name, with its `weight`.
@@ -162,6 +177,7 @@ class Learner:
         if not going_on:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
             refuse_checkpoints(options)
+            self._take_initial()
         inputs = self._inputs(train, valid)
         if options.checkpoints is not None:
             inputs.source("train").keep_state()
@@ -186,7 +202,7 @@ class Learner:
         directory.prepare(options.directory, keep=going_on)
         if not going_on:
             remove_checkpoints(options)
-        start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on)
+        start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, self._taken)
         with opened(start) as run, on_signals(run.interrupt, run.ask_to_save):
             run.stopped_by = loop(run)
         self._runner = run.runner
@@ -210,7 +226,7 @@ class Learner:
         train = self._train_data if train is None else train
         valid = self._valid_data if valid is None else valid
         inputs = read_inputs(self._options, train, valid)
-        shapes = jax.eval_shape(self.init)
+        shapes = jax.eval_shape(self._blank)
         self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau)
         return inputs
 
@@ -220,9 +236,9 @@ class Learner:
         store = open_store(self._options)
         try:
             if start.get("resume"):
-                return restore_newest(store, self.init)
+                return restore_newest(store, self._blank)
             epoch = start.get("epoch", None if "step" in start else "latest")
-            return restore(store, store.find(epoch, start.get("step")), self.init)
+            return restore(store, store.find(epoch, start.get("step")), self._blank)
         finally:
             store.close()
 
@@ -258,7 +274,7 @@ class Learner:
             return None
         store = open_store(self._options)
         try:
-            state = self.init()
+            state = self._blank()
             for entry in store.ranked():
                 with contextlib.suppress(DamagedError):
                     items = store.restore(entry.step, {"model": to_items(state)["model"]})

@@ -13,6 +13,7 @@ from learner.compilation import CompileTimes, use_cache
 from learner.events import Listener, Message, Outlet, RunEnded, RunFailed, RunStarted
 from learner.history import History, summarize
 from learner.inputs import Inputs
+from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.files import RunFiles
 from learner.metrics.base import CollectingMetric
@@ -53,6 +54,7 @@ class Start:
       state: the first state.
       restored: the checkpoint to go on from, or `None`.
       going_on: whether the directory holds a run that goes on.
+      taken: what the first state has of another run.
     """
 
     options: Options
@@ -63,6 +65,7 @@ class Start:
     state: TrainState
     restored: Restored | None
     going_on: bool
+    taken: Taken | None = None
 
 
 @contextlib.contextmanager
@@ -119,6 +122,8 @@ def _started(
     cache = use_cache(strategy.platform, options.compilation_cache)
     state = start.state if restored is None else restored.state
     parameters = describe(log, options, start.step, state, strategy)
+    taken = None if restored is not None else start.taken
+    _log_initial(options, taken, log)
     feeder, plan = feeder_for(inputs, "train", strategy, options, warn)
     runner = make_runner(start.step, state, strategy)
     how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
@@ -183,6 +188,8 @@ def _started(
     worker.put(Call(lambda: files.journal("start", epoch=p.epoch, step=p.step, resumed=resumed)))
     event = RunStarted(time.time(), options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed)
     worker.put(event)
+    if taken is not None:
+        worker.put(Message(time.time(), logging.INFO, taken.line))
     for split in splits:
         threads.callback(inputs.source(split).close)
     log.info("start at epoch %d, step %d", p.epoch, p.step)
@@ -265,6 +272,14 @@ def _warner(log: logging.Logger, outlets: list[Outlet]) -> Callable[[str], None]
             outlet.put(Message(time.time(), logging.WARNING, text))
 
     return warn
+
+
+def _log_initial(options: Options, taken: Taken | None, log: logging.Logger) -> None:
+    if taken is not None:
+        for text in (taken.line, *taken.details):
+            log.info("%s", text)
+    elif options.initial is not None:
+        log.info("initial_from is ignored: the run goes on from a checkpoint of its own")
 
 
 def _log_dispatch(log: logging.Logger, split: str, how: Dispatching) -> None:
