@@ -168,7 +168,7 @@ class Taken:
     def line(self) -> str:
         """All in one line.
 
-        >>> print(Taken("runs/a/checkpoint/6", ("params/w",), {"params/b": "not in the checkpoint"}, ()).line)
+        >>> print(Taken("the checkpoint runs/a/checkpoint/6", ("params/w",), {"params/b": "not there"}, ()).line)
         took 1 of 2 arrays from the checkpoint runs/a/checkpoint/6
         """
         unused = f"; {count(len(self.unused), 'array')} of it unused" if self.unused else ""
