@@ -202,7 +202,9 @@ class Learner:
         directory.prepare(options.directory, keep=going_on)
         if not going_on:
             remove_checkpoints(options)
-        start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, self._taken)
+        start = Start(
+            options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, taken=self._taken
+        )
         with opened(start) as run, on_signals(run.interrupt, run.ask_to_save):
             run.stopped_by = loop(run)
         self._runner = run.runner

@@ -548,6 +548,10 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(tmp_pat
     assert saved_steps(tmp_path / "new") == []
     result = build_line(saving(tmp_path / "new", 1).resume().initial_from(source), lr=0.0).fit(batches())
     assert bits(result.model) == bits(load_checkpoint(source, "latest").params)
+    learner = build_line(saving(tmp_path / "new", 2).resume().initial_from(source), lr=0.0)
+    learner.init()  # reads it; the run has a checkpoint of its own now
+    learner.fit(batches())
+    assert log_of(tmp_path / "new").count("took 2 of 2 arrays") == 1
 
 
 def test_it_is_read_once(tmp_path):
