@@ -19,6 +19,7 @@ from learner.loggers.files import refuse_same_files
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
 from learner.options import Options
+from learner.resuming import ALLOWED
 from learner.schedules import ReduceOnPlateau
 from learner.steps.finite import POLICIES, Watch
 from learner.steps.measure import Measure
@@ -242,10 +243,12 @@ class LearnerBuilder:
         self._options.on_save_error = _one_of("on_save_error", what, ("raise", "warn"))
         return self
 
-    def checkpoint(self, epoch: int | str | None = None, step: int | None = None) -> Self:
+    def checkpoint(
+        self, epoch: int | str | None = None, step: int | None = None, allow: str | Sequence[str] = ()
+    ) -> Self:
         """Starts from the end of an epoch or step of the run in the directory (`"best"` and `"latest"` are epochs too).
 
-        What is newer than it moves to `superseded/`.
+        What is newer than it moves to `superseded/`. `allow`: see `resume`.
         """
         if (epoch is None) == (step is None):
             raise LearnerError("checkpoint needs either epoch= or step=")
@@ -253,12 +256,19 @@ class LearnerBuilder:
             _whole("checkpoint(epoch=)", epoch, 1)
         if step is not None:
             _whole("checkpoint(step=)", step, 0)
-        self._options.start = {"step": step} if epoch is None else {"epoch": epoch}
+        self._options.start = {**({"step": step} if epoch is None else {"epoch": epoch}), **_allowed(allow)}
         return self
 
-    def resume(self) -> Self:
-        """Starts from the newest checkpoint of the run in the directory, or afresh where there is none."""
-        self._options.start = {"resume": True}
+    def resume(self, allow: str | Sequence[str] = ()) -> Self:
+        """Starts from the newest checkpoint of the run in the directory that is not damaged, or afresh where there is
+        none.
+
+        Args:
+          allow: what may be done where something is not as it was, rather than to refuse: `"metrics"`: the metrics of
+            the epoch under way begin anew; `"optimizer"`: it begins with a new state; `"logs"`: they go on although
+            parts of them are missing.
+        """
+        self._options.start = {"resume": True, **_allowed(allow)}
         return self
 
     def initial_from(
@@ -442,6 +452,11 @@ def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise LearnerError(f"{name} is {value!r}; it needs a whole number, {least} or more")
     return value
+
+
+def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
+    words = (allow,) if isinstance(allow, str) else tuple(allow)
+    return {"allow": tuple(_one_of("allow=", word, tuple(ALLOWED)) for word in words)} if words else {}
 
 
 def _one_of(name: str, value: Any, words: Sequence[str]) -> str:

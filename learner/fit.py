@@ -25,25 +25,23 @@ from learner.loading import Taken, take_initial
 from learner.lock import locked
 from learner.options import Options
 from learner.result import LearningResult
+from learner.resuming import Differing, Restored, differences, restore, restore_newest, set_stopping
 from learner.run import Run, validate
 from learner.runner import Runner
 from learner.schedules import ReduceOnPlateau
 from learner.session import Start, opened
 from learner.signals import TERMINATED, on_signals
 from learner.start import (
-    Restored,
     decide_dispatch,
     feeder_for,
     make_runner,
     open_store,
     refuse_checkpoints,
-    refuse_regrouping,
     remove_checkpoints,
-    restore,
-    restore_newest,
 )
 from learner.steps.state import TrainState
 from learner.steps.step import Step
+from learner.stopping import Asked
 from learner.strategies import SingleDevice
 from learner.worker import Pace, Worker
 
@@ -52,20 +50,15 @@ PyTree = Any
 
 def loop(run: Run) -> str:
     """Trains until the run is over, and says why it ended. Inside an epoch nothing here waits for the device."""
-    reason = run.stop_reason()
+    if run.stop_reason() is None:
+        run.catch_up()
     dispatches = run.dispatches()
     try:
-        while reason is None and (dispatch := next(dispatches, None)) is not None:
+        while (reason := run.stop_reason()) is None and (dispatch := next(dispatches, None)) is not None:
             run.check()
             run.train(dispatch)
-            if run.validation_due(dispatch):
-                run.validate(at_step=run.position.step)
-                run.decide()
-            run.call_periodic_hooks()
-            if dispatch.ends_epoch:
-                run.end_epoch()
+            run.end_step(ends_epoch=dispatch.ends_epoch)
             run.save_if_due()
-            reason = run.stop_reason()
     finally:
         dispatches.close()  # type: ignore[attr-defined]
     reason = reason or run.stop_reason() or "num_epochs"
@@ -188,24 +181,31 @@ class Learner:
     def _fit(self, inputs: Inputs, going_on: bool) -> LearningResult:
         """In a directory that no other process uses."""
         options = self._options
-        restored = self._restored() if going_on else None
+        if going_on:
+            with contextlib.closing(open_store(options)) as store:
+                store.recover()
+        allow = (options.start or {}).get("allow", ())
+        restored = self._restored(lambda progress: differences(progress, inputs, options, allow)) if going_on else None
         if restored is not None:
             if (finished := self._finished(restored)) is not None:
                 return finished
             position, data = restored.position, restored.progress.get("data")
             inputs.source("train").refuse_position(position.epoch, position.batch, data)
-            refuse_regrouping(restored, inputs, options)
         if not going_on:
             directory.refuse_run(options.directory, overwrite=options.overwrite)  # one may have begun since
         state = self.init() if restored is None else restored.state
+        if restored is not None and (self._plateau is None or restored.progress["plateau"] is None):
+            state = dataclasses.replace(state, lr_scale=jnp.float32(self._lr))  # the rate may be another one now
         self._fitted = True
         directory.prepare(options.directory, keep=going_on)
         if not going_on:
             remove_checkpoints(options)
+        asked = Asked()
+        lr = self._lr if self._step.schedule is None and self._plateau is None else None
         start = Start(
-            options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, taken=self._taken
+            options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, asked, lr, self._taken
         )
-        with opened(start) as run, on_signals(run.interrupt, run.ask_to_save):
+        with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
             run.stopped_by = loop(run)
         self._runner = run.runner
         if run.stopped_by == "sigterm" and options.on_sigterm == "exit":
@@ -232,30 +232,30 @@ class Learner:
         self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau)
         return inputs
 
-    def _restored(self) -> Restored | None:
+    def _restored(self, differing: Differing = lambda progress: []) -> Restored | None:
         """The checkpoint to go on from: `None` when there is none and that is all right."""
         start = self._options.start or {}
+        allow = start.get("allow", ())
         store = open_store(self._options)
         try:
             if start.get("resume"):
-                return restore_newest(store, self._blank)
+                return restore_newest(store, self._blank, allow, differing)
             epoch = start.get("epoch", None if "step" in start else "latest")
-            return restore(store, store.find(epoch, start.get("step")), self._blank)
+            return restore(store, store.find(epoch, start.get("step")), self._blank, allow, differing)
         finally:
             store.close()
 
     def _finished(self, restored: Restored) -> LearningResult | None:
         """The result of a run that has nothing left to do; nothing is written then."""
         options, position = self._options, restored.position
-        for stopping, saved in zip(options.early_stopping, restored.progress["early_stopping"], strict=False):
-            stopping.set_state(saved)
+        set_stopping(options.early_stopping, restored.progress["early_stopping"])
         past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
             options.num_steps is not None and position.step >= options.num_steps
         )
         if not past and not any(stopping.reason for stopping in options.early_stopping):
             return None
         summary = directory.read_summary(options.directory)
-        if summary is None or summary["steps"] != position.step:
+        if summary is None or summary.get("steps") != position.step or position.due:
             return None
         self._fitted = True
         strategy = options.devices or SingleDevice()

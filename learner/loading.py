@@ -20,7 +20,7 @@ import numpy as np
 
 from learner.check import nonfinite_leaves
 from learner.checkpoint import CheckpointStore, DamagedError, Entry
-from learner.checkpoint.items import from_items, refuse_differences, to_items
+from learner.checkpoint.items import differences, from_items, to_items
 from learner.checkpoint.manifest import NAME
 from learner.errors import LearnerError, one_error
 from learner.history import History
@@ -398,10 +398,10 @@ class _Match:
         needed = {_shown(place): self._shapes["model"][place[0]][place[1]] for place in self._here.values()}
         saved |= {_shown(("opt_state", name)): x for name, x in (opt_state or {}).items()}
         needed |= {_shown(("opt_state", name)): x for name, x in self._shapes["optim"]["opt_state"].items()}
-        try:
-            refuse_differences(saved, needed, what)
-        except LearnerError as error:  # the same list as for a resume; what to do is something else
-            raise LearnerError(f"{str(error).rpartition(chr(10))[0]}\n{advice}") from None
+        if rows := differences(saved, needed):
+            shown = rows[:SHOWN] + ([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])
+            title = f"{what} is of another model or optimizer; {len(rows)} arrays differ:"
+            raise LearnerError("\n  ".join([title, *shown]) + f"\n{advice}")
 
     def refuse_strangers(self, what: str) -> None:
         """An error where not one array fits."""

@@ -22,7 +22,8 @@ from learner.options import Options
 from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
 from learner.steps.state import TrainState
-from learner.worker import Call, Closed, EpochClosed, Halt, Made, Pace, Worker
+from learner.stopping import Asked
+from learner.worker import Abandoned, Call, Closed, EpochClosed, Halt, Made, Pace, Worker
 
 
 @dataclasses.dataclass
@@ -34,12 +35,16 @@ class Position:
       batch: micro-batches of it that were trained on.
       step: optimizer steps of the whole run.
       in_epoch: optimizer steps of this epoch.
+      due: what the step before has still to do: a `validation` inside an epoch, or that of the `epoch`, and its end.
+      left: the splits that this validation has still to make.
     """
 
     epoch: int = 1
     batch: int = 0
     step: int = 0
     in_epoch: int = 0
+    due: str = ""
+    left: tuple[str, ...] = ()
 
     @property
     def shown_epoch(self) -> int:
@@ -95,11 +100,11 @@ class Run:
     pace: Pace
     clock: Callable[[], float]
     warn: Callable[[str], None]
+    asked: Asked
     grouping: Mapping[str, int | None]
+    made_with: Mapping[str, Any]
     store: CheckpointStore | None = None
     saver: Saver | None = None
-    interrupted: str | None = None
-    asked_to_save: bool = False
     skipped_before: bool = False  # whether a step was, as it was not finite
     asked_at: dict[int, float] = dataclasses.field(default_factory=dict)  # when saves were asked for, by step
     longest_save: float = 0.0  # from being asked for until it was complete
@@ -108,7 +113,8 @@ class Run:
     stopped_by: str = ""
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stopped: str | None = None
-    saved_step: int | None = None
+    last_saved: Position | None = None  # where the newest checkpoint is
+    logs_before: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the validation under way
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
     validated_step: int | None = None
     announced: int | None = None
@@ -117,9 +123,8 @@ class Run:
 
     def dispatches(self) -> Iterator[Dispatch]:
         """What is left to train, from the position on."""
-        p = self.position
-        stopped = lambda: self.stop_reason() is not None  # noqa: E731
-        return self.train_feeder.open(p.epoch, p.batch, p.step, self.options.num_epochs, stopped, self.data_state)
+        p, last = self.position, self.options.num_epochs
+        return self.train_feeder.open(p.epoch, p.batch, p.step, last, self.is_pressed, self.data_state)
 
     def limit(self, step: int) -> int:
         """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
@@ -144,12 +149,33 @@ class Run:
         numbers = dispatch.steps, dispatch.batches, p.in_epoch, self.steps_per_epoch, p.step
         self.worker.put(Made("train", p.epoch, first, *numbers, values))
 
-    def end_epoch(self) -> None:
-        """Closes an epoch: its values, its validation, the decisions that follow, the hooks."""
+    def end_step(self, ends_epoch: bool) -> None:
+        """What follows a dispatch. A validation that is cut short by a stop is due again when the run goes on."""
         p = self.position
-        self.close_train()
-        self.validate(at_step=None)
-        self.decide()
+        if self.validation_due(ends_epoch):
+            p.due, p.left = "validation", tuple(self.valid_feeders)
+        if not self.settled():
+            return
+        self.call_periodic_hooks()
+        if ends_epoch:
+            self.close_train()
+            p.due, p.left = "epoch", tuple(self.valid_feeders)
+            self.end_epoch()
+
+    def catch_up(self) -> None:
+        """What the checkpoint that the run goes on from had still to do."""
+        if self.position.due == "epoch":
+            self.end_epoch()
+            self.save_if_due()
+        elif self.position.due:
+            self.end_step(ends_epoch=False)
+            self.save_if_due()
+
+    def end_epoch(self) -> None:
+        """Closes an epoch whose training is closed: its validation, the decisions that follow, the hooks."""
+        p = self.position
+        if not self.settled():
+            return
         self.call_hooks(self.options.on_epoch_end, at_step=None)
         self.worker.put(EpochClosed(p.epoch, p.step))
         p.next_epoch()
@@ -162,18 +188,38 @@ class Run:
 
     # -- validation ----------------------------------------------------------------------------------------------------
 
-    def validation_due(self, dispatch: Dispatch) -> bool:
+    def validation_due(self, ends_epoch: bool) -> bool:
         """Whether a validation inside an epoch is due. The end of an epoch has one of its own."""
         every = self.options.valid_every
         due = every is not None and self.position.step % every == 0
-        return due and bool(self.valid_feeders) and not dispatch.ends_epoch
+        return due and bool(self.valid_feeders) and not ends_epoch
 
-    def validate(self, at_step: int | None) -> None:
-        """Every validation split. It reads the state and changes nothing."""
+    def settled(self) -> bool:
+        """Makes the validation that is due, if any, and what it decides; `False` if it was cut short."""
         p = self.position
-        for split, feeder in self.valid_feeders.items():
-            validate(self.runner, feeder, self.worker, split, self.valid_batches[split], p.epoch, p.step, at_step)
+        if p.due and not self.validate(at_step=None if p.due == "epoch" else p.step):
+            return False
+        if p.due:
+            self.decide()
+        p.due = ""
+        return True
+
+    def validate(self, at_step: int | None) -> bool:
+        """The splits that are left. It reads the state and changes nothing; `False` if it was cut short."""
+        p = self.position
+        for split in p.left:
+            self.worker.put(Call(self._mark_logs))
+            feeder, batches = self.valid_feeders[split], self.valid_batches[split]
+            where = split, batches, p.epoch, p.step, at_step
+            if not validate(self.runner, feeder, self.worker, *where, self.is_pressed):
+                return False
+            p.left = p.left[1:]
         self.validated_step = p.step
+        return True
+
+    def _mark_logs(self) -> None:
+        """On the worker's thread: a checkpoint of a validation that is cut short takes the logs back to its start."""
+        self.logs_before = self.files.position()
 
     def decide(self) -> None:
         """Early stopping and the plateau scheduler look at the values of this step; only they make the loop wait for
@@ -266,25 +312,30 @@ class Run:
             )
 
     def interrupt(self, reason: str) -> None:
-        """Ends the run after the dispatch under way."""
-        self.interrupted = reason
+        """Ends the run as a signal would."""
+        self.asked.to_stop(reason)
 
-    def ask_to_save(self) -> None:
-        """Saves after the dispatch under way, and goes on."""
-        self.asked_to_save = True
+    def pressing_reason(self) -> str | None:
+        """Why the run has to end now, be it in the middle of a validation or of a wait for data; or `None`."""
+        interrupter = self.options.interrupter
+        if self.asked.reason:
+            return self.asked.reason
+        if interrupter is not None and interrupter.reason:
+            return f"interrupter: {interrupter.reason}"
+        return "time limit" if self._out_of_time() else None
+
+    def is_pressed(self) -> bool:
+        """Whether there is such a reason."""
+        return self.pressing_reason() is not None
 
     def stop_reason(self) -> str | None:
         """Why the run is over, or `None`."""
-        interrupter, steps = self.options.interrupter, self.options.num_steps
-        if self.interrupted:
-            return self.interrupted
-        if interrupter is not None and interrupter.reason:
-            return f"interrupter: {interrupter.reason}"
+        steps = self.options.num_steps
+        if pressing := self.pressing_reason():
+            return pressing
         if self.stopped:
             return self.stopped
-        if steps is not None and self.position.step >= steps:
-            return "num_steps"
-        return "time limit" if self._out_of_time() else None
+        return "num_steps" if steps is not None and self.position.step >= steps else None
 
     def _out_of_time(self) -> bool:
         """Whether what is left of the time limit is needed to save and to end."""
@@ -305,8 +356,12 @@ class Run:
             return self.stopped or reason
         inside = p.batch > 0
         if inside and reason == "num_steps" and self.valid_feeders and self.validated_step != p.step:
-            self.validate(at_step=p.step)
-        if self.options.checkpoints is not None and self.saved_step != p.step:
+            p.due, p.left = "validation", tuple(self.valid_feeders)
+            if not self.validate(at_step=p.step):
+                reason = self.stop_reason() or reason
+            else:
+                p.due = ""
+        if self.options.checkpoints is not None and self.last_saved != p:
             self.save(ends_epoch=None if inside else (p.epoch - 1 or None), at_stop=True)
         if inside and reason == "num_steps":
             self.close_train()
@@ -318,8 +373,10 @@ class Run:
     def save_if_due(self) -> None:
         """Between two dispatches, after whatever else is due at this step."""
         p, options = self.position, self.options.checkpoints
+        if p.due:
+            return  # the run stops here: `finish` saves
         ended = p.epoch - 1 if p.batch == 0 else None
-        asked, self.asked_to_save = self.asked_to_save, False
+        asked, self.asked.save = self.asked.save, False
         if options is not None and (asked or options.due(ended, p.step, time.monotonic() - self.saved_at)):
             self.save(ends_epoch=ended, at_stop=False)
 
@@ -332,14 +389,14 @@ class Run:
         """
         p = dataclasses.replace(self.position)
         state = self.runner.copy(self.runner.state)
-        metrics = self.runner.copy(self.tally.metrics) if p.batch else None
+        metrics = self.runner.copy(self.tally.metrics) if p.batch and p.due != "epoch" else None
         decisions = {
             "data": self.data_state,
             "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
             "plateau": None if self.plateau is None else self.plateau.get_state(),
             "stopped": self.stopped,
         }
-        self.saved_step = p.step
+        self.last_saved = p
         self.saved_at = self.asked_at[p.step] = time.monotonic()
         kind = {"ends_epoch": ends_epoch, "at_stop": at_stop}
         self.worker.put(Call(lambda: self._complete_save(state, metrics, p, {**kind, **decisions})))
@@ -363,9 +420,11 @@ class Run:
             "score": point.value if point is not None and scored else None,
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
             "history": self.worker.history.to_json(),
-            "log": self.files.position(),
+            "log": self.logs_before if p.due else self.files.position(),
+            "epoch_values": self.worker.epoch_values,
             "config": self.options.config_text,
             "made_on": fingerprint(),
+            "made_with": self.made_with,
             **known,
         }
         further = {}
@@ -415,19 +474,27 @@ def validate(
     epoch: int,
     step: int,
     at_step: int | None,
-) -> None:
-    """One pass over a validation split."""
-    tally, done = runner.start("valid"), 0
-    dispatches = feeder.open(1, 0, 0, 1)
+    stopped: Callable[[], bool] = lambda: False,
+) -> bool:
+    """One pass over a validation split. It ends early, and returns `False`, once `stopped()`."""
+    tally, done, ended = runner.start("valid"), 0, False
+    dispatches = feeder.open(1, 0, 0, 1, stopped)
     try:
         for dispatch in dispatches:
+            if stopped():
+                break
+            ended = dispatch.ends_epoch
             worker.take_off()
             values = runner.valid(tally, dispatch)
             first, done = done + 1, done + dispatch.steps
             worker.put(Made(split, epoch, first, dispatch.steps, dispatch.batches, done, batches, step, values))
     finally:
         dispatches.close()  # type: ignore[attr-defined]
+    if not ended:
+        worker.put(Abandoned(split))
+        return False
     worker.put(Closed(split, epoch, step, at_step, runner.values("valid", tally)))
+    return True
 
 
 def _rows_to_store(worker: Worker) -> dict[str, Any]:

@@ -13,28 +13,36 @@ from learner.compilation import CompileTimes, use_cache
 from learner.events import Listener, Message, Outlet, RunEnded, RunFailed, RunStarted
 from learner.history import History, summarize
 from learner.inputs import Inputs
+from learner.journal import decode
 from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
+from learner.loggers.cut import refuse_short
 from learner.loggers.files import RunFiles
 from learner.metrics.base import CollectingMetric
 from learner.options import Options
+from learner.resuming import (
+    Restored,
+    changes,
+    grouping_of,
+    made_with,
+    rows_in_flight,
+    set_stopping,
+    tally_in_flight,
+)
 from learner.run import Position, Run
 from learner.schedules import ReduceOnPlateau
 from learner.start import (
     Dispatching,
-    Restored,
     decide_dispatch,
     describe,
     feeder_for,
-    grouping_of,
     make_runner,
     monitor_of,
     open_store,
-    rows_in_flight,
-    tally_in_flight,
 )
 from learner.steps.state import TrainState
 from learner.steps.step import Step
+from learner.stopping import Asked
 from learner.strategies import SingleDevice
 from learner.worker import Call, Pace, Worker
 
@@ -54,6 +62,8 @@ class Start:
       state: the first state.
       restored: the checkpoint to go on from, or `None`.
       going_on: whether the directory holds a run that goes on.
+      asked: what signals ask of it.
+      lr: the rate, where it is a number.
       taken: what the first state has of another run.
     """
 
@@ -65,6 +75,8 @@ class Start:
     state: TrainState
     restored: Restored | None
     going_on: bool
+    asked: Asked
+    lr: float | None
     taken: Taken | None = None
 
 
@@ -83,7 +95,7 @@ def opened(start: Start) -> Iterator[Run]:
         outlets: list[Outlet] = []
         warn = _warner(log, outlets)
         outlets += [Outlet(listener, warn) for listener in _listeners(options)]
-        stack.callback(_close, outlets)
+        stack.push(_closing(lambda seconds: _close(outlets, seconds)))
         try:
             with contextlib.ExitStack() as threads:
                 yield from _started(start, position, log, files, outlets, warn, threads)
@@ -113,19 +125,21 @@ def _started(
     store = None if options.checkpoints is None else open_store(options, higher_is_better)
     if store is not None:
         threads.callback(store.close)
-    for text in () if restored is None else restored.skipped:
-        warn(text)
+    if restored is not None:
+        for text in restored.notes:
+            warn(text)
+        for text in changes(restored, options, start.lr):
+            log.warning(text)
     _go_back(start, files, store, log)
     if store is not None:
         store.prepare()
     strategy = options.devices or SingleDevice()
     cache = use_cache(strategy.platform, options.compilation_cache)
-    state = start.state if restored is None else restored.state
-    parameters = describe(log, options, start.step, state, strategy)
+    parameters = describe(log, options, start.step, start.state, strategy)
     taken = None if restored is not None else start.taken
     _log_initial(options, taken, log)
     feeder, plan = feeder_for(inputs, "train", strategy, options, warn)
-    runner = make_runner(start.step, state, strategy)
+    runner = make_runner(start.step, start.state, strategy)
     how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
     plan.loop = how.loop
     _log_dispatch(log, "train", how)
@@ -146,11 +160,13 @@ def _started(
     if store is not None:
         failed = None if options.on_save_error == "raise" else lambda progress, error: run.not_saved(progress, error)
         saver = Saver(store, lambda progress, seconds: run.saved(progress, seconds), failed)
-        threads.callback(saver.close)
+        threads.push(_closing(saver.close))
     skipped = lambda step, kind: run.skipped(step, kind)  # noqa: E731
-    rows = rows_in_flight(restored, collecting)
+    rows = rows_in_flight(restored, collecting, options)
     worker = Worker(metrics, files, history, outlets, pace, time.time, rows, skipped)
-    threads.callback(worker.close)  # before the saver, which its last items may still need
+    if restored is not None:
+        worker.epoch_values = {key: decode(value) for key, value in restored.progress["epoch_values"].items()}
+    threads.push(_closing(worker.close))  # before the saver, which its last items may still need
     batches = inputs.source("train").batches
     run = Run(
         options=options,
@@ -168,16 +184,18 @@ def _started(
         rebuild=start.rebuild,
         position=p,
         data_state=None if restored is None else restored.progress.get("data"),
-        tally=tally_in_flight(restored, runner),
+        tally=tally_in_flight(restored, runner, options),
         pace=pace,
         clock=time.time,
         warn=warn,
+        asked=start.asked,
         grouping=grouping_of(inputs, options),
+        made_with=made_with(options, start.lr),
         time_limit=options.time_limit if options.job_ends is None else options.job_ends - time.time(),
         began=began,
         store=store,
         saver=saver,
-        saved_step=None if restored is None else restored.entry.step,
+        last_saved=None if restored is None else restored.position,
     )
     plan.limit = run.limit
     if restored is not None:
@@ -223,7 +241,10 @@ def _go_back(start: Start, files: RunFiles, store: CheckpointStore | None, log: 
         files.cut(NOTHING_LOGGED)
         log.info("resume: there is no checkpoint yet, so the run starts afresh")
     else:
-        files.cut(restored.progress["log"], _set_aside(options, restored, store, log))
+        position, lenient = restored.progress["log"], "logs" in (options.start or {}).get("allow", ())
+        if not lenient:
+            refuse_short(options.directory, position)  # before anything is moved
+        files.cut(position, _set_aside(options, restored, store, log), lenient)
         log.info("resume: from the checkpoint of step %d", restored.entry.step)
     (options.directory / "summary.json").unlink(missing_ok=True)
 
@@ -237,15 +258,15 @@ def _set_aside(options: Options, restored: Restored, store: CheckpointStore | No
         return None
     superseded = options.directory / "superseded"
     superseded.mkdir(exist_ok=True)
-    place = superseded / str(1 + len(list(superseded.iterdir())))
+    place = superseded / str(1 + max((int(p.name) for p in superseded.iterdir() if p.name.isdecimal()), default=0))
     moved = store.set_aside(restored.entry.step, place.absolute() / "checkpoint")
     log.info("checkpoints of steps %s and the logs after step %d moved to %s", moved, restored.entry.step, place)
     return place
 
 
 def _restore_decisions(run: Run, restored: Restored) -> None:
-    for stopping, saved in zip(run.options.early_stopping, restored.progress["early_stopping"], strict=False):
-        stopping.set_state(saved)
+    set_stopping(run.options.early_stopping, restored.progress["early_stopping"])
+    for stopping in run.options.early_stopping:
         run.stopped = run.stopped or (stopping.reason and f"early stopping: {stopping.reason}")
     if run.plateau is not None and restored.progress["plateau"] is not None:
         run.plateau.set_state(restored.progress["plateau"])
@@ -260,9 +281,18 @@ def _listeners(options: Options) -> list[Listener]:
     return [*([renderer] if isinstance(renderer, Listener) else []), *options.loggers]
 
 
-def _close(outlets: list[Outlet]) -> None:
+def _close(outlets: list[Outlet], seconds: float | None) -> None:
     for outlet in outlets:
-        outlet.close()
+        outlet.close(5.0 if seconds is None else seconds)
+
+
+def _closing(close: Callable[[float | None], None]) -> Callable[..., None]:
+    """Closes with all the time it takes, but for a second signal: then what hangs is left behind after a second."""
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        close(1.0 if isinstance(error, KeyboardInterrupt | SystemExit) else None)
+
+    return leave
 
 
 def _warner(log: logging.Logger, outlets: list[Outlet]) -> Callable[[str], None]:
@@ -309,5 +339,7 @@ def _summary(run: Run, infos: Any) -> dict[str, Any]:
 
 def _write(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
+    partial.unlink(missing_ok=True)
+    with partial.open("x") as file:  # never through a link
+        file.write(text)
     partial.replace(path)

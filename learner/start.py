@@ -5,26 +5,22 @@ import dataclasses
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from learner.checkpoint import CheckpointStore, DamagedError, Entry, Retention
-from learner.checkpoint.items import from_items, to_items
+from learner.checkpoint import CheckpointStore, Retention
 from learner.checkpoint.options import CheckpointOptions
 from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
 from learner.errors import LearnerError
 from learner.inputs import Inputs, default_monitor, direction_of
 from learner.metrics.base import CollectingMetric
 from learner.options import Options
-from learner.run import Position
-from learner.runner import Runner, Tally
+from learner.runner import Runner
 from learner.steps.program import Programs, has_convolution
 from learner.steps.state import TrainState, named_leaves
-from learner.steps.step import Step, rows_of
+from learner.steps.step import Step
 from learner.strategies import Strategy
 
 PyTree = Any
@@ -100,111 +96,6 @@ def remove_checkpoints(options: Options) -> None:
     if options.checkpoints is not None and options.checkpoints.directory is not None:
         with contextlib.closing(open_store(options, higher_is_better=False)) as store:
             store.remove_all()
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """What a checkpoint gives back.
-
-    Attributes:
-      entry: which one.
-      state: the train state.
-      progress: everything else.
-      metrics: the item `in_flight` of one that was made inside an epoch.
-      skipped: what is wrong with newer ones that it stands in for.
-    """
-
-    entry: Entry
-    state: TrainState
-    progress: Mapping[str, Any]
-    metrics: Mapping[str, Any] | None
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def position(self) -> Position:
-        """Where the run was."""
-        return Position(**self.progress["position"])
-
-
-def restore(store: CheckpointStore, entry: Entry, init: Callable[[], TrainState]) -> Restored:
-    """Reads a checkpoint into the shape of the state that `init` makes; what differs is one error that lists it."""
-    items = store.restore(entry.step, jax.eval_shape(lambda: to_items(init())))
-    progress, state = store.progress(entry.step), init()
-    key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=jax.random.key_impl(state.rng))
-    state = dataclasses.replace(from_items(items, state), rng=key)
-    return Restored(entry, state, progress, store.metrics(entry.step))
-
-
-def restore_newest(store: CheckpointStore, init: Callable[[], TrainState]) -> Restored | None:
-    """The newest checkpoint that is not damaged, or `None` where there are no checkpoints.
-
-    Raises:
-      LearnerError: all of them are damaged.
-    """
-    entries = {entry.step: entry for entry in store.entries}
-    skipped: list[str] = []
-    for step in reversed(store.steps):
-        try:
-            if step in store.damaged:
-                raise DamagedError(store.damaged[step])
-            restored = restore(store, entries[step], init)
-        except DamagedError as error:
-            skipped.append(str(error))
-            continue
-        used = f"the run goes on from the checkpoint of step {step}, before it"
-        return dataclasses.replace(restored, skipped=tuple(f"{text}; {used}" for text in skipped))
-    if skipped:
-        raise LearnerError(
-            "there is no checkpoint that could be used:\n  "
-            + "\n  ".join(skipped)
-            + "\nTo begin anew, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)"
-        )
-    return None
-
-
-def grouping_of(inputs: Inputs, options: Options) -> dict[str, int | None]:
-    """What gives a position inside an epoch, which counts micro-batches, its meaning."""
-    return {
-        "rows per batch": rows_of(inputs.firsts["train"]),
-        "batches per epoch": inputs.source("train").batches,
-        "micro-batches per step": options.accumulate,
-    }
-
-
-def refuse_regrouping(restored: Restored, inputs: Inputs, options: Options) -> None:
-    """Raises `LearnerError` where the position of a checkpoint inside an epoch would mean other rows now."""
-    before, now = restored.progress["grouping"], grouping_of(inputs, options)
-    known = [name for name in now if before[name] is not None and now[name] is not None]
-    changed = [f"{name} were {before[name]} and are {now[name]}" for name in known if before[name] != now[name]]
-    if restored.position.batch and changed:
-        raise LearnerError(
-            f"the checkpoint of step {restored.entry.step} lies inside epoch {restored.position.epoch}, and its "
-            f"position means other rows now: {', '.join(changed)}. Go on with those of before, or from the end of an "
-            "epoch: checkpoint(epoch)"
-        )
-
-
-def tally_in_flight(restored: Restored | None, runner: Runner) -> Tally:
-    """The train split's metrics: of a checkpoint that was made inside an epoch, or new."""
-    fresh = runner.start("train")
-    if restored is None or restored.metrics is None:
-        return fresh
-    leaves, tree = jax.tree.flatten(fresh.metrics)
-    states = restored.metrics["states"]
-    return runner.start("train", jax.tree.unflatten(tree, [states[str(i)] for i in range(len(leaves))]))
-
-
-def rows_in_flight(
-    restored: Restored | None, names: Mapping[str, list[str]]
-) -> dict[str, dict[str, list[list[np.ndarray]]]]:
-    """The rows that collecting metrics (their names by split) held at a checkpoint made inside an epoch."""
-    stored = (restored.metrics or {}).get("rows") or {} if restored is not None else {}
-    held: dict[str, dict[str, list[list[np.ndarray]]]] = {}
-    for split, metrics in stored.items():
-        for index, columns in metrics.items():
-            rows = [np.asarray(columns[str(i)]) for i in range(len(columns))]
-            held.setdefault(split, {})[names[split][int(index)]] = [rows]
-    return held
 
 
 def make_runner(step: Step, state: TrainState, strategy: Strategy) -> Runner:

@@ -1,5 +1,6 @@
 """When a run stops before its end."""
 
+import dataclasses
 import math
 import threading
 from collections.abc import Mapping
@@ -93,11 +94,33 @@ class MetricEarlyStopping:
 
     def get_state(self) -> dict[str, Any]:
         """For a checkpoint, as JSON can hold it."""
-        return {"best": self._best.best, "without": self._without, "seen": self._seen}
+        monitor = self._best.monitor
+        return {"monitor": monitor, "best": self._best.best, "without": self._without, "seen": self._seen}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `get_state` was."""
         self._best.best, self._without, self._seen = state["best"], state["without"], state["seen"]
+
+
+@dataclasses.dataclass
+class Asked:
+    """What signals ask of a run, from before it begins to its end.
+
+    Attributes:
+      reason: why it is to stop, or `None`.
+      save: whether a checkpoint is wanted at the next opportunity.
+    """
+
+    reason: str | None = None
+    save: bool = False
+
+    def to_stop(self, reason: str) -> None:
+        """After the dispatch under way."""
+        self.reason = reason
+
+    def to_save(self) -> None:
+        """And to go on."""
+        self.save = True
 
 
 class Interrupter:

@@ -52,6 +52,13 @@ class Closed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Abandoned:
+    """A validation was cut short: it will be made again."""
+
+    split: str
+
+
+@dataclasses.dataclass(frozen=True)
 class EpochClosed:
     """An epoch and its validation are over."""
 
@@ -75,7 +82,7 @@ class Call:
     fn: Callable[[], None]
 
 
-Item = Made | Closed | EpochClosed | Call | Event
+Item = Made | Closed | Abandoned | EpochClosed | Call | Event
 
 
 class Pace:
@@ -150,6 +157,7 @@ class Worker:
     Attributes:
       history: what every metric was.
       collected: the rows that collecting metrics hold, by split and metric: lists of the leaves of each batch.
+      epoch_values: those of the epoch under way that are closed, by key.
       halted: the step that ended the run. What was dispatched after it leaves nothing.
     """
 
@@ -172,7 +180,7 @@ class Worker:
         self._row_trees: dict[str, Any] = {}
         self.flight = Flight()
         self._metrics, self._files, self._outlets, self._pace, self._clock = metrics, files, outlets, pace, clock
-        self._epoch_values: dict[str, float | str] = {}
+        self.epoch_values: dict[str, float | str] = {}
         self._last = time.perf_counter()
         self._split_began: dict[str, float] = {}
         self._epoch_began = self._last
@@ -224,11 +232,11 @@ class Worker:
             self.check()
         self.check()
 
-    def close(self) -> None:
-        """Does what is queued, then ends the thread; raises nothing."""
+    def close(self, seconds: float | None = None) -> None:
+        """Does what is queued, then ends the thread; raises nothing. What hangs is left behind after `seconds`."""
         self._queue.put((self._held, False))
         self._queue.put((None, False))
-        self._thread.join()
+        self._thread.join(seconds)
 
     # -- the worker's thread -------------------------------------------------------------------------------------------
 
@@ -266,6 +274,8 @@ class Worker:
             return
         if isinstance(item, Closed):
             self._close_split(item)
+        elif isinstance(item, Abandoned):
+            self._abandon(item.split)
         elif isinstance(item, EpochClosed):
             self._close_epoch(item)
         elif isinstance(item, Call):
@@ -355,8 +365,15 @@ class Worker:
                 self._files.journal("validation", epoch=closed.epoch, step=closed.step, values=keys)
         self.history.record(closed.split, closed.epoch, closed.step, values)
         if closed.at_step is None:
-            self._epoch_values |= {f"{closed.split}/{name}": value for name, value in values.items()}
+            self.epoch_values |= {f"{closed.split}/{name}": value for name, value in values.items()}
         self.emit(SplitEnded(self._clock(), closed.split, closed.epoch, closed.step, values, seconds, closed.at_step))
+
+    def _abandon(self, split: str) -> None:
+        self.collected.pop(split, None)
+        self._split_began.pop(split, None)
+        for metric in self._metrics.get(split, ()):
+            if isinstance(metric, HostMetric):
+                metric.reset()
 
     def _split_values(self, closed: Closed) -> dict[str, float | str]:
         read = jax.device_get(dict(closed.values))
@@ -375,7 +392,7 @@ class Worker:
         return values | {name: _number(v) for name, v in read.items() if name not in values}
 
     def _close_epoch(self, closed: EpochClosed) -> None:
-        values, self._epoch_values = self._epoch_values, {}
+        values, self.epoch_values = self.epoch_values, {}
         now = time.perf_counter()
         seconds, self._epoch_began = now - self._epoch_began, now
         if self._files is not None:

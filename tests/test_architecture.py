@@ -23,7 +23,7 @@ ROWS = [
     {"metrics", "steps"},
     {"checkpoint", "compilation", "data", "directory", "events", "history", "journal", "lock", "loggers"}
     | {"options", "renderers", "result", "schedules", "signals", "stopping", "strategies", "text"},
-    {"check", "inputs", "loading", "run", "runner", "session", "start", "worker"},
+    {"check", "inputs", "loading", "resuming", "run", "runner", "session", "start", "worker"},
     {"fit"},
     {"builder"},
     {"learner"},

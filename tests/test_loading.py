@@ -245,7 +245,7 @@ def test_another_model_is_one_error_that_lists_all(three):
     said = str(error.value)
     for text in (
         f"{three}/checkpoint/18",
-        "differs in 8 arrays",
+        "8 arrays differ",
         "params/w: saved float32[3, 1], now float32[3, 2]",
         "params/b: saved float32[1], now bfloat16[1]",
         "params/c: saved nothing, now float32[2]",
@@ -418,7 +418,7 @@ def test_strictly_all_has_to_be_there(net, tmp_path):
     with pytest.raises(LearnerError) as error:
         builder.build(Wider(), optax.sgd, 0.1)
     for text in (
-        "differs in 2 arrays",
+        "2 arrays differ",
         "params/out.kernel: saved float32[4, 3], now float32[4, 5]",
         "params/out.bias: saved float32[3], now float32[5]",
         "initial_from(directory, partial=True) takes what has the same path and shape",

@@ -535,7 +535,7 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     close = Outlet.close
     monkeypatch.setattr(learner.session, "Outlet", lambda listener, warn: Outlet(listener, warn, size=4))
     monkeypatch.setattr(
-        Outlet, "close", lambda outlet: close(outlet, 0.1 if isinstance(outlet._listener, Hanging) else WAIT)
+        Outlet, "close", lambda outlet, seconds: close(outlet, 0.1 if isinstance(outlet._listener, Hanging) else WAIT)
     )
     blocked, hanging, memory, at_end, inner = Blocked(), Hanging(), MemoryLogger(), [], learner.fit.loop
 

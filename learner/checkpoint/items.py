@@ -54,19 +54,24 @@ def _escaped(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F") or "value"
 
 
-def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], what: str) -> None:
-    """One error that lists every leaf in which a checkpoint and a learner differ.
+def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
+    """A line for every leaf in which a checkpoint and a learner differ.
 
     Args:
       saved: leaves of the checkpoint by path, with `shape` and `dtype`.
       needed: the same of the learner.
-      what: the checkpoint, for the message.
     """
     rows = []
     for name in sorted({*saved, *needed}):
         a, b = (_described(side.get(name)) for side in (saved, needed))
         if a != b:
             rows.append(f"{name}: saved {a}, now {b}")
+    return rows
+
+
+def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], what: str) -> None:
+    """One error that lists them all; `what` is the checkpoint, for the message."""
+    rows = differences(saved, needed)
     if rows:
         shown = rows[:20] + ([f"and {len(rows) - 20} more"] if len(rows) > 20 else [])
         raise LearnerError(

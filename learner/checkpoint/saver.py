@@ -1,5 +1,6 @@
 """The thread that saves, so that the loop does not wait for the disk."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -39,10 +40,11 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def close(self) -> None:
-        """Waits until everything is written; raises nothing."""
-        self._queue.put(None)
-        self._thread.join()
+    def close(self, seconds: float | None = None) -> None:
+        """Waits until everything is written; raises nothing. A disk that hangs is left behind after `seconds`."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=seconds)
+        self._thread.join(seconds)
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

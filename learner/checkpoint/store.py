@@ -11,6 +11,7 @@ newest step.
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import os
 import re
@@ -22,14 +23,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.checkpoint.items import flat, refuse_differences
+from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refuse_damage, write_manifest
 from learner.checkpoint.options import Retention
 from learner.errors import LearnerError
 
-ITEMS = ("model", "optim", "scheduler", "progress", "in_flight")
+ITEMS = ("model", "optim", "scheduler", "in_flight")
+PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
 FORMAT = 1  # of the item `progress` and of the manifest
 FACTS = ("ends_epoch", "score", "at_stop", "higher_is_better")  # of `progress`, in the manifest too
+MOST_PACKED = 10_000  # times: as much as compression could save
 UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
 
 
@@ -79,8 +82,7 @@ class CheckpointStore:
     @functools.cached_property
     def _orbax(self) -> Any:
         ocp = self._ocp
-        arrays = {name: ocp.StandardCheckpointHandler() for name in ITEMS if name != "progress"}
-        handlers = {**arrays, "progress": ocp.JsonCheckpointHandler()}
+        handlers = {name: ocp.StandardCheckpointHandler() for name in ITEMS}
         return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
 
     @functools.cached_property
@@ -120,14 +122,27 @@ class CheckpointStore:
     def prepare(self) -> None:
         """Makes the directory, and removes what a process that was killed has left of a save or of a removal."""
         self._path.mkdir(parents=True, exist_ok=True)
+        self.recover()
         for place in self._path.iterdir():
             if UNFINISHED.fullmatch(place.name):
                 shutil.rmtree(place) if self._is_local else place.rmtree()
 
+    def recover(self) -> None:
+        """Ends what a process that was killed has begun: a checkpoint that was complete, and was just to get its
+        name.
+        """
+        for place in self._path.glob("*.partial") if self._is_local and self._path.exists() else ():
+            name = place.name.removesuffix(".partial")
+            if name.isdecimal() and not (self._path / name).exists() and (place / NAME).exists():
+                with contextlib.suppress(DamagedError):
+                    refuse_damage(place)
+                    place.rename(self._path / name)
+
     def save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         """Writes a checkpoint, and removes those that need not stay once it is complete. Waits until then.
 
-        It is written under another name, and gets its own when everything is on the disk.
+        It is written under another name, and gets its own when everything is on the disk. Only one that was made
+        because the run stopped there is replaced by another of its step.
 
         Raises:
           LearnerError: there is a checkpoint of this step, or the directory is gone.
@@ -135,7 +150,7 @@ class CheckpointStore:
         assert self._retention is not None
         if not self._path.exists():
             raise LearnerError(f"the directory {self._path} is gone: somebody removed it while the run went on")
-        if step in self.steps:
+        if step in self.steps and not self._table.get(step, {}).get("at_stop"):
             raise LearnerError(f"there is a checkpoint of step {step} in {self._path}, and it is not replaced")
         facts = {name: progress.get(name) for name in FACTS}
         place = self._path / f"{step}.partial" if self._is_local else self.path(step)
@@ -143,6 +158,8 @@ class CheckpointStore:
             self._write(place, items, progress)
             write_manifest(place, {"format": FORMAT, "step": step, **facts})
             if self._is_local:
+                if step in self._table:
+                    self._remove(step)
                 place.rename(self.path(step))
                 _to_disk(self._path)
         except BaseException:
@@ -155,9 +172,13 @@ class CheckpointStore:
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
         with _quiet():
-            self._orbax.save(place, args=args.Composite(progress=args.JsonSave(dict(progress)), **parts))
+            self._orbax.save(place, args=args.Composite(**parts))
+        path = place / PROGRESS
+        path.parent.mkdir()
+        path.write_text(json.dumps(progress, allow_nan=False))
 
     def _discard_partial(self, step: int) -> None:
+        self.close()  # waits for the threads that write the other items
         for place in self._path.glob(f"{step}.*") if self._path.exists() else ():
             if self._is_local and UNFINISHED.fullmatch(place.name):
                 shutil.rmtree(place, ignore_errors=True)
@@ -199,13 +220,17 @@ class CheckpointStore:
     def progress(self, step: int) -> dict[str, Any]:
         """The JSON item of a checkpoint."""
         self.verify(step)
-        args = self._ocp.args
-        with _quiet():
-            restored = self._orbax.restore(self.path(step), args=args.Composite(progress=args.JsonRestore()))
-        progress = dict(restored["progress"])
+        progress: dict[str, Any] = json.loads((self.path(step) / PROGRESS).read_text())
         if progress.get("format", FORMAT) > FORMAT:
             raise LearnerError(f"the checkpoint {self.path(step)} was made by a newer version of learner")
         return progress
+
+    def differences(self, step: int, items: Mapping[str, Any]) -> list[str]:
+        """The arrays of the named items in which a checkpoint differs from those given, a line for each."""
+        self.verify(step)
+        with _quiet():
+            metadata = self._metadata(step)
+        return differences(flat({name: metadata[name].tree for name in items}), flat(items))
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
         """The named items with the shapes, dtypes and shardings of the arrays given in `items`.
@@ -262,8 +287,17 @@ class CheckpointStore:
             return None
         with _quiet():
             saved = self._metadata(step)["in_flight"].tree
+            self._refuse_claims(step, saved)
             args = self._ocp.args.Composite(in_flight=self._ocp.args.StandardRestore(_abstract(saved)))
             return dict(self._orbax.restore(self.path(step), args=args)["in_flight"])
+
+    def _refuse_claims(self, step: int, tree: Any) -> None:
+        """What is in flight has the shapes that the checkpoint says, so it may not claim more than it could hold."""
+        place = self.path(step) / "in_flight"
+        held = sum(path.stat().st_size if self._is_local else path.stat().length for path in place.rglob("*"))
+        claimed = sum(int(np.prod(x.shape, dtype=object)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+        if claimed > MOST_PACKED * held:
+            raise LearnerError(f"{place} claims to hold {claimed} bytes in files of {held}: it is not what a run saved")
 
     def _metadata(self, step: int) -> Any:
         return self._orbax.metadata(self.path(step)).item_metadata
@@ -320,9 +354,10 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Gives Orbax's threads back."""
-        if "_orbax" in vars(self):
+        orbax = vars(self).pop("_orbax", None)
+        if orbax is not None:
             with _quiet():
-                self._orbax.close()
+                orbax.close()
 
 
 def _abstract(item: Any) -> Any:

@@ -19,8 +19,8 @@ def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None)
     """Shortens the files below `directory` to `position`; see `RunFiles.cut`.
 
     Raises:
-      LearnerError: a file has less than the position says, lies behind a link, or the position is none: it comes from
-        a checkpoint, and whatever that says, only metric files of this run are changed. Nothing was changed then.
+      LearnerError: a file lies behind a link, or the position is none: it comes from a checkpoint, and whatever that
+        says, only metric files of this run are changed. Nothing was changed then.
     """
     refuse_position(position)
     kept, taken = _journal_lines(directory, position["epoch_lines"])
@@ -31,6 +31,20 @@ def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None)
         _shorten(directory / path, size)
     if taken:
         replace(str(directory / "journal.jsonl"), kept)
+
+
+def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
+    """Raises `LearnerError` where a file has less than the position says."""
+    refuse_position(position)
+    journal = directory / "journal.jsonl"
+    lines = read_journal(directory) if journal.exists() else []
+    seen, keep = sum(entry.get("event") in NUMBERS for _, entry in lines), position["epoch_lines"]
+    if seen < keep:
+        raise _too_short(journal, f"{seen} epochs and validations", f"{keep}")
+    for path, size in position["files"].items():
+        actual = _size(directory / path)
+        if actual < size:
+            raise _too_short(directory / path, f"{actual} bytes", f"{size}")
 
 
 def metric_files(directory: Path) -> dict[str, int]:
@@ -81,17 +95,11 @@ def _journal_lines(directory: Path, keep: int) -> tuple[bytes, bytes]:
     for line, entry in read_journal(directory) if journal.exists() else ():
         seen += (number := entry.get("event") in NUMBERS)
         (taken if number and seen > keep else kept).append(line + b"\n")
-    if seen < keep:
-        raise _too_short(journal, f"{seen} epochs and validations", f"{keep}")
     return b"".join(kept), b"".join(taken)
 
 
 def _tails(directory: Path, epoch: int, sizes: Mapping[str, int]) -> dict[str, int | None]:
     """The metric files that are too long, each with its right length; `None`: it was not there."""
-    for path, size in sizes.items():
-        actual = _size(directory / path)
-        if actual < size:
-            raise _too_short(directory / path, f"{actual} bytes", f"{size}")
     tails = {path: size for path, size in sizes.items() if _size(directory / path) > size}
     later = {path: None for path, number in metric_files(directory).items() if number >= epoch and path not in sizes}
     for path in (*tails, *later):
@@ -125,5 +133,5 @@ def _size(file: Path) -> int:
 def _too_short(file: Path, found: str, needed: str) -> LearnerError:
     return LearnerError(
         f"{file} has {found}, but had {needed} when the checkpoint was saved: "
-        "it was changed since then, so the run cannot go on from there"
+        "it was changed since then, so the run cannot go on from there; allow=('logs',) goes on without that part"
     )

@@ -29,7 +29,7 @@ from learner.loggers.appended import (
     value_texts,
     weight_texts,
 )
-from learner.loggers.cut import cut_back
+from learner.loggers.cut import cut_back, refuse_short
 
 SECONDS_BETWEEN_WRITES = 0.5
 LONGEST_NAME = 200
@@ -127,7 +127,7 @@ class RunFiles:
         sizes = {path: file.size for path, file in self._files.items()}
         return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes}
 
-    def cut(self, position: Mapping[str, Any], keep_in: Path | None = None) -> None:
+    def cut(self, position: Mapping[str, Any], keep_in: Path | None = None, lenient: bool = False) -> None:
         """Takes back what was written after `position`. To be called before anything is written.
 
         The metric files of the position's epoch become as long as they were, those of later epochs go, and the journal
@@ -136,10 +136,13 @@ class RunFiles:
         Args:
           position: what `position()` returned, in this process or another.
           keep_in: a directory that gets what is taken back, under the same relative paths.
+          lenient: whether files may have less than the position says.
 
         Raises:
           LearnerError: a file has less than the position says. Nothing was changed then.
         """
+        if not lenient:
+            refuse_short(self._directory, position)
         cut_back(self._directory, position, keep_in)
         self._epoch, self._epoch_lines = position["epoch"], position["epoch_lines"]
         self._files = {

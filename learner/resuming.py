@@ -1,0 +1,329 @@
+"""Going on with a run: a checkpoint is read, compared with what the learner is now, and given back."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.checkpoint import CheckpointStore, DamagedError, Entry
+from learner.checkpoint.items import from_items, to_items
+from learner.errors import LearnerError, one_error
+from learner.history import History
+from learner.inputs import Inputs
+from learner.loggers.cut import refuse_position
+from learner.metrics.base import CollectingMetric, Metric
+from learner.options import Options
+from learner.run import Position, fingerprint
+from learner.runner import Runner, Tally
+from learner.steps.state import TrainState
+from learner.steps.step import rows_of
+from learner.stopping import MetricEarlyStopping
+
+ALLOWED = {
+    "metrics": "the metrics of the epoch under way begin anew, as others were in flight",
+    "optimizer": "the optimizer begins with a new state",
+    "logs": "the logs go on as they are, although parts of them are missing",
+}
+"""What a run that goes on may do where something is not as it was, if it is told to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a checkpoint gives back.
+
+    Attributes:
+      entry: which one.
+      state: the train state.
+      progress: everything else.
+      metrics: the item `in_flight` of one that was made inside an epoch.
+      notes: what people are to be told: newer checkpoints that are damaged, what is not as it was.
+    """
+
+    entry: Entry
+    state: TrainState
+    progress: Mapping[str, Any]
+    metrics: Mapping[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def position(self) -> Position:
+        """Where the run was."""
+        return Position(**self.progress["position"])
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+Differing = Callable[[Mapping[str, Any]], list[str]]
+
+
+def restore(
+    store: CheckpointStore,
+    entry: Entry,
+    init: Callable[[], TrainState],
+    allow: Collection[str] = (),
+    differing: Differing = lambda progress: [],
+) -> Restored:
+    """Reads a checkpoint into the shape of the state that `init` makes.
+
+    Args:
+      store: where it is.
+      entry: which one.
+      init: makes a new state.
+      allow: of `ALLOWED`.
+      differing: given `progress`, what else is not as it was and cannot be gone on with.
+
+    Raises:
+      DamagedError: it is not as it was saved.
+      LearnerError: everything that differs, in one.
+    """
+    progress = store.progress(entry.step)
+    refuse_malformed(progress, entry.step, str(store.path(entry.step)))
+    needed = jax.eval_shape(lambda: to_items(init()))
+    differences = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
+    notes = []
+    if differences["optim"] and "optimizer" in allow:
+        del needed["optim"], differences["optim"]
+        notes.append(f"the optimizer is another one than before: {ALLOWED['optimizer']}")
+    problems = [line for lines in differences.values() for line in lines]
+    if problems:
+        problems = [_differs(store.path(entry.step), problems, only_optimizer=not differences["model"])]
+    problems += differing(progress)
+    if problems:
+        raise one_error(problems, "the run cannot go on")
+    items, state = store.restore(entry.step, needed), init()
+    key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=jax.random.key_impl(state.rng))
+    state = dataclasses.replace(from_items(items, state), rng=key)
+    if int(state.step) != entry.step:
+        raise LearnerError(f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}")
+    return Restored(entry, state, progress, store.metrics(entry.step), tuple(notes))
+
+
+def _differs(path: Any, lines: list[str], only_optimizer: bool) -> str:
+    shown = lines[:20] + ([f"and {len(lines) - 20} more"] if len(lines) > 20 else [])
+    fresh = "; allow=('optimizer',) begins with a new state of the optimizer" if only_optimizer else ""
+    return (
+        f"the checkpoint {path} was saved by another model or optimizer; it differs in {len(lines)} arrays:\n  "
+        + "\n  ".join(shown)
+        + f"\nBuild the learner as it was for that run, or start a new run in another directory{fresh}"
+    )
+
+
+def restore_newest(
+    store: CheckpointStore,
+    init: Callable[[], TrainState],
+    allow: Collection[str] = (),
+    differing: Differing = lambda progress: [],
+) -> Restored | None:
+    """The newest checkpoint that is not damaged, or `None` where there are no checkpoints.
+
+    Raises:
+      LearnerError: all of them are damaged, or the newest differs from the learner as it is now.
+    """
+    entries = {entry.step: entry for entry in store.entries}
+    damaged: list[str] = []
+    for step in reversed(store.steps):
+        try:
+            if step in store.damaged:
+                raise DamagedError(store.damaged[step])
+            restored = restore(store, entries[step], init, allow, differing)
+        except DamagedError as error:
+            damaged.append(str(error))
+            continue
+        used = f"the run goes on from the checkpoint of step {step}, before it"
+        return dataclasses.replace(restored, notes=(*(f"{text}; {used}" for text in damaged), *restored.notes))
+    if damaged:
+        raise LearnerError(
+            "there is no checkpoint that could be used:\n  "
+            + "\n  ".join(damaged)
+            + "\nTo begin anew, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)"
+        )
+    return None
+
+
+# -- what progress may say ---------------------------------------------------------------------------------------------
+
+
+def _count(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
+def _optional(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: x is None or check(x)
+
+
+def _is(kind: Any) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, kind)
+
+
+def _position(x: Any) -> bool:
+    fields = {"epoch", "batch", "step", "in_epoch", "due", "left"}
+    return (
+        isinstance(x, dict)
+        and x.keys() == fields
+        and all(_count(x[name]) for name in ("epoch", "batch", "step", "in_epoch"))
+        and x["epoch"] >= 1
+        and x["in_epoch"] <= min(x["step"], x["batch"])
+        and x["due"] in ("", "validation", "epoch")
+        and all(map(_is(str), x["left"]))
+    )
+
+
+def _grouping(x: Any) -> bool:
+    return isinstance(x, dict) and all(map(_optional(_count), x.values()))
+
+
+def _key(x: Any) -> bool:
+    return isinstance(x, list) and all(_count(word) and word < 2**32 for word in x)
+
+
+PROGRESS: dict[str, Callable[[Any], bool]] = {
+    "position": _position,
+    "grouping": _grouping,
+    "monitor": _is(str),
+    "higher_is_better": _is(bool),
+    "score": _optional(_is(int | float)),
+    "root_key": _key,
+    "history": _is(dict),
+    "log": _is(dict),
+    "epoch_values": _is(dict),
+    "early_stopping": lambda x: isinstance(x, list) and all(map(_is(dict), x)),
+    "plateau": _optional(_is(dict)),
+    "stopped": _optional(_is(str)),
+    "ends_epoch": _optional(_count),
+    "at_stop": _is(bool),
+    "config": _optional(_is(str)),
+    "made_on": _is(dict),
+    "made_with": _is(dict),
+}
+
+
+def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
+    """Raises `LearnerError` for what no run can have written, be it that a checkpoint was made by somebody else."""
+    wrong = [name for name, check in PROGRESS.items() if name not in progress or not check(progress[name])]
+    if not wrong and progress["position"]["step"] != step:
+        wrong = ["position"]
+    if wrong:
+        raise LearnerError(f"the checkpoint {path} cannot be gone on from: {', '.join(wrong)} in progress cannot be so")
+    refuse_position(progress["log"])
+    History.from_json(progress["history"])
+
+
+# -- what is not as it was ---------------------------------------------------------------------------------------------
+
+
+def grouping_of(inputs: Inputs, options: Options) -> dict[str, int | None]:
+    """What gives a position inside an epoch, which counts micro-batches, its meaning."""
+    return {
+        "rows per batch": rows_of(inputs.firsts["train"]),
+        "batches per epoch": inputs.source("train").batches,
+        "micro-batches per step": options.accumulate,
+    }
+
+
+def made_with(options: Options, lr: float | None) -> dict[str, Any]:
+    """What of a learner is compared when a run goes on, besides the state. `lr`: the rate, where it is a number."""
+    return {"seed": options.seed, "lr": lr, "metrics": _in_flight(options)}
+
+
+def _in_flight(options: Options) -> list[str]:
+    """The metrics that have states or rows inside an epoch."""
+    return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
+
+
+def differences(progress: Mapping[str, Any], inputs: Inputs, options: Options, allow: Collection[str]) -> list[str]:
+    """What makes a checkpoint inside an epoch mean something else now. One at the end of an epoch has no such ties."""
+    position = Position(**progress["position"])
+    if not position.batch:
+        return []
+    problems = []
+    before, now = progress["grouping"], grouping_of(inputs, options)
+    known = [name for name in now if before.get(name) is not None and now[name] is not None]
+    changed = [f"{name} were {before[name]} and are {now[name]}" for name in known if before[name] != now[name]]
+    where = f"the checkpoint of step {position.step} lies inside epoch {position.epoch}"
+    if changed:
+        problems.append(
+            f"{where}, and its position means other rows now: {', '.join(changed)}. Go on with those of before, or "
+            "from the end of an epoch: checkpoint(epoch)"
+        )
+    had, have = progress["made_with"].get("metrics"), _in_flight(options)
+    if had != have and position.due != "epoch" and "metrics" not in allow:
+        problems.append(
+            f"{where}, with the metrics {_listed(had)} of the train split in flight, and now there are "
+            f"{_listed(have)}. Go on with those of before, from the end of an epoch, or with allow=('metrics',): "
+            f"{ALLOWED['metrics']}"
+        )
+    return problems
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
+
+
+def changes(restored: Restored, options: Options, lr: float | None) -> list[str]:
+    """What is not as it was and is gone on with all the same, for the log."""
+    had, now, lines = restored.progress["made_with"], fingerprint(), []
+    if had.get("seed") != options.seed:
+        lines.append(f"the seed was {had.get('seed')} and is {options.seed}: the random keys go on as they were")
+    if had.get("lr") != lr:
+        lines.append(f"the learning rate was {_rate(had.get('lr'))} and is {_rate(lr)} from here on")
+    made_on = restored.progress["made_on"]
+    others = [f"{name} was {made_on.get(name)} and is {now[name]}" for name in now if made_on.get(name) != now[name]]
+    if others:
+        lines.append(f"{', '.join(others)}: numbers may differ from those of before in their last bits")
+    return lines
+
+
+def _rate(lr: Any) -> str:
+    return "a schedule" if lr is None else str(lr)
+
+
+# -- giving back -------------------------------------------------------------------------------------------------------
+
+
+def set_stopping(early_stopping: list[MetricEarlyStopping], saved: list[Mapping[str, Any]]) -> None:
+    """Each goes on with the state of the first one that followed its metric; a new one begins anew."""
+    left = list(saved)
+    for stopping in early_stopping:
+        state = next((s for s in left if s.get("monitor") == stopping.monitor.monitor), None)
+        if state is not None:
+            left.remove(state)
+            stopping.set_state(state)
+
+
+def tally_in_flight(restored: Restored | None, runner: Runner, options: Options) -> Tally:
+    """The train split's metrics: of a checkpoint that was made inside an epoch, or new."""
+    fresh = runner.start("train")
+    if restored is None or restored.metrics is None or not _same_metrics(restored, options):
+        return fresh
+    leaves, tree = jax.tree.flatten(fresh.metrics)
+    states = restored.metrics["states"]
+    found = [states.get(str(i)) for i in range(len(leaves))]
+    if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in found if x is not None]:
+        raise LearnerError(
+            f"the checkpoint of step {restored.entry.step} holds other states of the train split's metrics than these "
+            "metrics have now; go on from the end of an epoch: checkpoint(epoch)"
+        )
+    return runner.start("train", jax.tree.unflatten(tree, found))
+
+
+def rows_in_flight(
+    restored: Restored | None, names: Mapping[str, list[str]], options: Options
+) -> dict[str, dict[str, list[list[np.ndarray]]]]:
+    """The rows that collecting metrics (their names by split) held at a checkpoint made inside an epoch."""
+    if restored is None or not _same_metrics(restored, options):
+        return {}
+    stored = (restored.metrics or {}).get("rows") or {}
+    held: dict[str, dict[str, list[list[np.ndarray]]]] = {}
+    for split, metrics in stored.items():
+        for index, columns in metrics.items():
+            rows = [np.asarray(columns[str(i)]) for i in range(len(columns))]
+            held.setdefault(split, {})[names[split][int(index)]] = [rows]
+    return held
+
+
+def _same_metrics(restored: Restored, options: Options) -> bool:
+    had: Any = restored.progress["made_with"].get("metrics")
+    return bool(had == _in_flight(options))
