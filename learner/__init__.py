@@ -12,7 +12,7 @@ Bring a model, an optax optimizer and data; `LearnerBuilder` configures the rest
 """
 
 from learner.builder import LearnerBuilder
-from learner.errors import LearnerError, NonFiniteError
+from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
 from learner.fit import Learner
 from learner.history import History
 from learner.loading import LoadedCheckpoint, load_checkpoint
@@ -45,6 +45,7 @@ __all__ = [
     "MetricEarlyStopping",
     "MultiLabelOutput",
     "NonFiniteError",
+    "OutOfMemoryError",
     "ReduceOnPlateau",
     "RegressionOutput",
     "SequenceOutput",

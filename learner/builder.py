@@ -351,6 +351,28 @@ class LearnerBuilder:
         )
         return self
 
+    def watchdog(self, seconds: float, then: str = "log") -> Self:
+        """When no step and no validation batch ended for `seconds`, writes the stacks of all threads to
+        `experiment.log`, once until a step ends again. Default: nothing is watched.
+
+        All the time of the run counts, so choose more than the longest of these takes: compiling, which the first step
+        waits for; a hook; a checkpoint that is waited for, as at the end. Code that never lets another thread of Python
+        run cannot be watched.
+
+        Args:
+          seconds: how long a step may take.
+          then: `"log"` (default): the run goes on. `"end"`: it is asked to end as by a signal, so it makes a checkpoint
+            and `fit` returns; `result.stopped_by` begins with `watchdog`, and the command exits with 75. What hangs
+            inside of a device or a file system does not hear of that: when no step ended after the same time again, the
+            process itself ends with the exit code 75 (a temporary failure, for those that start jobs anew). Nothing is
+            saved then, and `resume()` goes on from the last checkpoint.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            raise LearnerError(f"watchdog got {seconds!r}; it needs a number of seconds greater than 0")
+        self._options.watchdog = float(seconds)
+        self._options.watchdog_ends = _one_of("watchdog(then=)", then, ("log", "end")) == "end"
+        return self
+
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Calls `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 

@@ -15,6 +15,18 @@ class NonFiniteError(LearnerError):
     """A loss or a gradient of the training was not finite; see `LearnerBuilder.on_nonfinite`."""
 
 
+class OutOfMemoryError(LearnerError):
+    """A device had no room for a part of a run; the message says what is there and what to set.
+
+    Attributes:
+      part: `train`, the name of a validation split, or `checkpoint`.
+    """
+
+    def __init__(self, text: str, part: str):
+        super().__init__(text)
+        self.part = part
+
+
 def one_error(problems: Sequence[str], title: str = "this cannot be trained") -> LearnerError:
     """Joins several problems into one error.
 

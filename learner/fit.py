@@ -17,12 +17,13 @@ from learner import directory
 from learner.check import check_predict, check_train, check_valid
 from learner.checkpoint import DamagedError
 from learner.checkpoint.items import from_items, to_items
-from learner.data.feed import batch_arrays
+from learner.data.feed import batch_arrays, bytes_of
 from learner.errors import LearnerError, one_error
 from learner.history import History, read_history
 from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid
 from learner.loading import Taken, take_initial
 from learner.lock import locked
+from learner.memory import Needs, RoomFor, explained
 from learner.options import Options
 from learner.result import LearningResult
 from learner.resuming import Differing, Restored, differences, restore, restore_newest, set_stopping
@@ -157,6 +158,9 @@ class Learner:
 
         Raises:
           LearnerError: something is wrong with the input; nothing was compiled or written then.
+          NonFiniteError: the numbers went wrong; see `LearnerBuilder.on_nonfinite`.
+          OutOfMemoryError: the device had no room for a step, a validation or the copy that a checkpoint is made from;
+            it comes from the error of JAX and says what to set. The checkpoints before it are as they were.
           SystemExit: with the code 143, after SIGTERM and the checkpoint that it asks for; see
             `LearnerBuilder.on_sigterm`.
         """
@@ -297,13 +301,16 @@ class Learner:
         firsts = inputs.firsts.items()
         if wrong := [p for split, first in firsts for p in check_valid(self._step, runner.state, first, split)]:
             raise one_error(wrong)
+        needs = Needs(inputs.firsts, bytes_of(runner.state))
         worker = Worker({split: self._options.metrics_of(split) for split in inputs.valid}, None, History(), (), Pace())
         try:
             for split, source in inputs.valid.items():
                 feeder, plan = feeder_for(inputs, split, runner.strategy, self._options, lambda text: None)
                 plan.loop = decide_dispatch(runner, feeder, plan, self._options, "valid", runner.strategy).loop
-                validate(runner, feeder, worker, split, source.batches, 1, 0, None)
-            worker.wait()
+                with explained(needs, lambda: worker.failure), RoomFor(split):
+                    validate(runner, feeder, worker, split, source.batches, 1, 0, None)
+            with explained(needs):
+                worker.wait()
         finally:
             worker.close()
             for source in inputs.valid.values():

@@ -41,6 +41,8 @@ class Options:
     on_sigterm: str = "exit"
     on_save_error: str = "raise"
     on_nonfinite: Watch = RAISES
+    watchdog: float | None = None
+    watchdog_ends: bool = False
     time_limit: float | None = None
     job_ends: float | None = None
     on_epoch_end: list[Callable[..., Any]] = dataclasses.field(default_factory=list)

@@ -1,5 +1,6 @@
 """The parts of one run, and what its loop does with them."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import logging
@@ -18,6 +19,7 @@ from learner.errors import LearnerError, NonFiniteError
 from learner.events import EpochStarted, Saved
 from learner.journal import encode
 from learner.loggers.files import RunFiles
+from learner.memory import CHECKPOINT, RoomFor
 from learner.options import Options
 from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
@@ -124,7 +126,9 @@ class Run:
     def dispatches(self) -> Iterator[Dispatch]:
         """What is left to train, from the position on."""
         p, last = self.position, self.options.num_epochs
-        return self.train_feeder.open(p.epoch, p.batch, p.step, last, self.is_pressed, self.data_state)
+        opened = self.train_feeder.open(p.epoch, p.batch, p.step, last, self.is_pressed, self.data_state)
+        with contextlib.closing(opened) as dispatches, RoomFor("train"):  # type: ignore[type-var]
+            yield from dispatches
 
     def limit(self, step: int) -> int:
         """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
@@ -142,7 +146,8 @@ class Run:
             self.announced = dispatch.epoch
             self.worker.put(EpochStarted(self.clock(), dispatch.epoch, self.steps_per_epoch))
         self.worker.take_off()
-        values = self.runner.train(self.tally, dispatch)
+        with RoomFor("train"):
+            values = self.runner.train(self.tally, dispatch)
         first = p.step + 1
         p.advance(dispatch)
         self.data_state = dispatch.data_state
@@ -183,7 +188,9 @@ class Run:
     def close_train(self) -> None:
         """The train split's values over the epoch; its metrics begin anew."""
         p = self.position
-        self.worker.put(Closed("train", p.epoch, p.step, None, self.runner.values("train", self.tally)))
+        with RoomFor("train"):
+            values = self.runner.values("train", self.tally)
+        self.worker.put(Closed("train", p.epoch, p.step, None, values))
         self.tally = self.runner.start("train")
 
     # -- validation ----------------------------------------------------------------------------------------------------
@@ -211,8 +218,9 @@ class Run:
             self.worker.put(Call(self._mark_logs))
             feeder, batches = self.valid_feeders[split], self.valid_batches[split]
             where = split, batches, p.epoch, p.step, at_step
-            if not validate(self.runner, feeder, self.worker, *where, self.is_pressed):
-                return False
+            with RoomFor(split):
+                if not validate(self.runner, feeder, self.worker, *where, self.is_pressed):
+                    return False
             p.left = p.left[1:]
         self.validated_step = p.step
         return True
@@ -388,8 +396,9 @@ class Run:
           at_stop: whether it is made because the run stops here, rather than because one was due.
         """
         p = dataclasses.replace(self.position)
-        state = self.runner.copy(self.runner.state)
-        metrics = self.runner.copy(self.tally.metrics) if p.batch and p.due != "epoch" else None
+        with RoomFor(CHECKPOINT):
+            state = self.runner.copy(self.runner.state)
+            metrics = self.runner.copy(self.tally.metrics) if p.batch and p.due != "epoch" else None
         decisions = {
             "data": self.data_state,
             "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
@@ -404,7 +413,9 @@ class Run:
     def _complete_save(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> None:
         """On the worker's thread, in order: history and log lengths are those of the position."""
         assert self.saver is not None
-        if int(np.asarray(state.extra["nonfinite"])[0]) > 0:
+        with RoomFor(CHECKPOINT):
+            nonfinite = int(np.asarray(state.extra["nonfinite"])[0]) > 0
+        if nonfinite:
             self.asked_at.pop(p.step)
             return
         assert int(state.step) == p.step, f"the loop counted {p.step} steps, the device {int(state.step)}"

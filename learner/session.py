@@ -10,6 +10,7 @@ from typing import Any
 
 from learner.checkpoint import CheckpointStore, Saver
 from learner.compilation import CompileTimes, use_cache
+from learner.data.feed import bytes_of
 from learner.events import Listener, Message, Outlet, RunEnded, RunFailed, RunStarted
 from learner.history import History, summarize
 from learner.inputs import Inputs
@@ -18,6 +19,7 @@ from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.cut import refuse_short
 from learner.loggers.files import RunFiles
+from learner.memory import Needs, explained
 from learner.metrics.base import CollectingMetric
 from learner.options import Options
 from learner.resuming import (
@@ -44,6 +46,7 @@ from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.stopping import Asked
 from learner.strategies import SingleDevice
+from learner.watchdog import Watchdog
 from learner.worker import Call, Pace, Worker
 
 NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
@@ -91,7 +94,7 @@ def opened(start: Start) -> Iterator[Run]:
     position = Position() if start.restored is None else start.restored.position
     with contextlib.ExitStack() as stack:
         stack.callback(close_application_log, log)
-        stack.callback(files.close)
+        stack.push(_without_hiding(files.close))
         outlets: list[Outlet] = []
         warn = _warner(log, outlets)
         outlets += [Outlet(listener, warn) for listener in _listeners(options)]
@@ -142,6 +145,8 @@ def _started(
     runner = make_runner(start.step, start.state, strategy)
     how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
     plan.loop = how.loop
+    needs = Needs(inputs.firsts, bytes_of(start.state), options.accumulate, start.step.update is None)
+    needs.steps["train"] = plan.buffer if how.loop and not feeder.resident else 1
     _log_dispatch(log, "train", how)
     pace = Pace(compilations=lambda: times.count)
     valid_feeders = {}
@@ -149,6 +154,7 @@ def _started(
         valid_feeders[split], valid_plan = feeder_for(inputs, split, strategy, options, warn)
         how = decide_dispatch(runner, valid_feeders[split], valid_plan, options, "valid", strategy)
         valid_plan.loop, valid_plan.limit = how.loop, lambda step: pace.steps
+        needs.steps[split] = valid_plan.buffer if how.loop and not valid_feeders[split].resident else 1
         _log_dispatch(log, split, how)
     if cache:
         log.info("compilations are kept in %s", cache)
@@ -156,6 +162,12 @@ def _started(
     metrics = {split: options.metrics_of(split) for split in splits}
     collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
     history = History() if restored is None else History.from_json(restored.progress["history"])
+    threads.enter_context(explained(needs, lambda: worker.failure))
+    dog = None
+    if (seconds := options.watchdog) is not None:
+        stop = lambda reason: start.asked.to_stop(start.asked.reason or reason)  # noqa: E731
+        dog = Watchdog(seconds, lambda: pace.ended, _stalled(log, warn), stop if options.watchdog_ends else None)
+        threads.callback(dog.close)
     saver = None
     if store is not None:
         failed = None if options.on_save_error == "raise" else lambda progress, error: run.not_saved(progress, error)
@@ -211,6 +223,8 @@ def _started(
     for split in splits:
         threads.callback(inputs.source(split).close)
     log.info("start at epoch %d, step %d", p.epoch, p.step)
+    if dog is not None:
+        dog.start()
     yield run
     worker.wait()
     if run.saver is not None:
@@ -286,6 +300,16 @@ def _close(outlets: list[Outlet], seconds: float | None) -> None:
         outlet.close(5.0 if seconds is None else seconds)
 
 
+def _without_hiding(close: Callable[[], None]) -> Callable[..., None]:
+    """Closes; where an error is on its way already, that is the one that comes out."""
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+            close()
+
+    return leave
+
+
 def _closing(close: Callable[[float | None], None]) -> Callable[..., None]:
     """Closes with all the time it takes, but for a second signal: then what hangs is left behind after a second."""
 
@@ -310,6 +334,14 @@ def _log_initial(options: Options, taken: Taken | None, log: logging.Logger) -> 
             log.info("%s", text)
     elif options.initial is not None:
         log.info("initial_from is ignored: the run goes on from a checkpoint of its own")
+
+
+def _stalled(log: logging.Logger, warn: Callable[[str], None]) -> Callable[[str, str], None]:
+    def report(text: str, stacks: str) -> None:
+        log.warning("%s; the stacks of all threads:\n%s", text, stacks)
+        warn(f"{text}; where each thread is stands in experiment.log")
+
+    return report
 
 
 def _log_dispatch(log: logging.Logger, split: str, how: Dispatching) -> None:

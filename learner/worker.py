@@ -18,6 +18,7 @@ import numpy as np
 from learner.events import EpochEnded, EpochStarted, Event, Outlet, SplitEnded, StepsEnded
 from learner.history import History
 from learner.loggers.files import RunFiles
+from learner.memory import RoomFor
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
 from learner.steps.finite import HALTS, KINDS
 from learner.steps.program import Values
@@ -91,15 +92,20 @@ class Pace:
     Args:
       seconds: what is aimed at.
       compilations: how many there were so far. Steps that had to wait for one count only until others were measured.
+
+    Attributes:
+      ended: how many steps ended so far, those of validation included.
     """
 
     def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
         self._aim, self._compilations = seconds, compilations
         self._per_step: float | None = None
         self._compiled, self._rough = compilations(), True
+        self.ended = 0
 
     def measured(self, steps: int, seconds: float) -> None:
         """Steps ended."""
+        self.ended += steps
         now, compiled = seconds / max(steps, 1), self._compilations()
         waited, self._compiled = compiled != self._compiled, compiled
         if self._per_step is None or self._rough:
@@ -224,6 +230,11 @@ class Worker:
         if self._error is not None:
             raise self._error
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong on the worker's thread."""
+        return self._error
+
     def wait(self) -> None:
         """Until everything that was put is done."""
         done = threading.Event()
@@ -273,7 +284,8 @@ class Worker:
         if self.halted is not None and isinstance(item, Closed | EpochClosed | EpochStarted):
             return
         if isinstance(item, Closed):
-            self._close_split(item)
+            with RoomFor(item.split):
+                self._close_split(item)
         elif isinstance(item, Abandoned):
             self._abandon(item.split)
         elif isinstance(item, EpochClosed):
@@ -291,7 +303,7 @@ class Worker:
     def _steps(self, made: list[Made]) -> None:
         if not made:
             return
-        read = jax.device_get([m.values for m in made])
+        read = _read(made)
         now = time.perf_counter()
         steps = sum(m.count for m in made)
         seconds, self._last = now - self._last, now
@@ -398,6 +410,18 @@ class Worker:
         if self._files is not None:
             self._files.journal("epoch", epoch=closed.epoch, step=closed.step, values=values)
         self.emit(EpochEnded(self._clock(), closed.epoch, closed.step, values, seconds))
+
+
+def _read(made: list[Made]) -> list[Values]:
+    """The values on the host. Where the device had no room, the first that have none say in which split."""
+    try:
+        read: list[Values] = jax.device_get([m.values for m in made])
+        return read
+    except jax.errors.JaxRuntimeError:
+        for m in made:
+            with RoomFor(m.split):
+                jax.device_get(m.values)
+        raise
 
 
 def _number(value: Any) -> float:

@@ -22,7 +22,8 @@ ROWS = [
     {"errors"},
     {"metrics", "steps"},
     {"checkpoint", "compilation", "data", "directory", "events", "history", "journal", "lock", "loggers"}
-    | {"options", "renderers", "result", "schedules", "signals", "stopping", "strategies", "text"},
+    | {"memory", "options", "renderers", "result", "schedules", "signals", "stopping", "strategies", "text"}
+    | {"watchdog"},
     {"check", "inputs", "loading", "resuming", "run", "runner", "session", "start", "worker"},
     {"fit"},
     {"builder"},

@@ -46,7 +46,8 @@ NAMED: dict[str, list[tuple[str, str | None]]] = {
 CONTEXT = {
     "directory": "where the run leaves its logs and checkpoints",
     "overwrite": "true: replace the run that is there",
-    "resume": "true: go on with the newest checkpoint of the run that is there, start afresh where there is none",
+    "resume": "true: go on with the newest checkpoint of the run that is there, start afresh where there is none; "
+    "or {allow: [metrics, optimizer, logs]}: where these are not as they were, too",
     "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
     "optimizer": "one of those below, or a function of the learning rate by import path",
     "lr": "a number, one of the schedules below, ReduceOnPlateau, or a function of the step by import path",

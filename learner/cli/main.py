@@ -43,7 +43,8 @@ def main(words: Sequence[str] | None = None) -> int:
       words: of the command line, without the program's name; default: those of this process.
 
     Returns:
-      The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM.
+      The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM,
+        75 where the watchdog ended it.
     """
     try:
         with of_a_command():

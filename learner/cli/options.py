@@ -17,6 +17,9 @@ from learner.cli.recipes import Recipe, mapped, nested, objects, recipe
 from learner.cli.signatures import check
 from learner.errors import LearnerError
 
+SWITCHES = ("resume",)
+"""Methods that `true` calls without the arguments that they may have, and `false` does not call."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Option:
@@ -68,7 +71,7 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
     """
     method = methods(builder)[name]
     parameters = list(inspect.signature(method).parameters.values())[1:]
-    if not parameters:
+    if not parameters or (name in SWITCHES and isinstance(value, bool)):
         return _switch(name, value, key)
     several = isinstance(value, list)
     if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:

@@ -1,23 +1,32 @@
 """`learner fit` and `learner resume`."""
 
+import contextlib
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoint import CheckpointStore, DamagedError
 from learner.cli.config import Config
 from learner.cli.help import fit_help, key_help
 from learner.cli.overrides import CommandLine, override, read_yaml, split, value_of
 from learner.directory import read_summary
 from learner.errors import LearnerError
+from learner.loggers.appended import replace
 from learner.renderers.summary import heading
 from learner.signals import TERMINATED
+from learner.watchdog import EXIT
 
 RESUME = """\
 usage: learner resume DIR [--KEY=VALUE ...]
 
 Goes on with the newest checkpoint of the run in DIR, as its config.yaml says; --num_epochs=20 makes it longer.
+
+  --resume.allow=metrics      the metrics of the epoch under way begin anew, where others were in flight
+  --resume.allow=optimizer    the optimizer begins with a new state, where it is another one
+  --resume.allow=logs         the logs go on as they are, where parts of them are missing
+
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -62,7 +71,8 @@ def resume(words: Sequence[str]) -> int:
         return 0
     directory = run_directory(line, "resume")
     content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
-    return _train(Config({**changed(content, line), "directory": directory, "resume": True}))
+    content = changed(content, line)
+    return _train(Config({**content, "directory": directory, "resume": content.get("resume") or True}))
 
 
 def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
@@ -88,6 +98,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
     if not Path(directory).is_dir():
         raise LearnerError(f"there is no directory {directory}")
     path = Path(directory, "config.yaml")
+    _mend(path)
     if not path.is_file():
         if not Path(directory, "journal.jsonl").exists():
             raise LearnerError(
@@ -98,8 +109,27 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
     return read_yaml(path)
 
 
+def _mend(path: Path) -> None:
+    """Writes the config of the newest checkpoint where the file is missing or cut off. One that somebody changed stays
+    as it is.
+    """
+    text = path.read_bytes() if path.is_file() else b""
+    with contextlib.closing(CheckpointStore(path.parent.absolute() / "checkpoint")) as store:
+        for entry in reversed(store.entries):
+            with contextlib.suppress(DamagedError):
+                saved = str(store.progress(entry.step).get("config") or "").encode()
+                if saved != text and saved.startswith(text):
+                    replace(str(path), saved)
+                    print(
+                        f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
+                        f"checkpoint of step {entry.step}",
+                        file=sys.stderr,
+                    )
+                return
+
+
 def _train(config: Config) -> int:
-    """Runs it. After Ctrl-C the exit code is 130, after SIGTERM 143."""
+    """Runs it. After Ctrl-C the exit code is 130, after SIGTERM 143, after `watchdog` 75."""
     before = read_summary(Path(config.directory)) if config.resumes else None
     try:
         result = config.learner().fit()
@@ -112,8 +142,9 @@ def _train(config: Config) -> int:
     if before is not None and result.summary == before:
         print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
         return 0
-    codes = {"ctrl-c": 130, "sigterm": TERMINATED}
-    return _interrupted(config.directory, codes[result.stopped_by]) if result.stopped_by in codes else 0
+    codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
+    reason = result.stopped_by.partition(":")[0]
+    return _interrupted(config.directory, codes[reason]) if reason in codes else 0
 
 
 def _interrupted(directory: str, code: int = 130) -> int:

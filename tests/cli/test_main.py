@@ -187,6 +187,45 @@ def test_resume_goes_on_as_config_yaml_says(learner, config):
     assert "epoch 4/4" not in out
 
 
+@pytest.mark.parametrize("left", [None, 0, 40])
+def test_a_config_that_lost_something_is_mended(learner, config, left):
+    learner("fit", config)
+    with open("run/config.yaml") as file:
+        text = file.read()
+    if left is None:
+        os.remove("run/config.yaml")
+    else:
+        os.truncate("run/config.yaml", left)
+    code, _, err = learner("resume", "run", "--num_epochs=3")
+    assert code == 0, err
+    said = "cut off" if left else "missing or empty"
+    assert f"run/config.yaml was {said}; it is mended from the checkpoint of step 6" in err
+    with open("run/config.yaml") as file:
+        assert file.read().replace("num_epochs: 3", "num_epochs: 2") == text
+
+
+def test_what_is_allowed_when_a_run_goes_on(learner, config):
+    learner("fit", config)
+    code, _, err = learner("resume", "run", "--num_epochs=3", "--optimizer=Adam")
+    assert code == 2
+    assert "allow=('optimizer',)" in err
+    assert learner("resume", "run", "--num_epochs=3", "--optimizer=Adam", "--resume.allow=optimizer")[0] == 0
+    assert "resume" not in saved()
+    assert learner("resume", "run", "--num_epochs=4", "--resume.allow=[metrics, logs]")[0] == 0
+    assert summary()["epochs"] == 4
+
+
+def test_a_config_that_somebody_changed_stays(learner, config):
+    learner("fit", config)
+    with open("run/config.yaml") as file:
+        text = file.read()
+    with open("run/config.yaml", "w") as file:
+        file.write(text.replace("num_epochs: 2", "num_epochs: 3"))
+    code, _, err = learner("resume", "run")
+    assert code == 0, err
+    assert ("mended" in err, summary()["epochs"]) == (False, 3)
+
+
 def test_resume_of_a_directory_that_was_moved(learner, config):
     learner("fit", config)
     os.rename("run", "elsewhere")
@@ -203,7 +242,7 @@ def test_resume_of_a_directory_that_was_moved(learner, config):
     ],
 )
 def test_a_run_from_python_says_so_and_shows_the_call(learner, config, command, call):
-    learner("fit", config)
+    learner("fit", config, "--with_file_checkpointer=null")  # its checkpoints would have the config
     os.remove("run/config.yaml")
     code, _, err = learner(*command)
     assert code == 2

@@ -104,7 +104,7 @@ def test_sigterm_in(tmp_path, monkeypatch, undisturbed, phase):
         if phase == "checkpoint":
             assert process.stdout.readline() == "signalled\n"  # training is at step 5, the save of step 3 is not over
             assert saved_steps(tmp_path / "run") == []
-        if phase != "data_wait":  # data that never come are not waited for; everything else is
+        if phase not in ("data_wait", "validation"):  # data that never come are not waited for; everything else is
             process.stdin.close()
         assert process.wait(SECONDS) == 143
         said = process.stdout.read(), process.stderr.read()
@@ -161,6 +161,23 @@ def test_sigterm_twice_while_nothing_moves(tmp_path):
         assert process.stderr.read() == "learner: interrupted; go on with: learner resume run\n"
     assert saved_steps(tmp_path / "run") == [3]
     assert journal_of(tmp_path / "run")[-1]["event"] == "error"
+
+
+@pytest.mark.full
+def test_sigterm_twice_while_the_disk_hangs(tmp_path, monkeypatch, undisturbed):
+    """The first one waits for the save; the second one does not."""
+    with started("checkpoint", tmp_path) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(TERM)
+        assert process.stdout.readline() == "signalled\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.send_signal(TERM)
+        assert process.wait(SECONDS) == 143
+    assert saved_steps(tmp_path / "run") == []
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume", "run"]) == 0
+    assert left_by("run") == undisturbed
 
 
 def test_sigint_then_sigint(tmp_path, handlers):

@@ -1,0 +1,242 @@
+"""Going on with a run when something is not as it was: right, or one error that says what differs."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+from runs import (
+    STEPS,
+    LastRow,
+    batches,
+    build_line,
+    checkpoint_bits,
+    line,
+    line_step,
+    model_bits,
+    progress_of,
+    quiet,
+    saved_steps,
+    tamper,
+    tree_of,
+    valid_data,
+)
+from stopped import stopping_at
+
+from learner import LearnerError, MetricEarlyStopping, ReduceOnPlateau
+from learner.history import read_history
+from learner.metrics import MeanAbsoluteError
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def saving(directory, epochs=2):
+    return quiet(directory).num_epochs(epochs).with_file_checkpointer(keep_last=9)
+
+
+def log_of(directory):
+    return (directory / "experiment.log").read_text()
+
+
+@pytest.fixture
+def one_epoch(tmp_path):
+    """A run of one epoch."""
+    build_line(saving(tmp_path / "run", 1)).fit(batches(), valid_data())
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def inside(tmp_path):
+    """A run that stopped inside its second epoch."""
+    build_line(stopping_at(saving(tmp_path / "run"), STEPS + 2)).fit(batches(), valid_data())
+    return tmp_path / "run"
+
+
+def by_hand(*rates):
+    """SGD over an epoch for each rate."""
+    params = line()
+    for rate in rates:
+        for batch in batches():
+            grads = jax.grad(lambda params, batch: line_step(params, batch).loss)(params, batch)
+            params = jax.tree.map(lambda p, g, rate=rate: p - np.float32(rate) * g, params, grads)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("lr", "second"),
+    [(0.01, 0.01), (lambda step: 0.02, 0.02), (ReduceOnPlateau(0.03, "valid/Loss"), 0.03)],
+    ids=["float", "schedule", "plateau"],
+)
+def test_another_rate_counts_from_here_on(one_epoch, lr, second):
+    result = build_line(saving(one_epoch).resume(), lr).fit(batches(), valid_data())
+    expected = by_hand(0.05, second)
+    for name in ("w", "b"):
+        np.testing.assert_allclose(result.model[name], expected[name], rtol=2e-6)
+    assert "the learning rate was 0.05 and is" in log_of(one_epoch)
+
+
+def test_from_a_plateau_to_a_float(tmp_path):
+    build_line(saving(tmp_path / "run", 1), ReduceOnPlateau(0.05, "valid/Loss")).fit(batches(), valid_data())
+    result = build_line(saving(tmp_path / "run").resume(), 0.01).fit(batches(), valid_data())
+    np.testing.assert_allclose(result.model["w"], by_hand(0.05, 0.01)["w"], rtol=2e-6)
+
+
+def test_the_same_rate_is_no_news(one_epoch):
+    build_line(saving(one_epoch).resume()).fit(batches(), valid_data())
+    assert "WARNING" not in log_of(one_epoch)
+
+
+def test_another_seed(one_epoch):
+    """The keys are those of the run."""
+    build_line(saving(one_epoch).seed(5).resume()).fit(batches(), valid_data())
+    assert "the seed was 0 and is 5: the random keys go on as they were" in log_of(one_epoch)
+    assert progress_of(one_epoch, 12)["root_key"] == progress_of(one_epoch, 6)["root_key"]
+
+
+@pytest.mark.parametrize("name", ["jax", "device", "machine"])
+def test_another_version_or_machine(one_epoch, name):
+    progress = progress_of(one_epoch, 6)
+    progress["made_on"][name] = "another"
+    tamper(one_epoch, 6, progress)
+    build_line(saving(one_epoch).resume()).fit(batches(), valid_data())
+    (said,) = [line for line in log_of(one_epoch).splitlines() if "WARNING" in line]
+    assert f"{name} was another and is " in said
+    assert "last bits" in said
+
+
+def test_other_metrics_from_the_end_of_an_epoch(one_epoch):
+    result = build_line(saving(one_epoch).metrics(MeanAbsoluteError()).resume()).fit(batches(), valid_data())
+    assert len(result.history["train/Loss"]) == 2
+    assert len(result.history["train/Mean Absolute Error"]) == 1
+    assert read_history(one_epoch).to_json() == result.history.to_json()
+
+
+def test_other_metrics_inside_an_epoch(inside):
+    before = tree_of(inside)
+    with pytest.raises(LearnerError) as error:
+        build_line(saving(inside).metrics(LastRow()).resume()).fit(batches(), valid_data())
+    message = str(error.value)
+    assert f"step {STEPS + 2} lies inside epoch 2" in message
+    assert "with the metrics Loss of the train split in flight, and now there are Last Row, Loss" in message
+    assert "allow=('metrics',)" in message
+    assert tree_of(inside) == before
+
+
+def test_other_metrics_inside_an_epoch_that_are_allowed(inside):
+    """Those of the epoch are over the rest of it, and nothing else changes."""
+    result = build_line(saving(inside).metrics(LastRow()).resume(allow="metrics")).fit(batches(), valid_data())
+    whole = build_line(saving(inside.parent / "whole")).fit(batches(), valid_data())
+    assert model_bits(result.model) == model_bits(whole.model)
+    targets = np.concatenate([batch["t"][:, 0] for batch in batches()[2:]]).astype(np.float64)
+    np.testing.assert_allclose(result.history["train/Last Row"], np.arange(1, len(targets) + 1) @ targets, rtol=1e-6)
+
+
+def test_several_differences_are_one_error(inside):
+    learner = build_line(saving(inside).metrics(LastRow()).grads_accumulation(2).resume(), optimizer=optax.adam)
+    with pytest.raises(LearnerError) as error:
+        learner.fit(batches(3), valid_data())
+    for part in ("opt_state/0.mu.w: saved nothing", "rows per batch were 4 and are 3", "metrics Loss of the train"):
+        assert part in str(error.value)
+
+
+def test_another_optimizer_that_is_allowed(one_epoch):
+    with pytest.raises(LearnerError, match=r"allow=\('optimizer',\) begins with a new state"):
+        build_line(saving(one_epoch).resume(), optimizer=optax.adam).fit(batches(), valid_data())
+    made = saving(one_epoch).resume(allow=("optimizer", "metrics"))
+    result = build_line(made, 0.01, optax.adam).fit(batches(), valid_data())
+    params, optimizer = by_hand(0.05), optax.adam(0.01)
+    state = optimizer.init(params)
+    for batch in batches():
+        grads = jax.grad(lambda params, batch: line_step(params, batch).loss)(params, batch)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(result.model["w"], params["w"], rtol=1e-5)
+    assert "the optimizer begins with a new state" in log_of(one_epoch)
+
+
+def test_early_stopping_goes_by_the_metric(tmp_path):
+    """Another one was added before it."""
+    make = lambda n: saving(tmp_path / "run", n).valid_every(steps=STEPS)  # noqa: E731
+    build_line(make(2).early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=3))).fit(
+        batches(), valid_data()
+    )
+    builder = make(9).early_stopping(MetricEarlyStopping("train/Loss", patience=99))
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", mode="max", patience=3))
+    result = build_line(builder.resume()).fit(batches(), valid_data())
+    assert result.stopped_by.startswith("early stopping: valid/Loss has not improved")
+    assert result.summary["epochs"] == 4  # the first validation is the best, and three are waited for
+
+
+@pytest.mark.parametrize("lost", ["train/epoch-2/Loss.log", "journal.jsonl"])
+def test_logs_that_lost_something(inside, lost):
+    (inside / lost).write_text("")
+    before = tree_of(inside)
+    with pytest.raises(LearnerError, match=r"allow=\('logs',\) goes on without that part"):
+        build_line(saving(inside).resume()).fit(batches(), valid_data())
+    of_starts = ("experiment.log", "journal.jsonl")
+    after = tree_of(inside)
+    assert [path for path in {*before, *after} if before.get(path) != after.get(path) and path not in of_starts] == []
+    result = build_line(saving(inside).resume(allow="logs")).fit(batches(), valid_data())
+    assert result.stopped_by == "num_epochs"
+    assert len(result.history["train/Loss"]) == 2
+
+
+def test_allow_knows_three_words(tmp_path):
+    with pytest.raises(LearnerError, match="allow= got 'everything'; it needs 'metrics' or 'optimizer' or 'logs'"):
+        quiet(tmp_path).resume(allow="everything")
+
+
+# -- what no run can have written --------------------------------------------------------------------------------------
+
+MALFORMED = {
+    "an epoch before the first": lambda p: p["position"].update(epoch=0),
+    "a batch before the first": lambda p: p["position"].update(batch=-4),
+    "another step": lambda p: p["position"].update(step=9),
+    "a step as a text": lambda p: p["position"].update(step="8"),
+    "a further part of the position": lambda p: p["position"].update(more=1),
+    "something else that is due": lambda p: p["position"].update(due="everything"),
+    "no key": lambda p: p.pop("root_key"),
+    "a key that is too large": lambda p: p.update(root_key=[2**40, 0]),
+    "a score that is a text": lambda p: p.update(score="best"),
+    "no early stopping": lambda p: p.update(early_stopping=None),
+    "the end of something": lambda p: p.update(ends_epoch=[1]),
+    "no history": lambda p: p.update(history=None),
+    "logs elsewhere": lambda p: p["log"].update(files={"../../x.log": 0}),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_progress_that_no_run_has_written(inside, what):
+    progress = progress_of(inside, STEPS + 2)
+    MALFORMED[what](progress)
+    tamper(inside, STEPS + 2, progress)
+    before = tree_of(inside)
+    with pytest.raises(LearnerError, match=r"cannot be gone on from|the checkpoint is damaged"):
+        build_line(saving(inside).resume()).fit(batches(), valid_data())
+    assert tree_of(inside) == before
+
+
+def test_what_is_in_flight_claims_no_more_than_it_holds(inside):
+    """A header of zarr or OCDBT says what memory is to be taken."""
+    import orbax.checkpoint as ocp
+
+    place = inside / "checkpoint" / str(STEPS + 2)
+    assert "in_flight" in {path.name for path in place.iterdir()}
+    shutil.rmtree(place / "in_flight")
+    with ocp.StandardCheckpointer() as writer:
+        writer.save(place / "in_flight", {"states": {"0": np.zeros(2**26, np.float32)}, "rows": {}})
+    tamper(inside, STEPS + 2, progress_of(inside, STEPS + 2))
+    with pytest.raises(LearnerError, match=r"in_flight claims to hold 268435456 bytes in files of \d+"):
+        build_line(saving(inside).resume()).fit(batches(), valid_data())
+
+
+def test_a_summary_that_says_nothing(one_epoch):
+    (one_epoch / "summary.json").write_text("{}")
+    result = build_line(saving(one_epoch, 1).resume()).fit(batches(), valid_data())
+    assert result.stopped_by == "num_epochs"
+    assert json.loads((one_epoch / "summary.json").read_text())["steps"] == STEPS
+    assert saved_steps(one_epoch) == [6]
+    assert checkpoint_bits(one_epoch, 6)
