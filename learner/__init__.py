@@ -15,6 +15,7 @@ from learner.builder import LearnerBuilder
 from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
 from learner.fit import Learner
 from learner.history import History
+from learner.loading import LoadedCheckpoint, load_checkpoint
 from learner.result import LearningResult
 from learner.run import EpochInfo
 from learner.schedules import ReduceOnPlateau
@@ -40,6 +41,7 @@ __all__ = [
     "LearnerError",
     "LearningResult",
     "Linen",
+    "LoadedCheckpoint",
     "MetricEarlyStopping",
     "MultiLabelOutput",
     "NonFiniteError",
@@ -49,5 +51,6 @@ __all__ = [
     "SequenceOutput",
     "TrainOutput",
     "TrainState",
+    "load_checkpoint",
     "weighted_mean",
 ]

@@ -1,11 +1,9 @@
 """The builder: options in, a learner out."""
 
 import copy
-import functools
 import logging
 import math
 import os
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +14,7 @@ from learner.directory import problem_with
 from learner.errors import LearnerError, one_error
 from learner.events import Listener
 from learner.fit import Learner
+from learner.loading import made, refuse_unknown
 from learner.loggers.files import refuse_same_files
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
@@ -24,7 +23,7 @@ from learner.resuming import ALLOWED
 from learner.schedules import ReduceOnPlateau
 from learner.steps.finite import POLICIES, Watch
 from learner.steps.measure import Measure
-from learner.steps.model import Linen, family_of, is_instance_of
+from learner.steps.model import family_of
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule
 from learner.steps.step import Step, step_fn
 from learner.stopping import Interrupter, MetricEarlyStopping
@@ -272,6 +271,26 @@ class LearnerBuilder:
         self._options.start = {"resume": True, **_allowed(allow)}
         return self
 
+    def initial_from(
+        self, directory: str | Path, which: int | str = "best", partial: bool = False, step: int | None = None
+    ) -> Self:
+        """Starts with the model of another run's checkpoint; the optimizer, the random keys and the steps are new.
+
+        Where the run in the directory goes on from a checkpoint of its own, that one counts.
+
+        Args:
+          directory: of the other run, or the one that holds its checkpoints where they lie elsewhere.
+          which: `"best"`, `"latest"`, or the epoch that it ends.
+          partial: takes the arrays with the same path and shape (floats of another precision are rounded), and leaves
+            the others as the model was initialised; `experiment.log` lists them. Default: all have to be the same.
+          step: the optimizer step instead of `which`.
+        """
+        refuse_unknown("initial_from", directory, which, step)
+        if not isinstance(partial, bool):
+            raise LearnerError(f"partial of initial_from is {partial!r}; it needs True or False")
+        self._options.initial = {"directory": directory, "which": which, "step": step, "partial": partial}
+        return self
+
     def early_stopping(self, stopping: MetricEarlyStopping) -> Self:
         """Stops when a metric no longer improves; may be called for several."""
         if not isinstance(stopping, MetricEarlyStopping):
@@ -410,8 +429,7 @@ class LearnerBuilder:
         problems += wrong
         family = train_fn = valid_fn = None
         try:
-            if _makes_model(model):
-                model = model()
+            model = made(model)
             family = family_of(model, trainable, shared=update is not None)
             train_fn = None if update is not None else step_fn(model, "train_step", train_step)
             valid_fn = step_fn(model, "valid_step", valid_step)
@@ -513,12 +531,6 @@ def _rate(lr: Any) -> tuple[Callable[[Any], Any] | None, float, ReduceOnPlateau 
         else [f"the learning rate is {rate}; it needs a number that is 0 or more, and finite"]
     )
     return None, rate, None, wrong
-
-
-def _makes_model(model: Any) -> bool:
-    if isinstance(model, Linen) or is_instance_of(model, "flax.nnx", "Module"):
-        return False
-    return isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
 
 
 def _wrong_values(family: Any) -> list[str]:

@@ -21,6 +21,7 @@ from learner.data.feed import batch_arrays, bytes_of
 from learner.errors import LearnerError, one_error
 from learner.history import History, read_history
 from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid
+from learner.loading import Taken, take_initial
 from learner.lock import locked
 from learner.memory import Needs, RoomFor, explained
 from learner.options import Options
@@ -80,12 +81,26 @@ class Learner:
         self._looked = {"train": False, "valid": False}  # at the steps, by `train_step` and `valid_step`
         self._runner: Runner | None = None
         self._fitted = False
+        self._taken: Taken | None = None
+        if options.start is None:
+            self._take_initial()
 
     # -- pure functions ------------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """The state before the first step. Its arrays are copies of the model's."""
+        """The state before the first step. Its arrays are copies of the model's, or of what `initial_from` names."""
+        self._take_initial()
+        return self._blank()
+
+    def _blank(self) -> TrainState:
         return self._step.init(self._lr, self._options.seed)
+
+    def _take_initial(self) -> None:
+        """Reads what `initial_from` names, once; a run that goes on from a checkpoint of its own never does."""
+        if self._options.initial is not None and self._taken is None:
+            with jax.ensure_compile_time_eval():
+                family, self._taken = take_initial(self._options, self._step.family)
+            self._step = dataclasses.replace(self._step, family=family)
 
     def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step: the new state, and the step's value of each numeric metric by name, with its `weight`.
@@ -159,6 +174,7 @@ class Learner:
         if not going_on:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
             refuse_checkpoints(options)
+            self._take_initial()
         inputs = self._inputs(train, valid)
         if options.checkpoints is not None:
             inputs.source("train").keep_state()
@@ -190,7 +206,9 @@ class Learner:
             remove_checkpoints(options)
         asked = Asked()
         lr = self._lr if self._step.schedule is None and self._plateau is None else None
-        start = Start(options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, asked, lr)
+        start = Start(
+            options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, asked, lr, self._taken
+        )
         with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
             run.stopped_by = loop(run)
         self._runner = run.runner
@@ -214,7 +232,7 @@ class Learner:
         train = self._train_data if train is None else train
         valid = self._valid_data if valid is None else valid
         inputs = read_inputs(self._options, train, valid)
-        shapes = jax.eval_shape(self.init)
+        shapes = jax.eval_shape(self._blank)
         self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau)
         return inputs
 
@@ -225,9 +243,9 @@ class Learner:
         store = open_store(self._options)
         try:
             if start.get("resume"):
-                return restore_newest(store, self.init, allow, differing)
+                return restore_newest(store, self._blank, allow, differing)
             epoch = start.get("epoch", None if "step" in start else "latest")
-            return restore(store, store.find(epoch, start.get("step")), self.init, allow, differing)
+            return restore(store, store.find(epoch, start.get("step")), self._blank, allow, differing)
         finally:
             store.close()
 
@@ -262,7 +280,7 @@ class Learner:
             return None
         store = open_store(self._options)
         try:
-            state = self.init()
+            state = self._blank()
             for entry in store.ranked():
                 with contextlib.suppress(DamagedError):
                     items = store.restore(entry.step, {"model": to_items(state)["model"]})

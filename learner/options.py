@@ -35,6 +35,7 @@ class Options:
     valid_every: int | None = None
     devices: Any = None
     start: dict[str, Any] | None = None
+    initial: dict[str, Any] | None = None
     early_stopping: list[MetricEarlyStopping] = dataclasses.field(default_factory=list)
     interrupter: Interrupter | None = None
     on_sigterm: str = "exit"

@@ -15,6 +15,7 @@ from learner.events import Listener, Message, Outlet, RunEnded, RunFailed, RunSt
 from learner.history import History, summarize
 from learner.inputs import Inputs
 from learner.journal import decode
+from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.cut import refuse_short
 from learner.loggers.files import RunFiles
@@ -67,6 +68,7 @@ class Start:
       going_on: whether the directory holds a run that goes on.
       asked: what signals ask of it.
       lr: the rate, where it is a number.
+      taken: what the first state has of another run.
     """
 
     options: Options
@@ -79,6 +81,7 @@ class Start:
     going_on: bool
     asked: Asked
     lr: float | None
+    taken: Taken | None = None
 
 
 @contextlib.contextmanager
@@ -137,6 +140,8 @@ def _started(
     strategy = options.devices or SingleDevice()
     cache = use_cache(strategy.platform, options.compilation_cache)
     parameters = describe(log, options, start.step, start.state, strategy)
+    taken = None if restored is not None else start.taken
+    _log_initial(options, taken, log)
     feeder, plan = feeder_for(inputs, "train", strategy, options, warn)
     runner = make_runner(start.step, start.state, strategy)
     how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
@@ -215,6 +220,8 @@ def _started(
     worker.put(Call(lambda: files.journal("start", epoch=p.epoch, step=p.step, resumed=resumed)))
     event = RunStarted(time.time(), options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed)
     worker.put(event)
+    if taken is not None:
+        worker.put(Message(time.time(), logging.INFO, taken.line))
     for split in splits:
         threads.callback(inputs.source(split).close)
     log.info("start at epoch %d, step %d", p.epoch, p.step)
@@ -321,6 +328,14 @@ def _warner(log: logging.Logger, outlets: list[Outlet]) -> Callable[[str], None]
             outlet.put(Message(time.time(), logging.WARNING, text))
 
     return warn
+
+
+def _log_initial(options: Options, taken: Taken | None, log: logging.Logger) -> None:
+    if taken is not None:
+        for text in (taken.line, *taken.details):
+            log.info("%s", text)
+    elif options.initial is not None:
+        log.info("initial_from is ignored: the run goes on from a checkpoint of its own")
 
 
 def _stalled(log: logging.Logger, warn: Callable[[str], None]) -> Callable[[str, str], None]:

@@ -24,7 +24,7 @@ ROWS = [
     {"checkpoint", "compilation", "data", "directory", "events", "history", "journal", "lock", "loggers"}
     | {"memory", "options", "renderers", "result", "schedules", "signals", "stopping", "strategies", "text"}
     | {"watchdog"},
-    {"check", "inputs", "resuming", "run", "runner", "session", "start", "worker"},
+    {"check", "inputs", "loading", "resuming", "run", "runner", "session", "start", "worker"},
     {"fit"},
     {"builder"},
     {"learner"},

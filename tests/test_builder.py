@@ -5,6 +5,7 @@ import logging
 import math
 import re
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +88,7 @@ OPTIONS = {
     "with_file_checkpointer": [(), (None,), (3, 2, 5, "valid/Loss", "max", 2, 10, 60.0, "elsewhere")],
     "checkpoint": [(3,), ("best",), ("latest",), (None, 12)],
     "resume": [()],
+    "initial_from": [("runs/a",), ("runs/a", "latest", True), (Path("runs/a"), 3), ("runs/a", "best", False, 12)],
     "early_stopping": [(MetricEarlyStopping("valid/Loss"),)],
     "interrupter": [(Interrupter(),)],
     "on_sigterm": [("exit",), ("return",)],
@@ -154,6 +156,17 @@ REFUSED = [
     is_refused("checkpoint", r"checkpoint\(epoch=\) is 0", 0),
     is_refused("checkpoint", r"checkpoint\(epoch=\) is 'newest'", "newest"),
     is_refused("checkpoint", r"checkpoint\(step=\) is -1", None, -1),
+    is_refused("initial_from", "the directory of initial_from is ''; it needs a path", ""),
+    is_refused("initial_from", "the directory of initial_from is None", None),
+    *(
+        is_refused("initial_from", "which of initial_from is", "a", value)
+        for value in ("newest", 0, -1, 1.5, None, True)
+    ),
+    is_refused("initial_from", "partial of initial_from is 'yes'; it needs True or False", "a", "best", "yes"),
+    *(
+        is_refused("initial_from", "step of initial_from is", "a", "best", False, value)
+        for value in (-1, 1.5, "3", True)
+    ),
     is_refused("early_stopping", "early_stopping got 5; it needs MetricEarlyStopping", 5),
     is_refused("interrupter", "interrupter got <class .*; it needs an Interrupter", Interrupter),
 ]

@@ -143,7 +143,7 @@ def test_the_other_commands_run(screen):
 
 def test_the_python_prints_what_is_shown(python):
     _, shown = python
-    assert len(shown) == 5
+    assert len(shown) == 6
     for text, printed in shown:
         assert_shown(text, printed)
 

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,40 @@ class CheckpointStore:
             refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
             parts = {name: args.StandardRestore(_abstract(item)) for name, item in items.items()}
             return dict(self._orbax.restore(self.path(step), args=args.Composite(**parts)))
+
+    def shapes(self, step: int, names: Iterable[str]) -> dict[str, Any]:
+        """The named items with a shape and a dtype for each array, as they were saved; no array is read.
+
+        Raises:
+          DamagedError: one of them cannot be read.
+        """
+        self.verify(step)
+        with self._readable(step):
+            metadata = self._metadata(step)
+            shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
+            return {name: jax.tree.map(shape, dict(metadata[name].tree)) for name in names}
+
+    def read(self, step: int, shapes: Mapping[str, Any]) -> dict[str, Any]:
+        """The items of `shapes` as NumPy arrays.
+
+        Raises:
+          DamagedError: one of them cannot be read.
+        """
+        self.verify(step)
+        with self._readable(step):
+            # Orbax takes the kind of the array from it, and not its numbers.
+            host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), dict(shapes))
+            parts = {name: self._ocp.args.StandardRestore(item) for name, item in host.items()}
+            return dict(self._orbax.restore(self.path(step), args=self._ocp.args.Composite(**parts)))
+
+    @contextlib.contextmanager
+    def _readable(self, step: int) -> Iterator[None]:
+        try:
+            with _quiet():
+                yield
+        except Exception as error:  # whatever Orbax meets in files that are not what they should be
+            reason = " ".join(str(error).split())
+            raise DamagedError(f"the checkpoint {self.path(step)} is damaged: {reason}") from error
 
     def metrics(self, step: int) -> dict[str, Any] | None:
         """The item `in_flight`, or `None`."""

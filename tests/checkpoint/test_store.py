@@ -88,6 +88,23 @@ def test_each_item_is_readable_with_orbax_alone(tmp_path, opened):
     assert json.loads((tmp_path / "c" / "6" / "progress" / "metadata").read_text())["score"] == 0.25
 
 
+def test_items_as_they_were_saved_on_the_host(tmp_path, opened):
+    saved = to_items(state_of(6))
+    opened(tmp_path / "c", ALL).save(6, saved, {"step": 6})
+    reader = opened(tmp_path / "c")
+    shapes = reader.shapes(6, ["model", "scheduler"])
+    assert shapes["model"]["params"]["half"] == jax.ShapeDtypeStruct((9,), jnp.bfloat16)
+    read = reader.read(6, shapes)
+    assert bits(read) == bits({item: saved[item] for item in ("model", "scheduler")})
+    assert {type(leaf) for leaf in jax.tree.leaves(read)} == {np.ndarray}
+
+
+def test_an_item_that_is_not_there_cannot_be_read(tmp_path, opened):
+    opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
+    with pytest.raises(DamagedError, match=r"6 is damaged: .*optim"):
+        opened(tmp_path / "c").shapes(6, ["model", "optim"])
+
+
 def test_metrics_in_flight(tmp_path, opened):
     rows = {"train": {"0": {"0": np.arange(3, dtype=np.int32), "1": np.float32([0.5, math.nan])}}}
     in_flight = {"states": {"0": np.int32(7), "1": np.float32(0.1)}, "rows": rows}

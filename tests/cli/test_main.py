@@ -495,3 +495,28 @@ print("loaded:", sorted({{"jax", "optax", "flax", "jsonargparse"}} & set(sys.mod
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines() == ["learner: there is no command 'evaluat': did you mean 'evaluate'?"]
     assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+# -- another run's parameters ------------------------------------------------------------------------------------------
+
+
+def test_a_config_begins_with_another_runs_model(learner, config, workplace):
+    assert learner("fit", config)[0] == 0
+    took = f"took 1 of 1 array from the checkpoint {workplace}/run/checkpoint/6"
+    for directory, said in (("short", "run"), ("long", "{directory: run, which: latest, partial: true}")):
+        code, out, _ = learner("fit", config, f"--directory={directory}", f"--initial_from={said}")
+        assert code == 0
+        assert took in out.splitlines()
+        assert took in (workplace / directory / "experiment.log").read_text()
+    saved = yaml.safe_load((workplace / "short" / "config.yaml").read_text())
+    assert saved["initial_from"] == {"directory": "run", "which": "best", "partial": False, "step": None}
+    assert learner("fit", config, "--directory=third", "--initial_from.directory=run", "--initial_from.which=2")[0] == 0
+    code, _, err = learner(
+        "fit", config, "--directory=fourth", "--initial_from.directory=run", "--initial_from.which=9"
+    )
+    assert code == 2
+    assert "there is no checkpoint of the end of epoch 9" in err
+    assert not (workplace / "fourth").exists()
+    shutil.rmtree(workplace / "run")
+    assert learner("resume", "short", "--num_epochs=3")[0] == 0
+    assert "initial_from is ignored" in (workplace / "short" / "experiment.log").read_text()

@@ -1,0 +1,438 @@
+"""Checkpoints outside of their run: for inference, for a loop of one's own, and as the start of another run.
+
+Nothing that a file names is imported or called: the model comes from whoever loads.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import math
+import os
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.check import nonfinite_leaves
+from learner.checkpoint import CheckpointStore, DamagedError, Entry
+from learner.checkpoint.items import differences, from_items, to_items
+from learner.checkpoint.manifest import NAME
+from learner.errors import LearnerError, one_error
+from learner.history import History
+from learner.journal import read_journal
+from learner.options import Options
+from learner.steps.model import Family, Linen, family_of, is_instance_of
+from learner.steps.optimizer import check_optimizer, init_optimizer
+from learner.steps.state import TrainState
+from learner.text import count, printable
+
+Array = Any
+PyTree = Any
+Arrays = dict[str, Any]
+
+SHOWN = 20  # of a long list
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What `load_checkpoint` read.
+
+    Attributes:
+      path: where it lies.
+      step: the optimizer step.
+      epoch: the epoch that it is the end of, or `None` when it was made inside of one.
+      score: the monitored metric's value, or `None`.
+      monitor: the metric that decides about the best, by key.
+      lr_scale: the rate of a step is `schedule(step) * lr_scale`; without a schedule it is the rate.
+      history: what every metric was up to there.
+      config: the text of the config that the run was started from, or `None`.
+      params: what was trained, as NumPy arrays by path. Random keys are their numbers.
+      model_state: the other arrays of the model.
+      opt_state: those of the optimizer.
+      model: the model that was given, with the arrays of the checkpoint, in eval mode; a new object.
+      optimizer_state: the state of the optimizer that was given, in its own structure.
+    """
+
+    path: str
+    step: int
+    epoch: int | None
+    score: float | None
+    monitor: str | None
+    lr_scale: float
+    history: History = dataclasses.field(repr=False)
+    config: str | None = dataclasses.field(repr=False)
+    params: Arrays = dataclasses.field(repr=False)
+    model_state: Arrays = dataclasses.field(repr=False)
+    opt_state: Arrays = dataclasses.field(repr=False)
+    model: Any = dataclasses.field(repr=False, default=None)
+    optimizer_state: PyTree = dataclasses.field(repr=False, default=None)
+
+
+def load_checkpoint(
+    directory: str | Path,
+    which: int | str = "best",
+    model: Any = None,
+    *,
+    step: int | None = None,
+    optimizer: Any = None,
+    trainable: Any = None,
+) -> LoadedCheckpoint:
+    """Reads a checkpoint of a run, which may still be going on.
+
+    Args:
+      directory: of the run, or the one that holds its checkpoints where they lie elsewhere.
+      which: `"best"`, `"latest"`, or the epoch that it ends.
+      model: what `build` was given: an object, or a function that makes one. It is not changed. `None`: only arrays.
+      step: the optimizer step instead of `which`.
+      optimizer: a function of the learning rate as for `build`, for `optimizer_state`. It needs the model.
+      trainable: as for `build`; the optimizer's state depends on it.
+
+    Raises:
+      DamagedError: the checkpoint that was named is not as it was saved.
+      LearnerError: there is no such checkpoint, or the model or the optimizer is another one; then it lists all that
+        differs.
+
+    >>> import tempfile, optax
+    >>> from learner import LearnerBuilder, RegressionOutput
+    >>> def train_step(model, batch):
+    ...     return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+    >>> directory, x = tempfile.mkdtemp() + "/line", jnp.array([[1.0], [2.0]])
+    >>> builder = LearnerBuilder(directory).num_epochs(200).renderer(None)
+    >>> learner = builder.build({"w": jnp.zeros((1, 1))}, optax.sgd, 0.1, train_step=train_step)
+    >>> result = learner.fit([{"x": x, "y": 3 * x}])
+    >>> loaded = load_checkpoint(directory, "latest", {"w": jnp.zeros((1, 1))})
+    >>> print(loaded.step, loaded.monitor, f"{loaded.model['w'].item():.3f}")
+    200 train/Loss 3.000
+    """
+    refuse_unknown("load_checkpoint", directory, which, step)
+    if optimizer is not None and model is None:
+        raise LearnerError("load_checkpoint got an optimizer and no model; its state needs both: give model= too")
+    with contextlib.closing(_store_of(directory)) as store:
+        entry = _find(store, which, step)
+        items, progress = _read(store, entry, ("model", "optim", "scheduler"))
+    what = f"the checkpoint {store.path(entry.step)}"
+    rebuilt = optimizer_state = None
+    if model is not None:
+        family = family_of(made(model), trainable, shared=True)
+        blank = _blank(family, optimizer)
+        found = _Match(items["model"], blank, family.kind)
+        stored = items["optim"]["opt_state"] if optimizer is not None else {}
+        found.refuse_differences(what, _advice(optimizer), stored)
+        state = from_items({"model": found.items(), "optim": {"opt_state": _on_device(stored)}}, blank)
+        rebuilt = family.rebuild(state.params, state.model_state)
+        optimizer_state = state.opt_state if optimizer is not None else None
+    return LoadedCheckpoint(
+        path=str(store.path(entry.step)),
+        step=entry.step,
+        epoch=entry.epoch,
+        score=entry.score,
+        monitor=progress.get("monitor"),
+        lr_scale=float(items["scheduler"]["lr_scale"]["value"]),
+        history=History.from_json(progress.get("history", {})),
+        config=progress.get("config"),
+        params=_unescaped(items["model"]["params"]),
+        model_state=_unescaped(items["model"]["model_state"]),
+        opt_state=_unescaped(items["optim"]["opt_state"]),
+        model=rebuilt,
+        optimizer_state=optimizer_state,
+    )
+
+
+def _advice(optimizer: Any) -> str:
+    names = "model= and trainable=" if optimizer is None else "model=, optimizer= and trainable="
+    return f"Give {names} as they were for that run, or no model at all to get the arrays by path"
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """What a new run took of another's checkpoint.
+
+    Attributes:
+      source: the checkpoint.
+      taken: the paths of the arrays that were taken.
+      left: why the others stay as the model was initialised, by path.
+      unused: the paths of the checkpoint's other arrays.
+    """
+
+    source: str
+    taken: tuple[str, ...]
+    left: Mapping[str, str]
+    unused: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """All in one line.
+
+        >>> print(Taken("the checkpoint runs/a/checkpoint/6", ("params/w",), {"params/b": "not there"}, ()).line)
+        took 1 of 2 arrays from the checkpoint runs/a/checkpoint/6
+        """
+        unused = f"; {count(len(self.unused), 'array')} of it unused" if self.unused else ""
+        total = count(len(self.taken) + len(self.left), "array")
+        return printable(f"took {len(self.taken)} of {total} from {self.source}{unused}")
+
+    @property
+    def details(self) -> list[str]:
+        """What was not taken and why, and what was not used, in a line each."""
+        left = [f"  not taken: {path}: {why}" for path, why in self.left.items()]
+        return [printable(text) for text in [*left, *(f"  unused: {path}" for path in self.unused)]]
+
+
+def take_initial(options: Options, family: Family) -> tuple[Family, Taken]:
+    """The family with the arrays of the checkpoint that `initial_from` names, and what was taken.
+
+    Raises:
+      LearnerError: there is no such checkpoint, it would be removed by `overwrite=True`, or it does not fit.
+    """
+    asked = options.initial
+    assert asked is not None
+    with contextlib.closing(_store_of(asked["directory"])) as store:
+        _refuse_own(options, store)
+        entry = _find(store, asked["which"], asked["step"])
+        items, _ = _read(store, entry, ("model",))
+    what = f"the checkpoint {store.path(entry.step)}"
+    blank = _blank(family, None)
+    found = _Match(items["model"], blank, family.kind)
+    if asked["partial"]:
+        found.refuse_strangers(what)
+    else:
+        partial = "initial_from(directory, partial=True) takes what has the same path and shape"
+        found.refuse_differences(what, f"{partial}, and leaves the rest as the model was initialised")
+    state = from_items({"model": found.items()}, blank)
+    if bad := nonfinite_leaves(state.params):
+        raise LearnerError(f"{what} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one")
+    changed = copy.copy(family)
+    changed.params, changed.model_state = state.params, state.model_state
+    return changed, Taken(what, found.taken, found.left, found.unused)
+
+
+def _refuse_own(options: Options, store: CheckpointStore) -> None:
+    """A run that is replaced cannot be the one that its successor begins with."""
+    if not options.overwrite:
+        return
+    place = str(store.path(0).parent)
+    own = [options.directory / "checkpoint", options.directory / "superseded", options.checkpoint_place]
+    if any(Path(place).resolve().is_relative_to(Path(p).resolve()) for p in own if "://" not in f"{p}{place}"):
+        raise LearnerError(
+            f"initial_from names the checkpoints in {place}, which overwrite=True would remove; choose another "
+            "directory for the new run"
+        )
+
+
+def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
+    """Raises `LearnerError` where arguments of the function `name` do not say which checkpoint is meant."""
+    if not isinstance(directory, str | Path) or not str(directory):
+        raise LearnerError(f"the directory of {name} is {directory!r}; it needs a path, such as 'runs/digits'")
+    number = isinstance(which, int) and not isinstance(which, bool) and which >= 1
+    if which not in ("best", "latest") and not number:
+        raise LearnerError(f"which of {name} is {which!r}; it needs 'best', 'latest', or an epoch, 1 or more")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise LearnerError(f"step of {name} is {step!r}; it needs a whole number, 0 or more")
+
+
+def made(model: Any) -> Any:
+    """The model, also of a function without arguments that makes it.
+
+    >>> made(lambda: {"w": 1.0})
+    {'w': 1.0}
+    """
+    if isinstance(model, Linen) or is_instance_of(model, "flax.nnx", "Module"):
+        return model
+    makes = isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
+    return model() if makes else model
+
+
+# -- finding and reading -----------------------------------------------------------------------------------------------
+
+
+def _store_of(directory: str | Path) -> CheckpointStore:
+    """The checkpoints of a run's directory, or those that lie in the directory itself."""
+    place: Any = str(directory) if "://" in str(directory) else Path(directory).absolute()
+    for each in (f"{place}/checkpoint" if isinstance(place, str) else place / "checkpoint", place):
+        store = CheckpointStore(each)
+        if store.steps:
+            return store
+    if isinstance(place, Path) and not place.is_dir():
+        raise LearnerError(f"there is no directory {directory} to take a checkpoint from")
+    if isinstance(place, Path) and (place / NAME).exists():
+        raise LearnerError(f"{directory} is one checkpoint; give the directory of its run, and step={place.name}")
+    elsewhere = _elsewhere(place) if isinstance(place, Path) else None
+    hint = "" if elsewhere is None else f"; by its journal they went to {elsewhere}: give that directory"
+    raise LearnerError(f"there is no checkpoint in {directory}{hint}")
+
+
+def _elsewhere(directory: Path) -> str | None:
+    """Where a run's journal says that its checkpoints lie. It is told, not followed."""
+    with contextlib.suppress(LearnerError, OSError):
+        saves = [line.get("path") for _, line in read_journal(directory) if line.get("event") == "save"]
+        if saves and isinstance(saves[-1], str):
+            return printable(os.path.dirname(saves[-1]))
+    return None
+
+
+def _find(store: CheckpointStore, which: int | str, step: int | None) -> Entry:
+    """The checkpoint that was named. What one is whose manifest is damaged cannot be told: it may be that one."""
+    entries = store.entries
+    if step is not None:
+        suspects = [step]
+    elif which == "latest":
+        suspects = store.steps[-1:]
+    else:
+        suspects = [] if any(e.epoch == which for e in entries) else store.steps
+    for suspect in suspects:
+        if suspect in store.damaged:
+            sure = step is not None or which == "latest"
+            doubt = (
+                ""
+                if sure
+                else f", and may be the one that was named ({which if which == 'best' else f'epoch {which}'})"
+            )
+            raise DamagedError(f"{store.damaged[suspect]}{doubt}; {_others(store, suspect)}")
+    return store.find(which, None) if step is None else store.find(None, step)
+
+
+def _others(store: CheckpointStore, step: int) -> str:
+    others = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in store.entries if e.step != step]
+    return f"there are also {', '.join(others)}" if others else "there is no other"
+
+
+def _read(
+    store: CheckpointStore, entry: Entry, names: Sequence[str]
+) -> tuple[dict[str, dict[str, Arrays]], dict[str, Any]]:
+    """Items of a checkpoint and its progress. An item always has all of its parts."""
+    try:
+        progress = store.progress(entry.step)
+        shapes = store.shapes(entry.step, names)
+        _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
+        items = store.read(entry.step, shapes)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; {_others(store, entry.step)}") from None
+    parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}
+    return {name: {part: items[name].get(part) or {} for part in parts[name]} for name in names}, progress
+
+
+def _refuse_absurd(shapes: Any, what: str) -> None:
+    """Before memory is taken: a file that is a few bytes long can claim any shape."""
+    needed = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(shapes))
+    try:
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # the system does not say it
+        return
+    if needed > room:
+        raise LearnerError(f"{what} says that its arrays take {needed} bytes, and there is memory for {room}")
+
+
+def _unescaped(arrays: Arrays) -> Arrays:
+    return {_unescape(name): array for name, array in arrays.items()}
+
+
+def _unescape(name: str) -> str:
+    return name.replace("%2F", "/").replace("%25", "%")
+
+
+def _on_device(arrays: Arrays) -> Arrays:
+    return {name: jnp.asarray(array) for name, array in arrays.items()}
+
+
+# -- fitting arrays to a model -----------------------------------------------------------------------------------------
+
+
+def _blank(family: Family, optimizer: Any) -> TrainState:
+    """A state whose arrays are only shapes to be filled."""
+    opt_state: PyTree = ()
+    if optimizer is not None:
+        if problems := check_optimizer(optimizer, family.params, 1, own_grads=True):
+            raise one_error(problems)
+        first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731
+        opt_state = jax.jit(first)(family.params)
+    return TrainState(jnp.int32(0), family.params, family.model_state, opt_state, jnp.float32(1), (), {})
+
+
+class _Match:
+    """The arrays of a checkpoint beside those of a model, by path.
+
+    Attributes:
+      taken: the paths of the arrays that fit.
+      left: why the others do not, by path.
+      unused: the paths that only the checkpoint has.
+    """
+
+    def __init__(self, saved: Mapping[str, Arrays], blank: TrainState, kind: str):
+        self._saved, self._blank = saved, blank
+        self._shapes = jax.eval_shape(to_items, blank)  # NumPy's 64-bit numbers become 32-bit ones
+        self._there, self._here = _places(saved, kind), _places(self._shapes["model"], kind)
+        self._fitting: list[str] = []
+        self.left: dict[str, str] = {}
+        for name, place in self._here.items():
+            why = self._why_not(name)
+            if why is None:
+                self._fitting.append(name)
+            else:
+                self.left[_shown(place)] = why
+        self.taken = tuple(_shown(self._here[name]) for name in self._fitting)
+        self.unused = tuple(_shown(place) for name, place in self._there.items() if name not in self._here)
+
+    def _why_not(self, name: str) -> str | None:
+        if name not in self._there:
+            return "not in the checkpoint"
+        there, here = self._pair(name)
+        floats = jnp.issubdtype(there.dtype, jnp.floating) and jnp.issubdtype(here.dtype, jnp.floating)
+        if there.shape == here.shape and (there.dtype == here.dtype or floats):
+            return None
+        return f"{there.dtype}{list(there.shape)} there, {here.dtype}{list(here.shape)} here"
+
+    def _pair(self, name: str) -> tuple[Any, Any]:
+        part, path = self._there[name]
+        part_here, path_here = self._here[name]
+        return self._saved[part][path], self._shapes["model"][part_here][path_here]
+
+    def refuse_differences(self, what: str, advice: str, opt_state: Arrays | None = None) -> None:
+        """One error that lists all arrays that are not the same on both sides, the optimizer's too."""
+        saved = {
+            _shown(self._here.get(name, place)): self._saved[place[0]][place[1]] for name, place in self._there.items()
+        }
+        needed = {_shown(place): self._shapes["model"][place[0]][place[1]] for place in self._here.values()}
+        saved |= {_shown(("opt_state", name)): x for name, x in (opt_state or {}).items()}
+        needed |= {_shown(("opt_state", name)): x for name, x in self._shapes["optim"]["opt_state"].items()}
+        if rows := differences(saved, needed):
+            shown = rows[:SHOWN] + ([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])
+            title = f"{what} is of another model or optimizer; {len(rows)} arrays differ:"
+            raise LearnerError("\n  ".join([title, *shown]) + f"\n{advice}")
+
+    def refuse_strangers(self, what: str) -> None:
+        """An error where not one array fits."""
+        if not self._fitting:
+            here = [f"{path}: {why}" for path, why in self.left.items()]
+            there = [f"{path}: unused" for path in self.unused]
+            shown = [*here[:SHOWN], *there[:SHOWN]]
+            raise LearnerError(f"nothing in {what} fits this model, by path and shape:\n  " + "\n  ".join(shown))
+
+    def items(self) -> dict[str, Arrays]:
+        """The item `model` for the state: what fits from the checkpoint, cast where it has to be, else the model's."""
+        items = to_items(self._blank)["model"]
+        for name in self._fitting:
+            part, path = self._here[name]
+            there, here = self._pair(name)
+            items[part][path] = jnp.asarray(there).astype(here.dtype)
+        return items
+
+
+def _places(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str, str]]:
+    """Where each array stands, by its name in the whole model: `trainable=` moves arrays from one part to the other."""
+    places = {}
+    for part in ("params", "model_state"):
+        for path in item[part]:
+            name = path
+            if kind == "flax.linen" and part == "model_state":
+                frozen = path.startswith("frozen.")
+                name = path.removeprefix("frozen.") if frozen else f"{part}/{path}"
+            places[name] = part, path
+    return places
+
+
+def _shown(place: tuple[str, str]) -> str:
+    return f"{place[0]}/{_unescape(place[1])}"
