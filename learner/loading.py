@@ -113,7 +113,7 @@ def load_checkpoint(
     if optimizer is not None and model is None:
         raise LearnerError("load_checkpoint got an optimizer and no model; its state needs both: give model= too")
     with contextlib.closing(_store_of(directory)) as store:
-        entry = _find(store, which, step)
+        entry = store.find(None if step is not None else which, step)
         items, progress = _read(store, entry, ("model", "optim", "scheduler"))
     what = f"the checkpoint {store.path(entry.step)}"
     rebuilt = optimizer_state = None
@@ -192,7 +192,7 @@ def take_initial(options: Options, family: Family) -> tuple[Family, Taken]:
     assert asked is not None
     with contextlib.closing(_store_of(asked["directory"])) as store:
         _refuse_own(options, store)
-        entry = _find(store, asked["which"], asked["step"])
+        entry = store.find(None if asked["step"] is not None else asked["which"], asked["step"])
         items, _ = _read(store, entry, ("model",))
     what = f"the checkpoint {store.path(entry.step)}"
     blank = _blank(family, None)
@@ -274,32 +274,6 @@ def _elsewhere(directory: Path) -> str | None:
     return None
 
 
-def _find(store: CheckpointStore, which: int | str, step: int | None) -> Entry:
-    """The checkpoint that was named. What one is whose manifest is damaged cannot be told: it may be that one."""
-    entries = store.entries
-    if step is not None:
-        suspects = [step]
-    elif which == "latest":
-        suspects = store.steps[-1:]
-    else:
-        suspects = [] if any(e.epoch == which for e in entries) else store.steps
-    for suspect in suspects:
-        if suspect in store.damaged:
-            sure = step is not None or which == "latest"
-            doubt = (
-                ""
-                if sure
-                else f", and may be the one that was named ({which if which == 'best' else f'epoch {which}'})"
-            )
-            raise DamagedError(f"{store.damaged[suspect]}{doubt}; {_others(store, suspect)}")
-    return store.find(which, None) if step is None else store.find(None, step)
-
-
-def _others(store: CheckpointStore, step: int) -> str:
-    others = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in store.entries if e.step != step]
-    return f"there are also {', '.join(others)}" if others else "there is no other"
-
-
 def _read(
     store: CheckpointStore, entry: Entry, names: Sequence[str]
 ) -> tuple[dict[str, dict[str, Arrays]], dict[str, Any]]:
@@ -310,7 +284,7 @@ def _read(
         _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
         items = store.read(entry.step, shapes)
     except DamagedError as error:
-        raise DamagedError(f"{error}; {_others(store, entry.step)}") from None
+        raise DamagedError(f"{error}; {store.others(entry.step)}") from None
     parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}
     return {name: {part: items[name].get(part) or {} for part in parts[name]} for name in names}, progress
 

@@ -304,8 +304,14 @@ class CheckpointStore:
         return self._orbax.metadata(self.path(step)).item_metadata
 
     def find(self, epoch: int | str | None = None, step: int | None = None) -> Entry:
-        """A checkpoint by the epoch that it ends, by its step, or the `"latest"` or `"best"`."""
+        """A checkpoint by the epoch that it ends, by its step, or the `"latest"` or `"best"`.
+
+        Raises:
+          DamagedError: its manifest is damaged, or it may be one whose manifest is.
+          LearnerError: there is none.
+        """
         entries = self.entries
+        self._refuse_damaged(epoch, step)
         if not entries:
             raise LearnerError(f"there is no checkpoint in {self._path}")
         if epoch == "latest":
@@ -318,6 +324,25 @@ class CheckpointStore:
             have = ", ".join(f"step {e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in entries)
             raise LearnerError(f"there is no checkpoint of {asked} in {self._path}; there are: {have}")
         return wanted[-1]
+
+    def _refuse_damaged(self, epoch: int | str | None, step: int | None) -> None:
+        """What a checkpoint is whose manifest is damaged cannot be told: it may be the one that was asked for."""
+        suspects, doubt = (
+            self.steps,
+            f", and may be the one that was named ({epoch if epoch == 'best' else f'epoch {epoch}'})",
+        )
+        if epoch is None or epoch == "latest":
+            suspects, doubt = [step] if step is not None else self.steps[-1:], ""
+        elif any(entry.epoch == epoch for entry in self.entries):
+            return
+        for suspect in suspects:
+            if suspect in self.damaged:
+                raise DamagedError(f"{self.damaged[suspect]}{doubt}; {self.others(suspect)}")
+
+    def others(self, step: int) -> str:
+        """Which checkpoints there are besides one, for people."""
+        others = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in self.entries if e.step != step]
+        return f"there are also {', '.join(others)}" if others else "there is no other"
 
     def best(self) -> Entry | None:
         """The best by the monitored metric; the earlier one of equals; `None` when none has a value."""
