@@ -319,11 +319,11 @@ class LearnerBuilder:
                 raise LearnerError(
                     "with_time_limit has no seconds and SLURM_JOB_END_TIME is not set: give with_time_limit(seconds)"
                 )
-            self._options.job_ends = float(end)
+            self._options.job_ends, self._options.time_limit = float(end), None
             return self
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise LearnerError(f"with_time_limit got {seconds!r}; it needs a number of seconds greater than 0")
-        self._options.time_limit = float(seconds)
+        self._options.time_limit, self._options.job_ends = float(seconds), None
         return self
 
     def on_sigterm(self, what: str) -> Self:

@@ -51,7 +51,7 @@ PyTree = Any
 
 def loop(run: Run) -> str:
     """Trains until the run is over, and says why it ended. Inside an epoch nothing here waits for the device."""
-    if run.stop_reason() is None:
+    if not run.is_pressed():
         run.catch_up()
     dispatches = run.dispatches()
     try:
@@ -212,7 +212,7 @@ class Learner:
         with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
             run.stopped_by = loop(run)
         self._runner = run.runner
-        if run.stopped_by == "sigterm" and options.on_sigterm == "exit":
+        if asked.reason == "sigterm" and options.on_sigterm == "exit":  # be it that it came with the last save
             sys.exit(TERMINATED)
         return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
 
@@ -259,7 +259,10 @@ class Learner:
         if not past and not any(stopping.reason for stopping in options.early_stopping):
             return None
         summary = directory.read_summary(options.directory)
-        if summary is None or summary.get("steps") != position.step or position.due:
+        ended = ("num_epochs", "num_steps", "early stopping")
+        if summary is None or not str(summary.get("stopped_by")).startswith(ended):
+            return None
+        if summary.get("steps") != position.step or position.due:
             return None
         self._fitted = True
         strategy = options.devices or SingleDevice()

@@ -5,15 +5,14 @@ import errno
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from learner.errors import LearnerError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows: what stands in the file has to do
-    fcntl = None  # type: ignore[assignment]
 
 NAME = "run.lock"
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -32,14 +31,31 @@ def locked(directory: Path) -> Iterator[None]:
     """
     path = directory / NAME
     descriptor = _taken(path)
+    _held.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps({"host": platform.node(), "pid": os.getpid()}).encode())
         yield
     finally:
         with contextlib.suppress(OSError):  # the directory may be gone, or be read-only by now
-            path.unlink()
+            if _is_at(descriptor, path):
+                path.unlink()
+        _held.discard(descriptor)
         os.close(descriptor)
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a process that was forked, such as one that loads data: it may outlive the run."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _taken(path: Path) -> int:
@@ -57,16 +73,17 @@ def _taken(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    if fcntl is not None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _refusal(path, _holder(descriptor)) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-        else:
-            return
+    if sys.platform == "win32":
+        return  # there nothing is locked
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _refusal(path, _holder(descriptor)) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    else:
+        return
     host, process = _holder(descriptor)
     if process is not None and (host != platform.node() or _is_alive(process)):
         raise _refusal(path, (host, process))

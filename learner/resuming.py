@@ -51,7 +51,8 @@ class Restored:
     @property
     def position(self) -> Position:
         """Where the run was."""
-        return Position(**self.progress["position"])
+        position = self.progress["position"]
+        return Position(**{**position, "left": tuple(position["left"])})
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -192,9 +193,10 @@ PROGRESS: dict[str, Callable[[Any], bool]] = {
     "host_metrics": lambda x: isinstance(x, dict) and all(map(_is(dict), x.values())),
     "early_stopping": lambda x: isinstance(x, list) and all(map(_is(dict), x)),
     "plateau": _optional(_is(dict)),
-    "stopped": _optional(_is(str)),
+    "validated_step": _optional(_count),
     "ends_epoch": _optional(_count),
     "at_stop": _is(bool),
+    "at_end": _is(bool),
     "config": _optional(_is(str)),
     "made_on": _is(dict),
     "made_with": _is(dict),

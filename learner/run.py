@@ -157,7 +157,7 @@ class Run:
     def end_step(self, ends_epoch: bool) -> None:
         """What follows a dispatch. A validation that is cut short by a stop is due again when the run goes on."""
         p = self.position
-        if self.validation_due(ends_epoch):
+        if not p.due and self.validation_due(ends_epoch):
             p.due, p.left = "validation", tuple(self.valid_feeders)
         if not self.settled():
             return
@@ -169,6 +169,7 @@ class Run:
 
     def catch_up(self) -> None:
         """What the checkpoint that the run goes on from had still to do."""
+        self.position.left = tuple(split for split in self.position.left if split in self.valid_feeders)
         if self.position.due == "epoch":
             self.end_epoch()
             self.save_if_due()
@@ -364,13 +365,18 @@ class Run:
             return self.stopped or reason
         inside = p.batch > 0
         if inside and reason == "num_steps" and self.valid_feeders and self.validated_step != p.step:
+            saved = self.last_saved == p
             p.due, p.left = "validation", tuple(self.valid_feeders)
-            if not self.validate(at_step=p.step):
+            complete = self.validate(at_step=p.step)
+            if not complete:
                 reason = self.stop_reason() or reason
-            else:
-                p.due = ""
+            if complete or saved:  # a run that goes on from there comes by here again
+                p.due, p.left = "", ()
+        if self.saver is not None:
+            self.saver.wait()
         if self.options.checkpoints is not None and self.last_saved != p:
-            self.save(ends_epoch=None if inside else (p.epoch - 1 or None), at_stop=True)
+            pressed = self.is_pressed()
+            self.save(None if inside else (p.epoch - 1 or None), at_stop=pressed, at_end=not pressed)
         if inside and reason == "num_steps":
             self.close_train()
             self.worker.put(EpochClosed(p.epoch, p.step))
@@ -386,14 +392,15 @@ class Run:
         ended = p.epoch - 1 if p.batch == 0 else None
         asked, self.asked.save = self.asked.save, False
         if options is not None and (asked or options.due(ended, p.step, time.monotonic() - self.saved_at)):
-            self.save(ends_epoch=ended, at_stop=False)
+            self.save(ended)
 
-    def save(self, ends_epoch: int | None, at_stop: bool) -> None:
+    def save(self, ends_epoch: int | None, at_stop: bool = False, at_end: bool = False) -> None:
         """Copies the state, and leaves the rest of the save to the worker and the saver.
 
         Args:
           ends_epoch: the epoch that the checkpoint is the end of.
-          at_stop: whether it is made because the run stops here, rather than because one was due.
+          at_stop: whether it is made because the run is stopped here, rather than because one was due.
+          at_end: the same of a run that has come to its end.
         """
         p = dataclasses.replace(self.position)
         with RoomFor(CHECKPOINT):
@@ -403,11 +410,11 @@ class Run:
             "data": self.data_state,
             "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
             "plateau": None if self.plateau is None else self.plateau.get_state(),
-            "stopped": self.stopped,
+            "validated_step": self.validated_step,
         }
         self.last_saved = p
         self.saved_at = self.asked_at[p.step] = time.monotonic()
-        kind = {"ends_epoch": ends_epoch, "at_stop": at_stop}
+        kind = {"ends_epoch": ends_epoch, "at_stop": at_stop, "at_end": at_end}
         self.worker.put(Call(lambda: self._complete_save(state, metrics, p, {**kind, **decisions})))
 
     def _complete_save(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> None:
@@ -460,6 +467,8 @@ class Run:
         assert self.store is not None
         step = progress["step"]
         self.asked_at.pop(step, None)
+        if self.last_saved is not None and self.last_saved.step == step:
+            self.last_saved = None  # the end of the run tries again
         what = f"could not be written to {self.store.path(step)}, and training goes on: {type(error).__name__}: {error}"
         self.warn(f"the checkpoint of step {step} {what}")
         self.log.info("the traceback:", exc_info=error)

@@ -46,7 +46,7 @@ class Runner:
 
     def __init__(self, programs: Programs, strategy: Strategy, state: TrainState):
         self.strategy = strategy
-        self._tree = programs.tree
+        self._tree, self._step = programs.tree, programs.step
         marks = jax.tree.map(lambda _: False, state)
         self._is_fixed = jax.tree.leaves(dataclasses.replace(marks, lr_scale=True, rng=True))
         self.leaves = jax.tree.leaves(strategy.place(state))
@@ -185,6 +185,17 @@ class Runner:
     def set_lr_scale(self, scale: float) -> None:
         """A scheduler sets the rate."""
         self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=self.strategy.place(np.float32(scale))))
+
+    def row_trees(self, feed: Feed) -> list[Any]:
+        """The structures of what each collecting metric of the train split collects of a micro-batch."""
+
+        def rows() -> PyTree:
+            zero = jnp.int32(0)
+            if self._step.update is not None:
+                return self._step.custom(self.state, feed.micro(zero))[3]
+            return self._step.micro(self.state, self._step.begin(self.state), feed.micro(zero), zero)[1]
+
+        return [jax.tree.structure(each) for each in jax.eval_shape(rows)]
 
     def traced(self, kind: str, feed: Feed) -> Any:
         """The traced training or validation loop, to be looked at. It is not traced again when it is compiled."""

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +173,14 @@ def _started(
     saver = None
     if store is not None:
         failed = None if options.on_save_error == "raise" else lambda progress, error: run.not_saved(progress, error)
-        saver = Saver(store, lambda progress, seconds: run.saved(progress, seconds), failed)
+        saved = lambda progress, seconds: run.saved(progress, seconds)  # noqa: E731
+        saver = Saver(store, saved, failed, lambda progress: files.to_disk(progress["log"]))
         threads.push(_closing(saver.close))
     skipped = lambda step, kind: run.skipped(step, kind)  # noqa: E731
     rows = rows_in_flight(restored, collecting, options)
     worker = Worker(metrics, files, history, outlets, pace, time.time, rows, skipped)
+    if rows:
+        worker.row_trees = dict(zip(collecting["train"], runner.row_trees(feeder.example()), strict=True))
     if restored is not None:
         worker.epoch_values = {key: decode(value) for key, value in restored.progress["epoch_values"].items()}
     threads.push(_closing(worker.close))  # before the saver, which its last items may still need
@@ -209,7 +212,9 @@ def _started(
         began=began,
         store=store,
         saver=saver,
-        last_saved=None if restored is None else restored.position,
+        # One that was made because the run stopped there is replaced, should the run end there after all.
+        last_saved=None if restored is None or restored.progress["at_stop"] else restored.position,
+        validated_step=None if restored is None else restored.progress["validated_step"],
     )
     plan.limit = run.limit
     if restored is not None:
@@ -249,20 +254,25 @@ def _started(
 def _go_back(start: Start, files: RunFiles, store: CheckpointStore | None, log: logging.Logger) -> None:
     """Takes the files to where the run goes on; what is newer is kept in `superseded/`."""
     options, restored = start.options, start.restored
+    position, lenient = None if restored is None else restored.progress["log"], "logs" in _allowed(options)
+    if position is not None and not lenient:
+        refuse_short(options.directory, position)  # before anything is changed
     if options.config_text is not None:
         _write(options.directory / "config.yaml", options.config_text)
     if not start.going_on:
         return
-    if restored is None:
+    if restored is None or position is None:
         files.cut(NOTHING_LOGGED)
         log.info("resume: there is no checkpoint yet, so the run starts afresh")
     else:
-        position, lenient = restored.progress["log"], "logs" in (options.start or {}).get("allow", ())
-        if not lenient:
-            refuse_short(options.directory, position)  # before anything is moved
         files.cut(position, _set_aside(options, restored, store, log), lenient)
         log.info("resume: from the checkpoint of step %d", restored.entry.step)
     (options.directory / "summary.json").unlink(missing_ok=True)
+
+
+def _allowed(options: Options) -> Collection[str]:
+    allowed: Collection[str] = (options.start or {}).get("allow", ())
+    return allowed
 
 
 def _set_aside(options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger) -> Path | None:

@@ -84,7 +84,7 @@ def refuse_checkpoints(options: Options) -> None:
     if options.checkpoints is None or options.checkpoints.directory is None or options.overwrite:
         return
     with contextlib.closing(open_store(options)) as store:
-        if store.entries:
+        if store.steps:
             raise LearnerError(
                 f"{options.checkpoint_place} holds the checkpoints of a run. To replace them, use "
                 f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory"

@@ -163,6 +163,7 @@ class Worker:
     Attributes:
       history: what every metric was.
       collected: the rows that collecting metrics hold, by split and metric: lists of the leaves of each batch.
+      row_trees: the structures of those rows, by metric.
       epoch_values: those of the epoch under way that are closed, by key.
       halted: the step that ended the run. What was dispatched after it leaves nothing.
     """
@@ -183,7 +184,7 @@ class Worker:
         self.halted: Halt | None = None
         self._skipped = skipped
         self.collected: dict[str, dict[str, list[list[np.ndarray]]]] = collected or {}
-        self._row_trees: dict[str, Any] = {}
+        self.row_trees: dict[str, Any] = {}
         self.flight = Flight()
         self._metrics, self._files, self._outlets, self._pace, self._clock = metrics, files, outlets, pace, clock
         self.epoch_values: dict[str, float | str] = {}
@@ -366,14 +367,14 @@ class Worker:
         held = self.collected.setdefault(made.split, {})
         for part in [*parts, *tails]:
             for metric, rows in zip(collecting, part, strict=True):
-                leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
+                leaves, self.row_trees[metric.name] = jax.tree.flatten(rows)
                 held.setdefault(metric.name, []).append(leaves)
 
     def _collected_rows(self, split: str, name: str) -> PyTree:
         """All rows of a split for one metric, in order."""
         parts = self.collected.get(split, {}).get(name, [])
         leaves = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-        return self._row_trees[name].unflatten(leaves)
+        return self.row_trees[name].unflatten(leaves)
 
     def _close_split(self, closed: Closed) -> None:
         values = self._split_values(closed)

@@ -19,7 +19,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in PATHS.items()}
 
 # From the bottom to the top. A part imports from its own row and from those above it in this table.
 ROWS = [
-    {"errors"},
+    {"disk", "errors"},
     {"metrics", "steps"},
     {"checkpoint", "compilation", "data", "directory", "events", "history", "journal", "lock", "loggers"}
     | {"memory", "options", "renderers", "result", "schedules", "signals", "stopping", "strategies", "text"}
@@ -34,10 +34,10 @@ ROWS = [
 ONLY = {
     "metrics": {"errors"},
     "steps": {"errors", "metrics"},
-    "loggers": {"errors", "events", "history", "journal", "text"},
+    "loggers": {"disk", "errors", "events", "history", "journal", "text"},
     "renderers": {"errors", "events", "history", "journal", "text"},
     "strategies": {"errors"},
-    "checkpoint": {"errors", "journal", "steps"},
+    "checkpoint": {"disk", "errors", "journal", "steps"},
 }
 PURE = ("metrics", "steps")
 

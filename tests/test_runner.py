@@ -16,7 +16,7 @@ from runs import bits
 from learner import ClassificationOutput, LearnerBuilder
 from learner.data import DataLoaderBuilder
 from learner.data.feed import Feeder, Plan, batch_arrays
-from learner.data.source import source_of
+from learner.data.source import Batches, source_of
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 from learner.start import make_runner
 from learner.steps.program import has_convolution
@@ -187,8 +187,8 @@ class Streamed:
     def __init__(self, loader):
         self._loader = loader
 
-    def open(self, epoch, start=0):
-        return iter(self._loader.epoch(epoch, start))
+    def open(self, epoch, start=0, state=None, warn=None):
+        return Batches(iter(self._loader.epoch(epoch, start)))
 
 
 def _raw(tree):

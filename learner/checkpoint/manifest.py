@@ -4,10 +4,10 @@ its files and of itself, and with what decides whether the checkpoint stays.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
+from learner.disk import to_disk
 from learner.errors import LearnerError
 
 NAME = "manifest.json"
@@ -29,6 +29,9 @@ def write_manifest(directory: Any, facts: Mapping[str, Any]) -> None:
     path = directory / NAME
     path.write_text(json.dumps({**content, "sha256": _digest(content)}))
     _described(path)
+    if _is_local(directory):
+        for place in (*(each for each in directory.rglob("*") if each.is_dir()), directory):
+            to_disk(place)
 
 
 def read_manifest(directory: Any) -> dict[str, Any]:
@@ -45,6 +48,9 @@ def read_manifest(directory: Any) -> dict[str, Any]:
         raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} cannot be read ({error})") from None
+    files = content.get("files")
+    if expected == _digest(content) and not (isinstance(files, dict) and all(map(_is_inside, files))):
+        raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} names other files than its own")
     if expected != _digest(content):
         raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} is not as it was written")
     return dict(content)
@@ -58,12 +64,16 @@ def refuse_damage(directory: Any) -> None:
     """
     for name, (size, digest) in read_manifest(directory)["files"].items():
         path = directory / name
-        if not path.exists():
+        if not path.is_file():
             raise DamagedError(f"the checkpoint {directory} is damaged: {name} is missing")
         if (actual := path.stat().st_size if _is_local(path) else path.stat().length) != size:
             raise DamagedError(f"the checkpoint {directory} is damaged: {name} has {actual} bytes and had {size}")
         if _sha256(path) != digest:
             raise DamagedError(f"the checkpoint {directory} is damaged: {name} has other bytes than were written")
+
+
+def _is_inside(name: str) -> bool:
+    return not name.startswith("/") and ".." not in name.split("/")
 
 
 def _files(directory: Any) -> list[str]:
@@ -73,8 +83,7 @@ def _files(directory: Any) -> list[str]:
 def _described(path: Any) -> list[Any]:
     """Size and checksum of a file, which is on the disk afterwards, not only in the system's memory."""
     if _is_local(path):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        to_disk(path)
         return [path.stat().st_size, _sha256(path)]
     return [path.stat().length, _sha256(path)]
 

@@ -88,15 +88,19 @@ class Retention:
     higher_is_better: bool
 
     def kept(
-        self, checkpoints: Mapping[int, tuple[int | None, float | None]], at_stop: Collection[int] = ()
+        self,
+        checkpoints: Mapping[int, tuple[int | None, float | None]],
+        at_stop: Collection[int] = (),
+        at_end: Collection[int] = (),
     ) -> set[int]:
         """The steps that stay, of `{step: (epoch that it ends or None, value of the monitor or None)}`.
 
         One that was made only because a run was stopped (`at_stop`) stays as long as there is nothing newer, and takes
-        nothing's place among the best: a run that goes on keeps what it would have kept without the stop.
+        nothing's place among the best: a run that goes on keeps what it would have kept without the stop. One that was
+        made only because a run had come to its end (`at_end`) may be one of the best of a run that is made longer.
         """
         steps = sorted(checkpoints)
-        last = [step for step in steps if step not in at_stop or step == steps[-1]]
+        last = [step for step in steps if (step not in at_stop and step not in at_end) or step == steps[-1]]
         due = {step: checkpoints[step] for step in steps if step not in at_stop}
         sign = -1.0 if self.higher_is_better else 1.0
         scored = [

@@ -20,11 +20,13 @@ class Saver:
         store: CheckpointStore,
         done: Callable[[Mapping[str, Any], float], None],
         failed: Callable[[Mapping[str, Any], Exception], None] | None = None,
+        before: Callable[[Mapping[str, Any]], None] = lambda progress: None,
     ):
         """`done(progress, seconds)` is called from the thread when a checkpoint is complete, `failed(progress, error)`
         when one could not be written; without `failed` the error is raised by `check`, and nothing more is saved.
+        `before(progress)` is called before each.
         """
-        self._store, self._done, self._failed = store, done, failed
+        self._store, self._done, self._failed, self._before = store, done, failed, before
         self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[TrainState, dict[str, Any], Mapping[str, Any]] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
@@ -40,6 +42,10 @@ class Saver:
         if self._error is not None:
             raise self._error
 
+    def wait(self) -> None:
+        """Until everything that was submitted is written, or has failed."""
+        self._queue.join()
+
     def close(self, seconds: float | None = None) -> None:
         """Waits until everything is written; raises nothing. A disk that hangs is left behind after `seconds`."""
         with contextlib.suppress(queue.Full):
@@ -47,18 +53,22 @@ class Saver:
         self._thread.join(seconds)
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            if self._error is not None:
-                continue
-            state, progress, further = job
+        while True:
+            job = self._queue.get()
             try:
-                self._save(state, progress, further)
+                if job is None:
+                    return
+                if self._error is None:
+                    self._save(*job)
             except BaseException as error:
                 self._error = error
+            finally:
+                self._queue.task_done()
 
     def _save(self, state: TrainState, progress: dict[str, Any], further: Mapping[str, Any]) -> None:
         start = time.perf_counter()
         try:
+            self._before(progress)
             self._store.save(progress["step"], {**to_items(state), **further}, progress)
         except Exception as error:
             if self._failed is None:

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,12 +25,13 @@ import numpy as np
 from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refuse_damage, write_manifest
 from learner.checkpoint.options import Retention
+from learner.disk import to_disk
 from learner.errors import LearnerError
 
 ITEMS = ("model", "optim", "scheduler", "in_flight")
 PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
 FORMAT = 1  # of the item `progress` and of the manifest
-FACTS = ("ends_epoch", "score", "at_stop", "higher_is_better")  # of `progress`, in the manifest too
+FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too
 MOST_PACKED = 10_000  # times: as much as compression could save
 UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
 
@@ -101,7 +101,7 @@ class CheckpointStore:
     def _steps(self) -> list[int]:
         if not self._path.exists():
             return []
-        return sorted(int(path.name) for path in self._path.iterdir() if path.name.isdecimal() and path.is_dir())
+        return sorted(int(path.name) for path in self._path.iterdir() if _is_checkpoint(path))
 
     @property
     def entries(self) -> list[Entry]:
@@ -124,8 +124,8 @@ class CheckpointStore:
         self._path.mkdir(parents=True, exist_ok=True)
         self.recover()
         for place in self._path.iterdir():
-            if UNFINISHED.fullmatch(place.name):
-                shutil.rmtree(place) if self._is_local else place.rmtree()
+            if self._is_local and UNFINISHED.fullmatch(place.name):
+                shutil.rmtree(place)
 
     def recover(self) -> None:
         """Ends what a process that was killed has begun: a checkpoint that was complete, and was just to get its
@@ -134,7 +134,7 @@ class CheckpointStore:
         for place in self._path.glob("*.partial") if self._is_local and self._path.exists() else ():
             name = place.name.removesuffix(".partial")
             if name.isdecimal() and not (self._path / name).exists() and (place / NAME).exists():
-                with contextlib.suppress(DamagedError):
+                with contextlib.suppress(DamagedError, OSError):
                     refuse_damage(place)
                     place.rename(self._path / name)
 
@@ -158,10 +158,7 @@ class CheckpointStore:
             self._write(place, items, progress)
             write_manifest(place, {"format": FORMAT, "step": step, **facts})
             if self._is_local:
-                if step in self._table:
-                    self._remove(step)
-                place.rename(self.path(step))
-                _to_disk(self._path)
+                self._name(place, self.path(step))
         except BaseException as error:
             error.add_note(f"while writing the checkpoint {self.path(step)}")
             self._discard_partial(step)
@@ -178,17 +175,30 @@ class CheckpointStore:
         path.parent.mkdir()
         path.write_text(json.dumps(progress, allow_nan=False))
 
+    def _name(self, place: Path, path: Path) -> None:
+        """Gives a complete checkpoint its name; another of that name goes, once the new one has it."""
+        replaced = path.with_name(f"{path.name}.removed")
+        if path.exists():
+            path.rename(replaced)
+        try:
+            place.rename(path)
+        except BaseException:
+            if replaced.exists():
+                replaced.rename(path)
+            raise
+        to_disk(self._path)
+        shutil.rmtree(replaced, ignore_errors=True)  # what is left of it goes at the next start
+
     def _discard_partial(self, step: int) -> None:
         self.close()  # waits for the threads that write the other items
-        for place in self._path.glob(f"{step}.*") if self._path.exists() else ():
-            if self._is_local and UNFINISHED.fullmatch(place.name):
-                shutil.rmtree(place, ignore_errors=True)
+        for place in self._path.glob(f"{step}.partial*") if self._is_local and self._path.exists() else ():
+            shutil.rmtree(place, ignore_errors=True)
 
     def _prune(self) -> None:
         assert self._retention is not None
         table = {step: (facts["ends_epoch"], facts["score"]) for step, facts in self._table.items()}
-        at_stop = [step for step, facts in self._table.items() if facts["at_stop"]]
-        for step in sorted(table.keys() - self._retention.kept(table, at_stop)):
+        at_stop, at_end = ([s for s, facts in self._table.items() if facts[why]] for why in ("at_stop", "at_end"))
+        for step in sorted(table.keys() - self._retention.kept(table, at_stop, at_end)):
             self._remove(step)
 
     def _remove(self, step: int) -> None:
@@ -197,7 +207,7 @@ class CheckpointStore:
         self.damaged.pop(step, None)
         place = self.path(step)
         if self._is_local:
-            shutil.rmtree(place.rename(place.with_name(f"{step}.removed")))
+            shutil.rmtree(place.rename(place.with_name(f"{step}.removed")), ignore_errors=True)
         else:
             (place / NAME).unlink(missing_ok=True)
             place.rmtree()
@@ -218,10 +228,14 @@ class CheckpointStore:
             refuse_damage(self.path(step))
             self._verified.add(step)
 
-    def progress(self, step: int) -> dict[str, Any]:
-        """The JSON item of a checkpoint."""
-        self.verify(step)
-        progress: dict[str, Any] = json.loads((self.path(step) / PROGRESS).read_text())
+    def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
+        """The JSON item of a checkpoint; without a look at its checksums, if it need not be `verified`."""
+        if verified:
+            self.verify(step)
+        try:
+            progress: dict[str, Any] = dict(json.loads((self.path(step) / PROGRESS).read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise DamagedError(f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})") from None
         if progress.get("format", FORMAT) > FORMAT:
             raise LearnerError(f"the checkpoint {self.path(step)} was made by a newer version of learner")
         return progress
@@ -327,14 +341,14 @@ class CheckpointStore:
 
     def _refuse_damaged(self, epoch: int | str | None, step: int | None) -> None:
         """What a checkpoint is whose manifest is damaged cannot be told: it may be the one that was asked for."""
-        suspects, doubt = (
-            self.steps,
-            f", and may be the one that was named ({epoch if epoch == 'best' else f'epoch {epoch}'})",
-        )
+        doubt = ""
         if epoch is None or epoch == "latest":
-            suspects, doubt = [step] if step is not None else self.steps[-1:], ""
+            suspects = self.steps[-1:] if step is None else [step]
         elif any(entry.epoch == epoch for entry in self.entries):
             return
+        else:
+            suspects = self.steps
+            doubt = f", and may be the one that was named ({epoch if epoch == 'best' else f'epoch {epoch}'})"
         for suspect in suspects:
             if suspect in self.damaged:
                 raise DamagedError(f"{self.damaged[suspect]}{doubt}; {self.others(suspect)}")
@@ -370,10 +384,13 @@ class CheckpointStore:
     def set_aside(self, after: int, directory: Any) -> list[int]:
         """Moves the checkpoints of later steps to another directory: the run goes on below them."""
         newer = [step for step in self.steps if step > after]
-        target = type(self._path)(directory)
+        target = Path(directory) if self._is_local else self._path / "superseded" / Path(directory).parent.name
         for step in newer:
             target.mkdir(parents=True, exist_ok=True)
-            self.path(step).rename(target / str(step))
+            if self._is_local:
+                shutil.move(self.path(step), target / str(step))  # which may be on another disk
+            else:
+                self.path(step).rename(target / str(step))
             self._table.pop(step, None)
             self.damaged.pop(step, None)
         return newer
@@ -395,13 +412,10 @@ def _abstract(item: Any) -> Any:
     return jax.tree.map(abstract, item)
 
 
-def _to_disk(directory: Path) -> None:
-    """The new name of a checkpoint outlives a power cut before an older checkpoint goes."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _is_checkpoint(path: Any) -> bool:
+    """Whether it is one, be it damaged: whoever saves elsewhere may have directories of other kinds there."""
+    named = path.name.isdecimal() and path.name == str(int(path.name)) and path.is_dir()
+    return named and any((path / part).exists() for part in (NAME, "progress", *ITEMS))
 
 
 @contextlib.contextmanager

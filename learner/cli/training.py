@@ -117,8 +117,9 @@ def _mend(path: Path) -> None:
     with contextlib.closing(CheckpointStore(path.parent.absolute() / "checkpoint")) as store:
         for entry in reversed(store.entries):
             with contextlib.suppress(DamagedError):
-                saved = str(store.progress(entry.step).get("config") or "").encode()
+                saved = str(store.progress(entry.step, verified=False).get("config") or "").encode()
                 if saved != text and saved.startswith(text):
+                    store.verify(entry.step)
                     replace(str(path), saved)
                     print(
                         f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "

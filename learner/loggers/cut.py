@@ -47,6 +47,21 @@ def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
             raise _too_short(directory / path, f"{actual} bytes", f"{size}")
 
 
+def what_is_left(directory: Path, position: Mapping[str, Any]) -> dict[str, Any]:
+    """The position of what is there, of files that lost something: up to their last whole line."""
+    refuse_position(position)
+    journal = directory / "journal.jsonl"
+    lines = read_journal(directory) if journal.exists() else []
+    seen = sum(entry.get("event") in NUMBERS for _, entry in lines)
+    sizes = {path: _whole_lines(directory / path, size) for path, size in position["files"].items()}
+    return {**position, "epoch_lines": min(seen, position["epoch_lines"]), "files": sizes}
+
+
+def _whole_lines(file: Path, size: int) -> int:
+    actual = _size(file)
+    return size if actual >= size else file.read_bytes().rfind(b"\n") + 1 if actual else 0
+
+
 def metric_files(directory: Path) -> dict[str, int]:
     """The files of metrics below a run's directory: their epochs by relative path. What lies behind a linked directory
     is not the run's.

@@ -8,6 +8,7 @@ The run's own ordered worker writes them, not a listener: they are part of the r
 error of the run. A line costs the same however long the files are.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from learner.disk import to_disk
 from learner.errors import LearnerError
 from learner.journal import NUMBERS, encode, read_journal
 from learner.loggers.appended import (
@@ -29,7 +31,7 @@ from learner.loggers.appended import (
     value_texts,
     weight_texts,
 )
-from learner.loggers.cut import cut_back, refuse_short
+from learner.loggers.cut import cut_back, refuse_short, what_is_left
 
 SECONDS_BETWEEN_WRITES = 0.5
 LONGEST_NAME = 200
@@ -132,6 +134,12 @@ class RunFiles:
         sizes = {path: file.size for path, file in self._files.items()}
         return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes}
 
+    def to_disk(self, position: Mapping[str, Any]) -> None:
+        """What `position` counts on outlives a power cut. May be called from any thread."""
+        for path in (*position["files"], "journal.jsonl"):
+            with contextlib.suppress(FileNotFoundError):
+                to_disk(self._directory / path)
+
     def cut(self, position: Mapping[str, Any], keep_in: Path | None = None, lenient: bool = False) -> None:
         """Takes back what was written after `position`. To be called before anything is written.
 
@@ -146,7 +154,9 @@ class RunFiles:
         Raises:
           LearnerError: a file has less than the position says. Nothing was changed then.
         """
-        if not lenient:
+        if lenient:
+            position = what_is_left(self._directory, position)
+        else:
             refuse_short(self._directory, position)
         cut_back(self._directory, position, keep_in)
         self._epoch, self._epoch_lines = position["epoch"], position["epoch_lines"]

@@ -61,7 +61,7 @@ class Watch:
         [7 3 2 5] False
         """
         if self.policy == "ignore":
-            return mark, jnp.bool_(True)
+            return mark.at[3].set(0), jnp.bool_(True)
         over = mark[0] > 0
         kind = jnp.where(~jnp.isfinite(loss), 1, jnp.where(~jnp.isfinite(norm), 2, 0)).astype(jnp.int32)
         kind = jnp.where((weight > 0) & ~over, kind, 0)

@@ -86,6 +86,7 @@ def test_ratios(benchmarks):
     assert "(cpu): 45 steps of 32, 2 valid batches of 256" in text
 
 
+@pytest.mark.full
 def test_the_command_measures_in_processes(tmp_path):
     command = [sys.executable, "-m", "benchmarks.overhead", "--workload", "digits", "--rounds", "1", "--quick"]
     command += ["--platform", "cpu", "--only", "hand slice", "limit", "--json", str(tmp_path / "all.json")]

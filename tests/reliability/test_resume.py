@@ -177,7 +177,7 @@ def test_when_a_checkpoint_is_made_changes_nothing(whole):
         assert whole(SAVING)[part] == whole(EVERY)[part], part
 
 
-@pytest.mark.parametrize("step", some(range(1, END + 1), {1, 5}))
+@pytest.mark.parametrize("step", some(range(1, END + 1), {5}))
 def test_a_crash_inside_an_epoch_loses_one_step(tmp_path, whole, step):
     """The hook raises before the step is saved, the logs have it already."""
     directory = tmp_path / "run"
@@ -287,7 +287,7 @@ REMOVING = CALLS.index("os.rename {then}") + 1, CALLS.index("return .")
     ("step", "point"),
     some(
         [*((5, n) for n in range(len(CALLS))), *((1, n) for n in (0, 6, 13, 14, 15, 16))],
-        {(1, 13), (5, WRITTEN), (5, 18)},
+        {(1, 13), (5, WRITTEN)},
     ),
 )
 def test_kill9_during_save(tmp_path, whole, step, point):
@@ -328,7 +328,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("part", some(LOST, {"the random key", "metrics in flight", "metrics on the host"}))
+@pytest.mark.parametrize("part", some(LOST, {"the random key", "metrics in flight"}))
 def test_resume_negative_control(tmp_path, whole, part):
     """The comparisons of the tests above fail when something is lost on purpose."""
     directory = tmp_path / "run"
