@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.checkpoint import CheckpointStore, DamagedError, Entry
-from learner.checkpoint.items import from_items, to_items
+from learner.checkpoint.items import difference_text, from_items, to_items
 from learner.errors import LearnerError, one_error
 from learner.history import History
 from learner.inputs import Inputs
@@ -83,14 +83,15 @@ def restore(
     progress = store.progress(entry.step)
     refuse_malformed(progress, entry.step, str(store.path(entry.step)))
     needed = jax.eval_shape(lambda: to_items(init()))
-    differences = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
+    differing_in = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
     notes = []
-    if differences["optim"] and "optimizer" in allow:
-        del needed["optim"], differences["optim"]
+    if differing_in["optim"] and "optimizer" in allow:
+        del needed["optim"], differing_in["optim"]
         notes.append(f"the optimizer is another one than before: {ALLOWED['optimizer']}")
-    problems = [line for lines in differences.values() for line in lines]
+    problems = [line for lines in differing_in.values() for line in lines]
     if problems:
-        problems = [_differs(store.path(entry.step), problems, only_optimizer=not differences["model"])]
+        fresh = "" if differing_in["model"] else "; allow=('optimizer',) begins with a new state of the optimizer"
+        problems = [difference_text(problems, f"the checkpoint {store.path(entry.step)}") + fresh]
     problems += differing(progress)
     if problems:
         raise one_error(problems, "the run cannot go on")
@@ -100,16 +101,6 @@ def restore(
     if int(state.step) != entry.step:
         raise LearnerError(f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}")
     return Restored(entry, state, progress, store.metrics(entry.step), tuple(notes))
-
-
-def _differs(path: Any, lines: list[str], only_optimizer: bool) -> str:
-    shown = lines[:20] + ([f"and {len(lines) - 20} more"] if len(lines) > 20 else [])
-    fresh = "; allow=('optimizer',) begins with a new state of the optimizer" if only_optimizer else ""
-    return (
-        f"the checkpoint {path} was saved by another model or optimizer; it differs in {len(lines)} arrays:\n  "
-        + "\n  ".join(shown)
-        + f"\nBuild the learner as it was for that run, or start a new run in another directory{fresh}"
-    )
 
 
 def restore_newest(

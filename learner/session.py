@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from learner.checkpoint import CheckpointStore, Saver
 from learner.compilation import CompileTimes, use_cache
-from learner.data.feed import bytes_of
-from learner.events import Listener, Message, Outlet, RunEnded, RunFailed, RunStarted
+from learner.data.feed import Feeder, Plan, bytes_of
+from learner.events import Listener, Message, MetricInfo, Outlet, RunEnded, RunFailed, RunStarted
 from learner.history import History, summarize
 from learner.inputs import Inputs
 from learner.journal import decode
@@ -33,6 +33,7 @@ from learner.resuming import (
     tally_in_flight,
 )
 from learner.run import Position, Run
+from learner.runner import Runner
 from learner.schedules import ReduceOnPlateau
 from learner.start import (
     Dispatching,
@@ -46,7 +47,7 @@ from learner.start import (
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.stopping import Asked
-from learner.strategies import SingleDevice
+from learner.strategies import SingleDevice, Strategy
 from learner.watchdog import Watchdog
 from learner.worker import Call, Pace, Worker
 
@@ -123,66 +124,22 @@ def _started(
 ) -> Iterator[Run]:
     options, restored, inputs = start.options, start.restored, start.inputs
     run: Run
+    the_run = lambda: run  # noqa: E731 (threads that begin before it ask for it)
     began = time.monotonic()
     times = threads.enter_context(CompileTimes())
     monitor, higher_is_better = monitor_of(options, list(inputs.valid))
-    store = None if options.checkpoints is None else open_store(options, higher_is_better)
-    if store is not None:
-        threads.callback(store.close)
-    if restored is not None:
-        for text in restored.notes:
-            warn(text)
-        for text in changes(restored, options, start.lr):
-            log.warning(text)
-    _go_back(start, files, store, log)
-    if store is not None:
-        store.prepare()
+    store = _store(start, higher_is_better, files, log, warn, threads)
     strategy = options.devices or SingleDevice()
     cache = use_cache(strategy.platform, options.compilation_cache)
-    parameters = describe(log, options, start.step, start.state, strategy)
-    taken = None if restored is not None else start.taken
-    _log_initial(options, taken, log)
-    feeder, plan = feeder_for(inputs, "train", strategy, options, warn)
-    runner = make_runner(start.step, start.state, strategy)
-    how = decide_dispatch(runner, feeder, plan, options, "train", strategy)
-    plan.loop = how.loop
-    needs = Needs(inputs.firsts, bytes_of(start.state), options.accumulate, start.step.update is None)
-    needs.steps["train"] = plan.buffer if how.loop and not feeder.resident else 1
-    _log_dispatch(log, "train", how)
-    pace = Pace(compilations=lambda: times.count)
-    valid_feeders = {}
-    for split in inputs.valid:
-        valid_feeders[split], valid_plan = feeder_for(inputs, split, strategy, options, warn)
-        how = decide_dispatch(runner, valid_feeders[split], valid_plan, options, "valid", strategy)
-        valid_plan.loop, valid_plan.limit = how.loop, lambda step: pace.steps
-        needs.steps[split] = valid_plan.buffer if how.loop and not valid_feeders[split].resident else 1
-        _log_dispatch(log, split, how)
     if cache:
         log.info("compilations are kept in %s", cache)
-    splits = ["train", *inputs.valid]
-    metrics = {split: options.metrics_of(split) for split in splits}
-    restore_host_metrics(restored, metrics)
-    collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
-    history = History() if restored is None else History.from_json(restored.progress["history"])
+    parameters = describe(log, options, start.step, start.state, strategy)
+    pace = Pace(compilations=lambda: times.count)
+    runner = make_runner(start.step, start.state, strategy)
+    train, plan, valid, needs = _feeders(start, runner, strategy, pace, log, warn)
+    saver = None if store is None else _saver(store, options, files, the_run, threads)
+    worker = _worker(start, runner, train, files, outlets, pace, the_run)
     threads.enter_context(explained(needs, lambda: worker.failure))
-    dog = None
-    if (seconds := options.watchdog) is not None:
-        stop = lambda reason: start.asked.to_stop(start.asked.reason or reason)  # noqa: E731
-        dog = Watchdog(seconds, lambda: pace.ended, _stalled(log, warn), stop if options.watchdog_ends else None)
-        threads.callback(dog.close)
-    saver = None
-    if store is not None:
-        failed = None if options.on_save_error == "raise" else lambda progress, error: run.not_saved(progress, error)
-        saved = lambda progress, seconds: run.saved(progress, seconds)  # noqa: E731
-        saver = Saver(store, saved, failed, lambda progress: files.to_disk(progress["log"]))
-        threads.push(_closing(saver.close))
-    skipped = lambda step, kind: run.skipped(step, kind)  # noqa: E731
-    rows = rows_in_flight(restored, collecting, options)
-    worker = Worker(metrics, files, history, outlets, pace, time.time, rows, skipped)
-    if rows:
-        worker.row_trees = dict(zip(collecting["train"], runner.row_trees(feeder.example()), strict=True))
-    if restored is not None:
-        worker.epoch_values = {key: decode(value) for key, value in restored.progress["epoch_values"].items()}
     threads.push(_closing(worker.close))  # before the saver, which its last items may still need
     batches = inputs.source("train").batches
     run = Run(
@@ -191,8 +148,8 @@ def _started(
         worker=worker,
         files=files,
         log=log,
-        train_feeder=feeder,
-        valid_feeders=valid_feeders,
+        train_feeder=train,
+        valid_feeders=valid,
         steps_per_epoch=None if batches is None else -(-batches // options.accumulate),
         valid_batches={split: source.batches for split, source in inputs.valid.items()},
         plateau=start.plateau,
@@ -219,35 +176,141 @@ def _started(
     plan.limit = run.limit
     if restored is not None:
         _restore_decisions(run, restored)
-    infos = options.metric_infos(splits)
-    numbers = options.num_epochs, options.num_steps, run.steps_per_epoch
-    resumed = restored is not None
-    worker.put(Call(lambda: files.journal("start", epoch=p.epoch, step=p.step, resumed=resumed)))
-    event = RunStarted(time.time(), options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed)
-    worker.put(event)
-    if taken is not None:
-        worker.put(Message(time.time(), logging.INFO, taken.line))
-    for split in splits:
-        threads.callback(inputs.source(split).close)
-    log.info("start at epoch %d, step %d", p.epoch, p.step)
-    if dog is not None:
+    infos = options.metric_infos(["train", *inputs.valid])
+    for source in (inputs.source("train"), *inputs.valid.values()):
+        threads.callback(source.close)
+    _announce(run, start, infos, parameters)
+    if options.watchdog is not None:
+        dog = _watchdog(options.watchdog, start, pace, log, warn)
+        threads.callback(dog.close)
         dog.start()
     yield run
-    worker.wait()
+    _ended(run, infos, times)
+
+
+def _store(
+    start: Start,
+    higher_is_better: bool,
+    files: RunFiles,
+    log: logging.Logger,
+    warn: Callable[[str], None],
+    threads: contextlib.ExitStack,
+) -> CheckpointStore | None:
+    """The checkpoints, with everything else in the directory where the run goes on; `None`: nothing is saved."""
+    options, restored = start.options, start.restored
+    store = None if options.checkpoints is None else open_store(options, higher_is_better)
+    if store is not None:
+        threads.callback(store.close)
+    if restored is not None:
+        for text in restored.notes:
+            warn(text)
+        for text in changes(restored, options, start.lr):
+            log.warning(text)
+    _go_back(start, files, store, log)
+    if store is not None:
+        store.prepare()
+    return store
+
+
+def _feeders(
+    start: Start,
+    runner: Runner,
+    strategy: Strategy,
+    pace: Pace,
+    log: logging.Logger,
+    warn: Callable[[str], None],
+) -> tuple[Feeder, Plan, dict[str, Feeder], Needs]:
+    """That of the train split with its plan, those of the validation splits, and what of memory they need."""
+    options, inputs = start.options, start.inputs
+    needs = Needs(inputs.firsts, bytes_of(start.state), options.accumulate, start.step.update is None)
+    made: dict[str, tuple[Feeder, Plan]] = {}
+    for split in ("train", *inputs.valid):
+        feeder, plan = feeder_for(inputs, split, strategy, options, warn)
+        how = decide_dispatch(runner, feeder, plan, options, "train" if split == "train" else "valid", strategy)
+        plan.loop, plan.limit = how.loop, lambda step: pace.steps
+        needs.steps[split] = plan.buffer if how.loop and not feeder.resident else 1
+        _log_dispatch(log, split, how)
+        made[split] = feeder, plan
+    return *made.pop("train"), {split: feeder for split, (feeder, _) in made.items()}, needs
+
+
+def _saver(
+    store: CheckpointStore, options: Options, files: RunFiles, run: Callable[[], Run], threads: contextlib.ExitStack
+) -> Saver:
+    def saved(progress: Mapping[str, Any], seconds: float) -> None:
+        run().saved(progress, seconds)
+
+    def failed(progress: Mapping[str, Any], error: Exception) -> None:
+        run().not_saved(progress, error)
+
+    def before(progress: Mapping[str, Any]) -> None:
+        files.to_disk(progress["log"])
+
+    saver = Saver(store, saved, None if options.on_save_error == "raise" else failed, before)
+    threads.push(_closing(saver.close))
+    return saver
+
+
+def _worker(
+    start: Start,
+    runner: Runner,
+    train: Feeder,
+    files: RunFiles,
+    outlets: list[Outlet],
+    pace: Pace,
+    run: Callable[[], Run],
+) -> Worker:
+    """It goes on with what the checkpoint has of the epoch under way."""
+    options, restored = start.options, start.restored
+    metrics = {split: options.metrics_of(split) for split in ("train", *start.inputs.valid)}
+    restore_host_metrics(restored, metrics)
+    collecting = {split: [m.name for m in ms if isinstance(m, CollectingMetric)] for split, ms in metrics.items()}
+    history = History() if restored is None else History.from_json(restored.progress["history"])
+    rows = rows_in_flight(restored, collecting, options)
+    skipped = lambda step, kind: run().skipped(step, kind)  # noqa: E731
+    worker = Worker(metrics, files, history, outlets, pace, time.time, rows, skipped)
+    if rows:
+        worker.row_trees = dict(zip(collecting["train"], runner.row_trees(train.example()), strict=True))
+    if restored is not None:
+        worker.epoch_values = {key: decode(value) for key, value in restored.progress["epoch_values"].items()}
+    return worker
+
+
+def _watchdog(seconds: float, start: Start, pace: Pace, log: logging.Logger, warn: Callable[[str], None]) -> Watchdog:
+    stop = lambda reason: start.asked.to_stop(start.asked.reason or reason)  # noqa: E731
+    return Watchdog(seconds, lambda: pace.ended, _stalled(log, warn), stop if start.options.watchdog_ends else None)
+
+
+def _announce(run: Run, start: Start, infos: tuple[MetricInfo, ...], parameters: int) -> None:
+    """The run begins: in the journal, to its listeners, in its log."""
+    p, options, resumed = run.position, run.options, start.restored is not None
+    run.worker.put(Call(lambda: run.files.journal("start", epoch=p.epoch, step=p.step, resumed=resumed)))
+    numbers = options.num_epochs, options.num_steps, run.steps_per_epoch
+    run.worker.put(RunStarted(time.time(), options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed))
+    taken = None if resumed else start.taken
+    _log_initial(options, taken, run.log)
+    if taken is not None:
+        run.worker.put(Message(time.time(), logging.INFO, taken.line))
+    run.log.info("start at epoch %d, step %d", p.epoch, p.step)
+
+
+def _ended(run: Run, infos: tuple[MetricInfo, ...], times: CompileTimes) -> None:
+    """Waits for what is under way, and says how it ended: in `summary.json`, in the journal, to its listeners."""
+    run.worker.wait()
     if run.saver is not None:
         run.saver.close()
         run.saver.check()
-    worker.wait()
-    log.info("%d programs compiled in %.1f s", times.count, times.seconds)
+    run.worker.wait()
+    run.log.info("%d programs compiled in %.1f s", times.count, times.seconds)
     summary = _summary(run, infos)
-    files.write_summary(summary)
-    seconds = time.monotonic() - began
-    epoch = p.shown_epoch
-    log.info("ended by %s at epoch %d, step %d, after %.1f s", run.stopped_by, epoch, p.step, seconds)
-    kind = "end" if run.stopped_by in ("num_epochs", "num_steps") else "stop"
-    worker.put(Call(lambda: files.journal(kind, epoch=epoch, step=p.step, stopped_by=run.stopped_by)))
-    worker.put(RunEnded(time.time(), epoch, p.step, run.stopped_by, summary, seconds, options.show_summary))
-    worker.wait()
+    run.files.write_summary(summary)
+    seconds, p, why = time.monotonic() - run.began, run.position, run.stopped_by
+    epoch, step = p.shown_epoch, p.step
+    run.log.info("ended by %s at epoch %d, step %d, after %.1f s", why, epoch, step, seconds)
+    kind = "end" if why in ("num_epochs", "num_steps") else "stop"
+    run.worker.put(Call(lambda: run.files.journal(kind, epoch=epoch, step=step, stopped_by=why)))
+    run.worker.put(RunEnded(time.time(), epoch, step, why, summary, seconds, run.options.show_summary))
+    run.worker.wait()
     run.summary = summary
 
 

@@ -1,4 +1,4 @@
-"""Starting a run: its programs, its checkpoint, its logs, its threads."""
+"""What a run is made of before it begins: its feeders, how they dispatch, its programs, where its checkpoints are."""
 
 import contextlib
 import dataclasses

@@ -3,7 +3,7 @@ library.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -71,14 +71,18 @@ def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str
 
 def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], what: str) -> None:
     """One error that lists them all; `what` is the checkpoint, for the message."""
-    rows = differences(saved, needed)
-    if rows:
-        shown = rows[:20] + ([f"and {len(rows) - 20} more"] if len(rows) > 20 else [])
-        raise LearnerError(
-            f"{what} was saved by another model or optimizer; it differs in {len(rows)} arrays:\n  "
-            + "\n  ".join(shown)
-            + "\nBuild the learner as it was for that run, or start a new run in another directory"
-        )
+    if rows := differences(saved, needed):
+        raise LearnerError(difference_text(rows, what))
+
+
+def difference_text(rows: Sequence[str], what: str) -> str:
+    """The lines of `differences`, for people."""
+    shown = [*rows[:20], *([f"and {len(rows) - 20} more"] if len(rows) > 20 else [])]
+    return (
+        f"{what} was saved by another model or optimizer; it differs in {len(rows)} arrays:\n  "
+        + "\n  ".join(shown)
+        + "\nBuild the learner as it was for that run, or start a new run in another directory"
+    )
 
 
 def _described(leaf: Any) -> str:
