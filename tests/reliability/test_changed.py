@@ -40,18 +40,25 @@ def log_of(directory):
     return (directory / "experiment.log").read_text()
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, compiled_once):
+    """A run of one epoch, and one that stopped inside its second."""
+    directory = tmp_path_factory.mktemp("runs")
+    build_line(saving(directory / "one", 1)).fit(batches(), valid_data())
+    build_line(stopping_at(saving(directory / "inside"), STEPS + 2)).fit(batches(), valid_data())
+    return directory
+
+
 @pytest.fixture
-def one_epoch(tmp_path):
+def one_epoch(runs, tmp_path):
     """A run of one epoch."""
-    build_line(saving(tmp_path / "run", 1)).fit(batches(), valid_data())
-    return tmp_path / "run"
+    return shutil.copytree(runs / "one", tmp_path / "run")
 
 
 @pytest.fixture
-def inside(tmp_path):
+def inside(runs, tmp_path):
     """A run that stopped inside its second epoch."""
-    build_line(stopping_at(saving(tmp_path / "run"), STEPS + 2)).fit(batches(), valid_data())
-    return tmp_path / "run"
+    return shutil.copytree(runs / "inside", tmp_path / "run")
 
 
 def by_hand(*rates):

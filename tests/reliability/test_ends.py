@@ -67,7 +67,10 @@ STEPWISE = {
 }
 
 
-@pytest.mark.parametrize("where", STEPWISE)
+FEW = ("at an epoch's end", "where one was saved", "in an epoch's own")
+
+
+@pytest.mark.parametrize("where", [w if w in FEW else pytest.param(w, marks=pytest.mark.full) for w in STEPWISE])
 def test_a_stop_in_the_last_validation(tmp_path, where):
     """The run that goes on makes it whole, and ends like one that was not stopped."""
     options, nth = STEPWISE[where]

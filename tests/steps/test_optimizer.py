@@ -214,7 +214,7 @@ def assert_near(got: Any, expected: Any, tolerance: float) -> None:
 ALL = {**{name: maker(name) for name in PUBLIC}, **COMPOSED}
 
 
-# One of each kind; the others are compared bit by bit in the full run.
+# One of each kind; the others are in the full run.
 SAMPLE = {
     *("sgd", "adamw", "adafactor", "lbfgs", "rprop", "noisy_sgd", "novograd", "lamb", "sm3", "polyak_sgd"),
     *("contrib.dpsgd", "contrib.momo", "contrib.muon", "contrib.prodigy", "contrib.schedule_free_adamw"),
@@ -222,15 +222,8 @@ SAMPLE = {
 }
 
 
-def sampled(name: str) -> list[Any]:
-    if name in SAMPLE:
-        return [pytest.param(name, True, id=f"{name}-compared")]
-    full = pytest.param(name, True, id=f"{name}-compared", marks=pytest.mark.full)
-    return [pytest.param(name, False, id=f"{name}-compiled"), full]
-
-
-@pytest.mark.parametrize(("name", "compared"), [param for name in ALL for param in sampled(name)])
-def test_a_traced_rate_gives_the_bits_of_a_fixed_one(name, compared):
+@pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.full) for n in ALL])
+def test_a_traced_rate_gives_the_bits_of_a_fixed_one(name):
     ours = Ours(ALL[name], name in EACH_EXAMPLE)
     first, compiled = ours.run(0.25)
     assert compiled == 1
@@ -240,8 +233,6 @@ def test_a_traced_rate_gives_the_bits_of_a_fixed_one(name, compared):
         assert not np.array_equal(changed["w"], PARAMS["w"])
     if name not in SCALE_FREE:
         assert not np.array_equal(first["w"], second["w"])  # the rate that was given is the one that is used
-    if not compared:
-        return
     if name in FOLDED_BY_XLA:
         assert_same(second, by_hand(name, 0.03, as_argument=True))
         assert_near(second, by_hand(name, 0.03), FOLDED_BY_XLA[name])
