@@ -244,7 +244,7 @@ def test_dir_deleted_mid_run_of_the_checkpoints(tmp_path):
     result = remover.fit(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer().on_save_error("warn"))
     assert result.stopped_by == "num_epochs"
     texts = warnings_of(tmp_path / "run")
-    for step, text in zip((12, 18), texts, strict=True):
+    for step, text in zip((12, 18, 18), texts, strict=True):  # the last one is tried again at the end
         assert f"the checkpoint of step {step} could not be written" in text
         assert "run/checkpoint is gone: somebody removed it" in text
     assert not (tmp_path / "run" / "checkpoint").exists()
