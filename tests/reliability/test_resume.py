@@ -319,7 +319,7 @@ def test_kill9_during_save(tmp_path, whole, step, point):
 
 LOST = {
     "the random key": lambda progress, place: progress.update(root_key=[0, 77]),
-    "the position": lambda progress, place: progress["position"].update(batch=0),
+    "the position": lambda progress, place: progress["position"].update(batch=0, in_epoch=0),
     "the state of the data": lambda progress, place: progress["data"].update(next=2),
     "metrics in flight": lambda progress, place: shutil.rmtree(place / "in_flight"),
     "metrics on the host": lambda progress, place: progress.update(host_metrics={}),
@@ -444,7 +444,9 @@ def test_resume_lr_off_by_one(tmp_path, step):
 
 @pytest.mark.parametrize("cut", some([1, 2, 3, 4, 5], {3, 5}))
 def test_resume_early_stopping(tmp_path, cut):
-    """The best loss is that of epoch 2; four worse ones in a row end the run with epoch 6, wherever it was stopped."""
+    """The best loss is that of epoch 2; four worse ones in a row end the run with epoch 6, wherever it was stopped:
+    before the validation of that epoch.
+    """
     losses, seen = [4.0, 1.0, 9.0, 4.0, 1.0, 16.0, 25.0], []
     without = [0, 0, 1, 2, 3, 4]
 
@@ -453,7 +455,7 @@ def test_resume_early_stopping(tmp_path, cut):
         return quiet(tmp_path / "run").num_epochs(7).early_stopping(stopping).with_file_checkpointer(keep_last=9)
 
     build_line(stopping_at(make(), cut), 0.0).fit(batches()[:1], scripted(*losses))
-    result = build_line(make().resume(), 0.0).fit(batches()[:1], scripted(*losses[cut:]))
+    result = build_line(make().resume(), 0.0).fit(batches()[:1], scripted(*losses[cut - 1 :]))
     assert result.stopped_by == "early stopping: valid/Loss has not improved on 1 for 4 validations"
     assert result.summary["epochs"] == 6
     for step in saved_steps(tmp_path / "run"):
