@@ -95,7 +95,7 @@ class CheckpointStore:
             except DamagedError as error:
                 self.damaged[step] = str(error)
                 continue
-            table[step] = manifest
+            table[step] = {**dict.fromkeys(FACTS), **manifest}
         return table
 
     def _steps(self) -> list[int]:
