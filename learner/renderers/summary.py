@@ -55,5 +55,6 @@ def _text(point: Mapping[str, Any] | None) -> str:
 
 
 def _checkpoint(entry: Mapping[str, Any]) -> str:
-    marks = [f"epoch {entry['epoch']}"] + [name for name, value in entry.items() if value is True]
+    where = "inside an epoch" if entry["epoch"] is None else f"epoch {entry['epoch']}"
+    marks = [where] + [name for name, value in entry.items() if value is True]
     return printable(f"{entry['path']} ({', '.join(marks)})")

@@ -10,6 +10,7 @@ import pytest
 import learner.renderers
 from learner.journal import encode
 from learner.renderers import PlainRenderer, RichRenderer, default_renderer, print_summary, render_summary
+from learner.renderers.summary import _checkpoint
 
 SUMMARY = [
     "2 epochs, 90 steps, ended by: num_epochs",
@@ -88,3 +89,8 @@ def test_what_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Missing'"):
         learner.renderers.Missing  # noqa: B018
     assert all(hasattr(learner.renderers, name) for name in learner.renderers.__all__)
+
+
+def test_a_checkpoint_that_ends_no_epoch():
+    entry = {"path": "checkpoint/44", "step": 44, "epoch": None, "best": False}
+    assert _checkpoint(entry) == "checkpoint/44 (inside an epoch)"
