@@ -12,6 +12,7 @@ from learner.data.feed import BUFFER_BYTES, bytes_of
 from learner.errors import OutOfMemoryError
 from learner.steps.state import named_leaves
 from learner.steps.step import rows_of
+from learner.text import size
 
 PyTree = Any
 MARK = "RESOURCE_EXHAUSTED"
@@ -76,7 +77,7 @@ class Needs:
         if said is not None:
             parts.append(_said(said))
         if part == CHECKPOINT:
-            parts.append(f"A save needs room for a copy of the state, {_size(self.state)}.")
+            parts.append(f"A save needs room for a copy of the state, {size(self.state)}.")
         parts.append(self._advice(split))
         if self._buffered(split) > BUFFER_BYTES:  # it has this size only if it was asked for
             parts.append("Set a smaller number of steps_per_dispatch, or none: the buffers become smaller.")
@@ -85,13 +86,13 @@ class Needs:
     def _facts(self, split: str) -> str:
         first = self.firsts[split]
         arrays = ", ".join(f"{name or 'array'}: {x.dtype}{list(x.shape)}" for name, x in named_leaves(first).items())
-        rows = f"{rows_of(first)} rows ({arrays}, {_size(bytes_of(first))})"
+        rows = f"{rows_of(first)} rows ({arrays}, {size(bytes_of(first))})"
         groups = f"A step has {_count(self.accumulate, 'micro-batch', 'micro-batches')} of"
         facts = [f"{groups if split == 'train' else 'A batch has'} {rows}"]
         if buffered := self._buffered(split):
             kind = "steps" if split == "train" else "batches"
-            facts.append(f"a buffer of {self.steps[split]} {kind} takes {_size(buffered)}")
-        return ", ".join(facts) + f", and the state of the run takes {_size(self.state)}."
+            facts.append(f"a buffer of {self.steps[split]} {kind} takes {size(buffered)}")
+        return ", ".join(facts) + f", and the state of the run takes {size(self.state)}."
 
     def _buffered(self, split: str) -> int:
         steps, each = self.steps.get(split, 1), bytes_of(self.firsts[split])
@@ -138,19 +139,6 @@ def _what(part: str) -> str:
 def _said(error: BaseException) -> str:
     line = str(error).partition(f"{MARK}: ")[2].partition("\n")[0].rstrip(".") or MARK
     return f"The device says: {line + '.' if len(line) <= 200 else line[:200] + '...'}"
-
-
-def _size(size: float) -> str:
-    """
-    >>> _size(999), _size(2_500_000), _size(4_398_046_511_104)
-    ('999 bytes', '2.5 MB', '4.4 TB')
-    """
-    if size < 1000:
-        return f"{int(size)} bytes"
-    units = ["kB", "MB", "GB", "TB", "PB"]
-    while (size := size / 1000) >= 999.95 and len(units) > 1:
-        units.pop(0)
-    return f"{size:.1f} {units[0]}"
 
 
 def _count(number: int, one: str, several: str) -> str:

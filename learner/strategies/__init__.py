@@ -1,6 +1,10 @@
 """Where programs run. The programs are written once in `learner.steps`; a strategy places arrays and compiles."""
 
 from learner.strategies.base import Strategy
-from learner.strategies.single import SingleDevice, choose_devices
+from learner.strategies.choose import choose_devices
+from learner.strategies.replicated import Replicated
+from learner.strategies.rules import fsdp
+from learner.strategies.sharded import Sharded
+from learner.strategies.single import SingleDevice
 
-__all__ = ["SingleDevice", "Strategy", "choose_devices"]
+__all__ = ["Replicated", "Sharded", "SingleDevice", "Strategy", "choose_devices", "fsdp"]

@@ -1,65 +1,55 @@
-"""One device, and the rule that chooses it."""
+"""One device."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 
-from learner.errors import LearnerError
-from learner.strategies.base import Strategy
+from learner.strategies.base import Kind, PyTree, Strategy
+from learner.strategies.devices import find_devices
 
 
 class SingleDevice(Strategy):
-    """`jax.jit` on one device (default: JAX's first).
+    """`jax.jit` on one device: a `jax.Device`, or its id (default: JAX's first that belongs to this process).
 
     >>> SingleDevice().platform
     'cpu'
     """
 
+    resident: ClassVar[bool] = True
+
     def __init__(self, device: Any = None):
-        super().__init__()
-        self.device = jax.devices()[0] if device is None else device
-        self._sharding = jax.sharding.SingleDeviceSharding(self.device)
-        self._put = jax.jit(lambda tree: tree, out_shardings=self._sharding)
+        device = jax.local_devices()[0] if device is None else find_devices([device])[0]
+        super().__init__([device], jax.sharding.SingleDeviceSharding(device))
+        self._put = jax.jit(lambda tree: tree, out_shardings=self.everywhere)
 
     @property
-    def platform(self) -> str:
-        """See `Strategy`."""
-        return str(self.device.platform)
+    def device(self) -> Any:
+        """The device."""
+        return self.devices[0]
 
     @property
     def description(self) -> str:
         """See `Strategy`."""
-        return f"one device: {self.device.device_kind} ({self.device})"
+        return f"one device: {self.devices[0].device_kind} ({self.devices[0]})"
 
-    def place(self, tree: Any) -> Any:
+    def divides(self, rows: int) -> bool:
         """See `Strategy`."""
-        return jax.device_put(tree, self._sharding)
+        return True
 
-    def put(self, tree: Any) -> Any:
-        """See `Strategy`. Arguments of a jitted function take 10 µs to the device, `jax.device_put` takes 60."""
-        return self._put(tree)
+    def put(self, tree: PyTree, axis: int = 0, whole: bool = False, rare: bool = False) -> PyTree:
+        """See `Strategy`. Arguments of a jitted function take 10 µs to the device, `jax.device_put` takes 60, which is
+        worth a program for the buffers that come again and again, and not for a batch at the end of an epoch.
+        """
+        return self.place(tree) if rare else self._put(tree)
 
-    def compile(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
+    def compile(
+        self,
+        program: Callable[..., Any],
+        takes: Sequence[Kind] = (),
+        gives: Sequence[Kind] | Kind = "same",
+        donate: tuple[int, ...] = (),
+        where: Mapping[str, PyTree] | None = None,
+    ) -> Any:
         """See `Strategy`. An argument that is not used is kept: it is what commits the results to the device."""
         return jax.jit(program, donate_argnums=donate, keep_unused=True)
-
-
-def choose_devices(devices: int | str | Sequence[Any]) -> Strategy:
-    """The strategy for `devices(...)`: `1`, or a list of one `jax.Device`.
-
-    >>> choose_devices(1).description.startswith("one device")
-    True
-    """
-    if isinstance(devices, bool) or not (
-        isinstance(devices, int) or (isinstance(devices, Sequence) and not isinstance(devices, str))
-    ):
-        raise LearnerError(f"devices is {devices!r}; it needs 1 or a list with one jax.Device")
-    if not isinstance(devices, int) and not all(isinstance(device, jax.Device) for device in devices):
-        raise LearnerError(f"devices is {devices!r}; it needs 1 or a list with one jax.Device")
-    count = devices if isinstance(devices, int) else len(devices)
-    if count != 1:
-        raise LearnerError(
-            f"devices asks for {count}; training runs on one device: give devices(1) or devices([jax.devices()[0]])"
-        )
-    return SingleDevice() if isinstance(devices, int) else SingleDevice(devices[0])

@@ -1,0 +1,40 @@
+"""The rule that `devices(...)` follows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from learner.errors import LearnerError
+from learner.strategies.base import Strategy
+from learner.strategies.devices import find_devices
+from learner.strategies.replicated import Replicated
+from learner.strategies.sharded import Sharded
+from learner.strategies.single import SingleDevice
+
+
+def choose_devices(devices: int | str | Sequence[Any] | None = None) -> Strategy:
+    """The strategy for `devices(...)`, always the same: one device is `SingleDevice`; several are `Replicated` on one
+    process and `Sharded` on several.
+
+    Args:
+      devices: how many, `"all"`, or which (`jax.Device`, or their ids); `None`: one device, or all where there are
+        several processes.
+
+    >>> choose_devices(1).description.startswith("one device")
+    True
+    """
+    if jax.process_count() > 1:
+        return _on_several(devices)
+    chosen = find_devices(1 if devices is None else devices)
+    return SingleDevice(chosen[0]) if len(chosen) == 1 else Replicated(chosen)
+
+
+def _on_several(devices: Any) -> Strategy:
+    every = jax.devices()
+    if devices is not None and set(find_devices(devices)) != set(every):
+        raise LearnerError(
+            f"devices is {devices!r}, and there are {jax.process_count()} processes with {len(every)} devices, which "
+            'all take part: give devices("all"), or strategy(Sharded(mesh)) with a mesh of your own'
+        )
+    return Sharded()

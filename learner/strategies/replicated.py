@@ -1,0 +1,108 @@
+"""Data parallelism: a replica of everything on each device, and a share of every batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from learner.errors import LearnerError
+from learner.strategies.base import Kind, PyTree, Strategy
+from learner.strategies.devices import find_devices
+
+AXIS = "devices"
+
+
+class Replicated(Strategy):
+    """`jax.pmap` over several devices of this process: each has the whole state and its share of every batch.
+
+    Gradients and the states of metrics are added up over the devices in each step, by weight, so that they are those
+    of the whole batch. A batch that does not divide evenly is computed whole on each device and counted once. Random
+    masks (dropout) are drawn on each device for its own rows: they are other ones on another number of devices.
+
+    What else a step keeps in the model's state is averaged over the devices by weight, and integers are those of the
+    first one's rows: a step that counts or sums up rows itself, or a BatchNorm with a mask, wants `Sharded`.
+
+    What a mapped program cannot do is an error that says so: `update=` and optimizers that evaluate the loss again
+    need the whole batch, as `Sharded` gives it.
+
+    Args:
+      devices: how many, or which (`jax.Device`, or their ids); default: all of them.
+      sync_batch_norm: BatchNorm of `flax.nnx` and `flax.linen` uses the statistics of the whole batch. Otherwise each
+        device uses those of its rows, and the running statistics are averaged by weight.
+
+    >>> Replicated(jax.devices()[:1]).description
+    'replicated on 1 device (cpu)'
+    """
+
+    axis: ClassVar[str | None] = AXIS
+
+    def __init__(self, devices: int | str | Sequence[Any] | None = None, sync_batch_norm: bool = True):
+        devices = find_devices("all" if devices is None else devices)
+        mesh = Mesh(np.array(devices), (AXIS,))
+        super().__init__(devices, NamedSharding(mesh, PartitionSpec()))
+        if jax.process_count() > 1:
+            raise LearnerError("Replicated trains on the devices of one process; use Sharded for several processes")
+        self.sync_batch_norm = sync_batch_norm
+        self._each = NamedSharding(mesh, PartitionSpec(AXIS))
+
+    @property
+    def description(self) -> str:
+        """See `Strategy`."""
+        count = len(self.devices)
+        return f"replicated on {count} device{'s' if count > 1 else ''} ({self.platform})"
+
+    def divides(self, rows: int) -> bool:
+        """See `Strategy`."""
+        return rows % len(self.devices) == 0
+
+    def put(self, tree: PyTree, axis: int = 0, whole: bool = False, rare: bool = False) -> PyTree:
+        """See `Strategy`. The arrays get a leading axis, the devices."""
+        return jax.device_put(jax.tree.map(lambda x: self._shares(np.asarray(x), axis, whole), tree), self._each)
+
+    def _shares(self, array: np.ndarray, axis: int, whole: bool) -> np.ndarray:
+        count, rows = len(self.devices), array.shape[axis]
+        if whole:
+            return np.broadcast_to(array, (count, *array.shape))
+        shares = array.reshape(*array.shape[:axis], count, rows // count, *array.shape[axis + 1 :])
+        return np.moveaxis(shares, axis, 0)
+
+    def compile(
+        self,
+        program: Callable[..., Any],
+        takes: Sequence[Kind] = (),
+        gives: Sequence[Kind] | Kind = "same",
+        donate: tuple[int, ...] = (),
+        where: Mapping[str, PyTree] | None = None,
+    ) -> Any:
+        """See `Strategy`. What has nothing that differs between devices needs no map."""
+        in_axes = tuple(_axis(kind) for kind in takes)
+        if 0 in in_axes:
+            out_axes = _axis(gives) if isinstance(gives, str) else tuple(map(_axis, gives))
+            return jax.pmap(
+                program, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate
+            )
+        if gives == "sums":
+            return jax.jit(lambda *given: self._repeated(program(*given)), out_shardings=self._each)
+        return jax.jit(program, donate_argnums=donate, out_shardings=self.everywhere, keep_unused=True)
+
+    def _repeated(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jax.numpy.broadcast_to(x, (len(self.devices), *x.shape)), tree)
+
+    def one(self, tree: PyTree) -> PyTree:
+        """See `Strategy`."""
+        return first_replica(tree)
+
+    def traced(self, compiled: Any, *arguments: Any) -> Any:
+        """See `Strategy`."""
+        return jax.make_jaxpr(compiled)(*arguments).jaxpr
+
+
+def first_replica(tree: PyTree) -> PyTree:
+    """Arrays of which every device has all, as they are on the first one; nothing is copied."""
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+
+def _axis(kind: str) -> int | None:
+    return 0 if kind in ("batch", "sums") else None

@@ -1,0 +1,203 @@
+"""Which axis of the mesh each array of a model is split over."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from learner.errors import LearnerError, near_path
+
+Shapes = Mapping[str, Any]
+Rule = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Fsdp:
+    """See `fsdp`."""
+
+    min_size: int
+    axis: str
+
+    def spec(self, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+        """How an array of this shape is split over a mesh with these sizes of its axes."""
+        if math.prod(shape) < self.min_size:
+            return PartitionSpec()
+        divisible = [i for i, length in enumerate(shape) if length and length % sizes[self.axis] == 0]
+        if not divisible:
+            return PartitionSpec()
+        largest = max(divisible, key=lambda i: shape[i])
+        return PartitionSpec(*[self.axis if i == largest else None for i in range(largest + 1)])
+
+
+def fsdp(min_size: int = 1024, axis: str = "data") -> Fsdp:
+    """The rule that splits every array of at least `min_size` elements along its largest axis that divides, so that the
+    parameters and the optimizer's state take a part of the memory on each device. Arrays that no axis of divides, and
+    smaller ones, are on every device.
+
+    Args:
+      min_size: elements; small arrays cost more to gather than they save.
+      axis: of the mesh.
+
+    >>> tuple(fsdp().spec((64, 4096), {"data": 8}))
+    (None, 'data')
+    >>> tuple(fsdp().spec((64, 3), {"data": 8}))
+    ()
+    """
+    if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
+        raise LearnerError(f"min_size of fsdp is {min_size!r}; it needs a whole number of elements")
+    return Fsdp(min_size, axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Rules in order; the first one whose pattern is found in an array's path says how the array is split, and one that
+    none is found in is on every device.
+
+    Attributes:
+      rows: `(pattern, spec)`, or an `Fsdp`, which takes whatever comes to it.
+    """
+
+    rows: tuple[tuple[str, PartitionSpec] | Fsdp, ...] = ()
+
+    @classmethod
+    def of(cls, rules: Any) -> "Rules":
+        """Reads what a user gave: `fsdp()` or `"fsdp"`, a dict or pairs of patterns and specs, or a list of all these.
+
+        >>> Rules.of({"kernel": (None, "model")}).rows == (("kernel", PartitionSpec(None, "model")),)
+        True
+        """
+        if rules is None:
+            return cls()
+        if isinstance(rules, Fsdp) or rules == _FSDP:
+            return cls(tuple(_rows(rules)))
+        given: Iterable[Any] = rules.items() if isinstance(rules, Mapping) else rules
+        if isinstance(rules, str) or not isinstance(given, Iterable):
+            raise LearnerError(f"the rules of Sharded are {rules!r}; {_FORM}")
+        return cls(tuple(row for rule in given for row in _rows(rule)))
+
+    @property
+    def axes(self) -> list[str]:
+        """The axes of the mesh that they split over, in order.
+
+        >>> Rules.of([{"kernel": (None, "model")}, fsdp()]).axes
+        ['model', 'data']
+        """
+        names = [[row.axis] if isinstance(row, Fsdp) else names_of(row[1]) for row in self.rows]
+        return list(dict.fromkeys(name for some in names for name in some))
+
+    def spec(self, path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+        """How an array is split, over a mesh with these sizes of its axes."""
+        for row in self.rows:
+            if isinstance(row, Fsdp):
+                return row.spec(shape, sizes)
+            if re.search(row[0], path):
+                return row[1]
+        return PartitionSpec()
+
+    def problems(self, leaves: Shapes, sizes: Mapping[str, int]) -> list[str]:
+        """What is wrong with them for these arrays (by path) and a mesh with these sizes of its axes."""
+        problems = [problem for row in self.rows for problem in _unknown_axes(row, sizes)]
+        if problems:
+            return problems
+        first = {path: self._first(path) for path in leaves}
+        for number, row in enumerate(self.rows):
+            if isinstance(row, Fsdp):
+                continue
+            if number not in first.values():
+                found = [path for path in leaves if re.search(row[0], path)]
+                why = (
+                    f"an earlier rule takes all that it matches ({', '.join(found[:3])})"
+                    if found
+                    else f"it matches none of the {len(leaves)} arrays; {near_path(row[0], list(leaves))}"
+                )
+                problems.append(f"the rule {row[0]!r} of Sharded is not used: {why}")
+        for path, leaf in leaves.items():
+            problems += _unfit(path, leaf.shape, self.spec(path, leaf.shape, sizes), sizes)
+        return problems
+
+    def _first(self, path: str) -> int | None:
+        return next((i for i, r in enumerate(self.rows) if isinstance(r, Fsdp) or re.search(r[0], path)), None)
+
+
+_FSDP = "fsdp"
+_FORM = "give fsdp(), {'a pattern of paths': (None, 'model')}, or a list of such rules"
+
+
+def _rows(rule: Rule) -> list[tuple[str, PartitionSpec] | Fsdp]:
+    if isinstance(rule, Fsdp) or rule == _FSDP:
+        return [fsdp() if isinstance(rule, str) else rule]
+    if isinstance(rule, Mapping):
+        return [row for pair in rule.items() for row in _rows(pair)]
+    if not isinstance(rule, Sequence) or len(rule) != 2 or not isinstance(rule[0], str):
+        raise LearnerError(f"a rule of Sharded is {rule!r}; {_FORM}")
+    pattern, spec = rule
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise LearnerError(f"the rule {pattern!r} of Sharded is not a regular expression: {error}") from None
+    parts = [] if spec is None else [spec] if isinstance(spec, str) else list(spec)
+    entries = [tuple(part) if isinstance(part, list) else part for part in parts]
+    if not all(_is_entry(entry) for entry in entries):
+        raise LearnerError(
+            f"the rule {pattern!r} of Sharded splits by {spec!r}; give for each axis of the array the name of an axis "
+            "of the mesh, several names, or None: (None, 'model')"
+        )
+    return [(pattern, PartitionSpec(*entries))]
+
+
+def _is_entry(entry: Any) -> bool:
+    if isinstance(entry, tuple):
+        return all(isinstance(name, str) for name in entry)
+    return entry is None or isinstance(entry, str)
+
+
+def names_of(spec: PartitionSpec) -> list[str]:
+    """The axes of the mesh that a spec uses.
+
+    >>> names_of(PartitionSpec(None, ("data", "model")))
+    ['data', 'model']
+    """
+    return [name for entry in spec for name in _names(entry)]
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def without(spec: PartitionSpec, names: Sequence[str]) -> PartitionSpec:
+    """The spec of an array that is put together along some axes of the mesh.
+
+    >>> tuple(without(PartitionSpec("data", ("data", "model")), ["data"]))
+    (None, 'model')
+    """
+    entries = [[name for name in _names(entry) if name not in names] for entry in spec]
+    return PartitionSpec(*(tuple(left) if len(left) > 1 else left[0] if left else None for left in entries))
+
+
+def _unknown_axes(row: tuple[str, PartitionSpec] | Fsdp, sizes: Mapping[str, int]) -> list[str]:
+    names = [row.axis] if isinstance(row, Fsdp) else names_of(row[1])
+    what = "fsdp" if isinstance(row, Fsdp) else f"the rule {row[0]!r}"
+    unknown = [name for name in names if name not in sizes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return [
+        *(f"{what} splits over {name!r}, and the mesh has {', '.join(map(repr, sizes))}" for name in unknown),
+        *(f"{what} splits over {name!r} twice" for name in twice),
+    ]
+
+
+def _unfit(path: str, shape: Sequence[int], spec: PartitionSpec, sizes: Mapping[str, int]) -> list[str]:
+    if len(spec) > len(shape):
+        return [f"{path} has {len(shape)} axes ({list(shape)}), and its rule of Sharded splits {len(spec)}"]
+    problems = []
+    for axis, entry in enumerate(spec):
+        names = _names(entry)
+        parts = math.prod(sizes[name] for name in names)
+        if shape[axis] % parts:
+            problems.append(
+                f"{path} {list(shape)} cannot be split along its axis {axis}: {shape[axis]} is not a multiple of "
+                f"{parts}, the size of {' and '.join(map(repr, names))}"
+            )
+    return problems

@@ -1,0 +1,244 @@
+"""A mesh of devices: batches split over one axis of it, arrays of the model by rules."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from learner.errors import LearnerError
+from learner.strategies.base import Kind, PyTree, Strategy
+from learner.strategies.devices import find_devices
+from learner.strategies.replicated import first_replica
+from learner.strategies.rules import Rules, names_of, without
+
+
+class Sharded(Strategy):
+    """`jax.jit` over a mesh of devices, of one process or of several.
+
+    Rows of a batch are spread over the axis `data` of the mesh; each array of the model lies where the rules say, and
+    its optimizer state with it. Programs see whole batches and whole arrays, and XLA puts in what has to be sent, so
+    that every number, random masks too, is that of one device.
+
+    Args:
+      mesh: a `jax.sharding.Mesh`, or the sizes of its axes, `{"data": 4, "model": 2}`; default: all devices along
+        `data`. Its axes have to be of the type `Auto`.
+      rules: `fsdp()`, or `"fsdp"`; patterns of paths with a spec for each, `{r"attention.*kernel": (None, "model")}`;
+        or a list of both, of which the first that matches counts. Default: every device has all of the model.
+      batch: the axis of the mesh that rows are spread over, or several; one that the mesh does not have is left out.
+      devices: how many, or which (`jax.Device`, or their ids), the mesh is made of, if sizes are given; default: all.
+
+    >>> Sharded({"data": 1}, devices=jax.devices()[:1]).description
+    "sharded over 1 device (cpu): {'data': 1}, rows over 'data'"
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh | Mapping[str, int] | None = None,
+        rules: Any = None,
+        batch: str | Sequence[str] = "data",
+        devices: int | str | Sequence[Any] | None = None,
+    ):
+        self.mesh = mesh if isinstance(mesh, Mesh) else _mesh(mesh, devices)
+        super().__init__(list(self.mesh.devices.flat), NamedSharding(self.mesh, PartitionSpec()))
+        if len({device.platform for device in self.devices}) > 1:
+            raise LearnerError(f"the mesh mixes platforms: {', '.join(map(str, self.devices))}")
+        if set(self.mesh.axis_types) != {AxisType.Auto}:
+            raise LearnerError(
+                "the axes of the mesh are Explicit, which ordinary models cannot be traced with: make it with "
+                "jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))"
+            )
+        self.rules = Rules.of(rules)
+        self.splits = bool(self.rules.rows)
+        names = (batch,) if isinstance(batch, str) else tuple(batch)
+        self._batch = tuple(name for name in names if name in self.mesh.shape)
+        self._shares = math.prod(self.mesh.shape[name] for name in self._batch)
+        self._local = jax.process_count() == 1
+
+    @property
+    def description(self) -> str:
+        """See `Strategy`."""
+        count = len(self.devices)
+        rows = f"rows over {' and '.join(map(repr, self._batch))}" if self._batch else "rows on every device"
+        model = f", the model over {' and '.join(map(repr, self.rules.axes))}" if self.rules.axes else ""
+        devices = f"{count} device{'s' if count > 1 else ''} ({self.platform})"
+        return f"sharded over {devices}: {dict(self.mesh.shape)}, {rows}{model}"
+
+    # -- where arrays go -----------------------------------------------------------------------------------------------
+
+    def shardings(self, state: PyTree) -> PyTree:
+        """See `Strategy`. An array of the optimizer's state, or of another that follows the parameters, lies where the
+        parameter does whose path its own ends with, if it has its shape.
+        """
+        specs = self._specs(state)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: NamedSharding(self.mesh, _spec_of(_name(path), leaf, specs)), state
+        )
+
+    def gather(self, state: PyTree) -> Callable[[str, PyTree], PyTree] | None:
+        """See `Strategy`. What is split over an axis that rows are spread over is put together along it; its gradient
+        is split again. Left to itself XLA would rather spread what is computed as the parameters are, and send every
+        activation around.
+        """
+        where = self.shardings(state)
+        split = {"params": where.params, "model_state": where.model_state}
+        if not any(set(names_of(s.spec)) & set(self._batch) for s in jax.tree.leaves(split)):
+            return None
+        return lambda part, tree: jax.tree.map(self._gathered, tree, split[part])
+
+    def _gathered(self, array: Any, split: NamedSharding) -> Any:
+        whole = NamedSharding(self.mesh, without(split.spec, self._batch))
+        if whole.spec == split.spec:
+            return array
+
+        @jax.custom_vjp
+        def gather(x: Any) -> Any:
+            return jax.lax.with_sharding_constraint(x, whole)
+
+        gather.defvjp(lambda x: (gather(x), None), lambda _, g: (jax.lax.with_sharding_constraint(g, split),))
+        return gather(array)
+
+    def problems(self, state: PyTree) -> list[str]:
+        """See `Strategy`."""
+        return self.rules.problems(_model_leaves(state), dict(self.mesh.shape))
+
+    def _specs(self, state: PyTree) -> dict[str, tuple[tuple[int, ...], PartitionSpec]]:
+        sizes = dict(self.mesh.shape)
+        leaves = _model_leaves(state)
+        return {path: (leaf.shape, self.rules.spec(path, leaf.shape, sizes)) for path, leaf in leaves.items()}
+
+    def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
+        """See `Strategy`."""
+        if self._local:
+            return super().place(tree, shardings)
+        if shardings is None:
+            shardings = jax.tree.map(lambda _: self.everywhere, tree)
+        return jax.tree.map(_from_all, tree, shardings)
+
+    def one(self, tree: PyTree) -> PyTree:
+        """See `Strategy`."""
+        return tree if self.splits or not self._local else first_replica(tree)
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def divides(self, rows: int) -> bool:
+        """See `Strategy`."""
+        return not rows % self._shares
+
+    @functools.cached_property
+    def share(self) -> tuple[int, int, int] | None:
+        """See `Strategy`."""
+        if self._local:
+            return None
+        mine = sorted(
+            {self._position(index) for index, device in np.ndenumerate(self.mesh.devices) if _is_mine(device)}
+        )
+        if not mine:
+            raise LearnerError(
+                f"the mesh has no device of process {jax.process_index()}: all {jax.process_count()} processes take "
+                "part, so it needs devices of each"
+            )
+        first, count = mine[0], len(mine)
+        if mine != list(range(first, first + count)) or first % count or self._shares % count:
+            raise LearnerError(
+                f"the devices of process {jax.process_index()} are not neighbours along {self._batch} of the mesh: "
+                "order the devices by their processes"
+            )
+        return first // count, self._shares // count, self._shares
+
+    def _position(self, index: Sequence[int]) -> int:
+        """Of a device along the axes that rows are spread over."""
+        names = list(self.mesh.shape)
+        position = 0
+        for name in self._batch:
+            position = position * self.mesh.shape[name] + index[names.index(name)]
+        return position
+
+    def put(self, tree: PyTree, axis: int = 0, whole: bool = False, rare: bool = False) -> PyTree:
+        """See `Strategy`."""
+        sharding = self.everywhere if whole else NamedSharding(self.mesh, PartitionSpec(*[None] * axis, self._batch))
+        if self._local:
+            return jax.device_put(tree, sharding)
+        if whole:
+            return jax.tree.map(lambda x: _from_all(x, sharding), tree)
+        return jax.tree.map(lambda x: self._from_shares(x, sharding, axis), tree)
+
+    def _from_shares(self, x: np.ndarray, sharding: jax.sharding.Sharding, axis: int) -> jax.Array:
+        assert self.share is not None
+        shape = [*x.shape]
+        shape[axis] *= self.share[1]
+        array: jax.Array = jax.make_array_from_process_local_data(sharding, x, tuple(shape))
+        return array
+
+    # -- programs ------------------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        program: Callable[..., Any],
+        takes: Sequence[Kind] = (),
+        gives: Sequence[Kind] | Kind = "same",
+        donate: tuple[int, ...] = (),
+        where: Mapping[str, PyTree] | None = None,
+    ) -> Any:
+        """See `Strategy`. Where results lie is said, so that XLA chooses no other place for what the next dispatch
+        takes.
+        """
+        place = {"same": self.everywhere, **(where or {})}
+        out = place[gives] if isinstance(gives, str) else tuple(place[kind] for kind in gives)
+        return jax.jit(program, donate_argnums=donate, out_shardings=out, keep_unused=True)
+
+
+def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | None) -> Mesh:
+    devices = find_devices("all" if devices is None else devices)
+    sizes = {"data": len(devices)} if sizes is None else dict(sizes)
+    wrong = [name for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, int) or size < 1]
+    if wrong or not sizes:
+        raise LearnerError(f"the mesh is {sizes!r}; give the sizes of its axes, such as {{'data': 4, 'model': 2}}")
+    if math.prod(sizes.values()) != len(devices):
+        raise LearnerError(
+            f"the mesh {sizes} needs {math.prod(sizes.values())} devices, and there are {len(devices)}: "
+            f"{', '.join(map(str, devices[:8]))}{' and more' if len(devices) > 8 else ''}"
+        )
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+
+
+def _is_mine(device: Any) -> bool:
+    return bool(device.process_index == jax.process_index())
+
+
+def _model_leaves(state: PyTree) -> dict[str, Any]:
+    """The arrays that rules are about, by path: those of the model, trained or not."""
+    found = {}
+    for part in (state.params, state.model_state):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+            found[_name(path)] = leaf
+    return found
+
+
+def _name(path: Any) -> str:
+    return str(jax.tree_util.keystr(path, simple=True, separator="."))
+
+
+def _spec_of(path: str, leaf: Any, specs: Mapping[str, tuple[tuple[int, ...], PartitionSpec]]) -> PartitionSpec:
+    """By the longest path of a model's array that this one ends with."""
+    parts = path.split(".")
+    for first in range(len(parts) + 1):
+        shape, spec = specs.get(".".join(parts[first:]), (None, PartitionSpec()))
+        if shape == leaf.shape:
+            return spec
+    return PartitionSpec()
+
+
+def _from_all(x: Any, sharding: jax.sharding.Sharding) -> Any:
+    """An array over the devices of several processes, of which each has all of it."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _from_all(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
