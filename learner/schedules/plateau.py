@@ -1,7 +1,4 @@
-"""Schedulers with a state: they look at an epoch's values and scale the learning rate.
-
-Schedules that are functions of the optimizer step are optax's (`optax.cosine_decay_schedule(...)`); pass them as `lr`.
-"""
+"""A scheduler with a state: it looks at the values of validations and scales the learning rate."""
 
 import math
 from collections.abc import Mapping
@@ -59,6 +56,10 @@ class ReduceOnPlateau:
         self._rate, self._factor, self._patience = float(lr), float(factor), patience
         self._cooldown, self._min_lr = cooldown, float(min_lr)
         self._without, self._resting = 0, 0
+
+    def __repr__(self) -> str:
+        """With the rate as things stand."""
+        return f"ReduceOnPlateau(lr={self._rate:g}, monitor={self._best.monitor!r})"
 
     @property
     def monitor(self) -> Monitor:

@@ -1,0 +1,239 @@
+"""Groups of parameters with an optimizer, a rate or a weight decay of their own."""
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from learner.errors import LearnerError, near, one_error
+from learner.optimizers.base import Change, Match, RateFunction, chosen, matcher, refuse_no_function
+from learner.optimizers.parts import in_parts
+from learner.schedules import ReduceOnPlateau, Schedule
+from learner.steps.extra import accepting
+from learner.steps.optimizer import check_schedule, no_schedule
+from learner.steps.state import named_leaves
+
+REST = "rest"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Parameters that are trained otherwise than the rest.
+
+    Args:
+      match: which: a regular expression that is searched for in their paths, several, or a predicate `(path, array)`.
+      lr: a factor of the run's rate; or a schedule of its own, a function of the optimizer step, which the run's rate
+        and `ReduceOnPlateau` do not touch. As the run's own it may count in epochs or fractions of the run.
+      weight_decay: in place of the optimizer's own. `None`: as it is.
+      optimizer: a function of the rate. `None`: that of the rest.
+
+    Raises:
+      LearnerError: a factor or a decay that is negative or not finite, a schedule that gives no rates.
+    """
+
+    match: Match
+    lr: float | Callable[[Any], Any] = 1.0
+    weight_decay: float | None = None
+    optimizer: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        matcher(self.match)
+        decay = self.weight_decay
+        if decay is not None and (
+            isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < math.inf
+        ):
+            raise LearnerError(f"weight_decay of a group is {decay!r}; it needs a number, 0 or more, such as 0.001")
+        if self.optimizer is not None:
+            refuse_no_function(self.optimizer, "the optimizer of a group")
+        if isinstance(self.lr, ReduceOnPlateau):
+            raise LearnerError(
+                "lr of a group is ReduceOnPlateau, which follows the run as a whole: give it as the run's lr, and the "
+                "group a factor of that"
+            )
+        if callable(self.lr):
+            if problem := no_schedule(self.lr):
+                raise LearnerError(f"lr of a group is {problem}")
+            if not _waits(self.lr) and (problems := check_schedule(self.lr)):
+                raise one_error([f"lr of a group: {problem}" for problem in problems])
+            return
+        if isinstance(self.lr, bool) or not isinstance(self.lr, int | float) or not 0 <= self.lr < math.inf:
+            raise LearnerError(
+                f"lr of a group is {self.lr!r}; it needs a factor of the run's rate, 0 or more, or a schedule"
+            )
+
+    def with_schedules(self, change: Change, place: str) -> "Group":
+        """See `RateFunction`; `place` is that of the group."""
+        lr = change(place, self.lr) if callable(self.lr) else self.lr
+        optimizer: Any = self.optimizer
+        if isinstance(optimizer, RateFunction):
+            optimizer = optimizer.with_schedules(lambda inner, schedule: change(f"{place}, {inner}", schedule))
+        return dataclasses.replace(self, lr=lr, optimizer=optimizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups(RateFunction):
+    """An optimizer for most parameters, and groups of others. Every parameter is in one group at most.
+
+    Parameters that are not to be trained at all belong to `LearnerBuilder.freeze`, which keeps neither gradients nor an
+    optimizer state for them.
+
+    Args:
+      optimizer: a function of the rate, for the parameters that are in no group.
+      groups: `Group`s, or their arguments as mappings.
+
+    Raises:
+      LearnerError: no groups. At `build`: a group that matches nothing, or two that match the same parameters; it names
+        them.
+
+    >>> grouped = Groups(optax.sgd, [Group("conv1", lr=2.0), {"match": "bias$", "lr": 0.1}])
+    >>> params = {"conv1": {"kernel": jnp.ones(2)}, "out": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}}
+    >>> made = grouped(0.5)
+    >>> updates, _ = made.update(params, made.init(params))
+    >>> {path: float(x[0]) for path, x in named_leaves(updates).items()}
+    {'conv1.kernel': -1.0, 'out.bias': -0.05000000074505806, 'out.kernel': -0.5}
+    """
+
+    optimizer: Callable[[Any], Any]
+    groups: Any  # a sequence; what a config says is checked here
+
+    def __post_init__(self) -> None:
+        refuse_no_function(self.optimizer, "the optimizer of Groups")
+        if not isinstance(self.groups, Sequence) or isinstance(self.groups, str) or not self.groups:
+            raise LearnerError(f"groups of Groups is {self.groups!r}; it needs a list of Group(match, ...)")
+        object.__setattr__(self, "groups", tuple(map(_group, self.groups)))
+
+    def __call__(self, rate: Any) -> optax.GradientTransformation:
+        """See `RateFunction`."""
+        made = {str(number): _transformation(group, self.optimizer, rate) for number, group in self._numbered()}
+        return in_parts({REST: self.optimizer(rate), **made}, self.labels)
+
+    def with_schedules(self, change: Change) -> "Groups":
+        """See `RateFunction`."""
+        groups = [group.with_schedules(change, f"group {number}") for number, group in self._numbered()]
+        rest: Any = self.optimizer
+        if isinstance(rest, RateFunction):
+            rest = rest.with_schedules(lambda inner, schedule: change(f"the rest, {inner}", schedule))
+        return dataclasses.replace(self, optimizer=rest, groups=groups)
+
+    def labels(self, params: Any) -> Any:
+        """The tree of the parameters' groups: `"0"`, `"1"`, ... in their order, `"rest"`."""
+        leaves = named_leaves(params)
+        found = {
+            number: chosen(group.match, leaves, f"group {number} of Groups,") for number, group in self._numbered()
+        }
+        label: dict[str, str] = {}
+        twice: dict[tuple[str, str], list[str]] = {}
+        for number, paths in found.items():
+            for path in paths:
+                if path in label:
+                    twice.setdefault((label[path], str(number)), []).append(path)
+                label.setdefault(path, str(number))
+        if twice:
+            rows = "; ".join(f"{', '.join(paths)} in groups {a} and {b}" for (a, b), paths in twice.items())
+            raise LearnerError(f"the groups of Groups overlap: {rows}. A parameter can be in one only")
+        return jax.tree.unflatten(jax.tree.structure(params), [label.get(path, REST) for path in leaves])
+
+    def _numbered(self) -> list[tuple[int, Group]]:
+        return [(number, group) for number, group in enumerate(self.groups) if isinstance(group, Group)]
+
+
+def _group(given: Any) -> Group:
+    if isinstance(given, Group):
+        return given
+    if not isinstance(given, Mapping):
+        raise LearnerError(f"a group of Groups is {given!r}; it needs Group(match, ...)")
+    names = [field.name for field in dataclasses.fields(Group)]
+    if unknown := [name for name in given if name not in names]:
+        hints = "; ".join(f"{name!r}: {near(str(name), names)}" for name in unknown)
+        raise LearnerError(f"a group of Groups is {dict(given)}; it has no {hints}")
+    if "match" not in given:
+        raise LearnerError(f"a group of Groups is {dict(given)}; it needs match, which says of what parameters it is")
+    return Group(**given)
+
+
+def _transformation(group: Group, rest: Callable[[Any], Any], rate: Any) -> optax.GradientTransformation:
+    optimizer = rest if group.optimizer is None else group.optimizer
+    if group.weight_decay is not None:
+        optimizer = with_weight_decay(optimizer, group.weight_decay)
+    if _waits(group.lr):
+        raise LearnerError(
+            f"the schedule of a group is {group.lr!r}, which counts with the length of the run. `fit` tells it that, "
+            "unless it is inside of a function of your own (lambda lr: Groups(...)(lr)): give the Groups itself, or "
+            "schedule.resolved(num_steps=..., steps_per_epoch=...)"
+        )
+    if callable(group.lr):
+        return scheduled(optimizer, group.lr)
+    return optimizer(rate * group.lr)
+
+
+def _waits(lr: Any) -> bool:
+    """For the length of the run."""
+    return isinstance(lr, Schedule) and lr.waits
+
+
+def with_weight_decay(optimizer: Any, value: float) -> Callable[[Any], Any]:
+    """The optimizer with another weight decay.
+
+    Raises:
+      LearnerError: it has none.
+
+    >>> with_weight_decay(functools.partial(optax.adamw, b1=0.8), 0.0).keywords
+    {'b1': 0.8, 'weight_decay': 0.0}
+    """
+    if not isinstance(optimizer, type) and "weight_decay" in getattr(optimizer, "__dataclass_fields__", ()):
+        changed: Callable[[Any], Any] = dataclasses.replace(optimizer, weight_decay=value)
+        return changed
+    if isinstance(optimizer, RateFunction) and callable(getattr(optimizer, "optimizer", None)):
+        around: Any = optimizer
+        outer: Callable[[Any], Any] = dataclasses.replace(around, optimizer=with_weight_decay(around.optimizer, value))
+        return outer
+    try:
+        has = "weight_decay" in inspect.signature(optimizer).parameters
+    except (TypeError, ValueError):
+        has = False
+    if not has:
+        name = getattr(optimizer, "__name__", repr(optimizer))
+        raise LearnerError(f"a group has weight_decay={value:g}, and its optimizer ({name}) has no such argument")
+    with_decay: Callable[[Any], Any] = functools.partial(optimizer, weight_decay=value)
+    return with_decay
+
+
+class ScheduledState(NamedTuple):
+    """Optimizer steps so far, int32, and the state of the optimizer."""
+
+    count: Any
+    inner: Any
+
+
+def scheduled(optimizer: Callable[[Any], Any], schedule: Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
+    """The optimizer with a rate that it takes from a schedule itself: by the number of the step where the update is
+    given that, which also counts steps that were left out, else by its own count of updates.
+
+    >>> halving = scheduled(optax.sgd, lambda step: 1.0 / 2**step)
+    >>> state = halving.init(jnp.ones(()))
+    >>> one, state = halving.update(jnp.float32(1), state)
+    >>> two, state = halving.update(jnp.float32(1), state)
+    >>> later, state = halving.update(jnp.float32(1), state, step=jnp.int32(4))
+    >>> float(one), float(two), float(later)
+    (-1.0, -0.5, -0.0625)
+    """
+
+    def made(count: Any) -> optax.GradientTransformationExtraArgs:
+        return accepting(optimizer(jnp.asarray(schedule(count), jnp.float32)))
+
+    def init(params: Any) -> ScheduledState:
+        count = jnp.zeros((), jnp.int32)
+        return ScheduledState(count, made(count).init(params))
+
+    def update(updates: Any, state: ScheduledState, params: Any = None, **extra: Any) -> tuple[Any, ScheduledState]:
+        count = extra.get("step", state.count)
+        updates, inner = made(count).update(updates, state.inner, params, **extra)
+        return updates, ScheduledState(optax.safe_increment(count), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)

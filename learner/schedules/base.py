@@ -1,0 +1,225 @@
+"""What a schedule is: a function of the optimizer step whose lengths may be parts of the run.
+
+A schedule says its lengths in steps, epochs or fractions of the run. Steps mean something at once. The others, and a
+length that is left out (to the end of the run), get their meaning when the run's length is known: `fit` calls
+`resolved`, and so does whoever uses one without `fit`.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.steps.optimizer import name_of, optax_promotion
+
+Array = Any
+Rate = Callable[[Any], Any]
+Unit = Literal["steps", "epochs", "fraction"]
+
+
+class LengthNeededError(LearnerError):
+    """A schedule's lengths are parts of a run whose length is not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLength:
+    """How long a run is.
+
+    Attributes:
+      steps: optimizer steps of the whole run, or `None`: not known.
+      epoch: optimizer steps of an epoch, or `None`.
+      left: steps for which the schedule is asked, where that is less than the run: a part of a `Sequence`.
+
+    >>> RunLength(900, 45).in_steps(2.5, "epochs", "over")
+    113
+    >>> RunLength(900, 45).in_steps(0.1, "fraction", "over")
+    90
+    """
+
+    steps: int | None = None
+    epoch: int | None = None
+    left: int | None = None
+
+    def in_steps(self, length: float, unit: Unit, name: str) -> int:
+        """A length in optimizer steps, to the nearest, and at least 1.
+
+        Raises:
+          LengthNeededError: it is a part of something that is not known.
+        """
+        whole = {"steps": 1, "epochs": self.epoch, "fraction": self.steps}[unit]
+        if whole is None and unit == "epochs":
+            raise LengthNeededError(
+                f"{name} is {length:g} epochs, and it is not known how many steps an epoch has: the training data does "
+                "not say how many batches it has. Count in steps (unit='steps'), or pass a loader with a length"
+            )
+        if whole is None:
+            raise LengthNeededError(f"{name} is {length:g} of the run, and {UNKNOWN}")
+        return max(1, math.floor(length * whole + 0.5))
+
+    @property
+    def own(self) -> int | None:
+        """Steps that the schedule is asked for, or `None`: not known."""
+        return self.steps if self.left is None else self.left
+
+    def rest(self, name: str) -> int:
+        """Steps to the end of the run, or of the part of it that is meant.
+
+        Raises:
+          LengthNeededError: that is not known.
+        """
+        if self.own is None:
+            raise LengthNeededError(f"{name} is left out, which means to the end of the run, and {UNKNOWN}")
+        return max(1, self.own)
+
+
+UNKNOWN = (
+    "the run's length is not known: the training data does not say how many batches an epoch has. Set num_steps(n), "
+    "count in steps (unit='steps'), or pass a loader with a length"
+)
+
+
+class Schedule(abc.ABC):
+    """A learning-rate schedule: calling it with the number of the optimizer step (from 0) gives the rate, a float32
+    scalar. The first step uses the initial rate.
+
+    It is an `optax.Schedule`: it can be traced, and given to optax's optimizers. A schedule of one's own derives from
+    this only if it has lengths in epochs or fractions; else any function of the step will do.
+    """
+
+    @abc.abstractmethod
+    def function(self, run: RunLength) -> Rate:
+        """The rate as a function of the step, in a run of this length.
+
+        Raises:
+          LengthNeededError: a length of the run is needed and not known.
+          LearnerError: the lengths do not fit one another in such a run.
+        """
+
+    def steps(self, run: RunLength) -> int | None:
+        """After how many steps the rate stays as it is; `None`: it never does, or that is not known."""
+        return None
+
+    def not_reached(self, run: RunLength) -> list[str]:
+        """What of it a run of this length ends before, in words."""
+        return []
+
+    def __call__(self, step: Any) -> Array:
+        """The float32 rate at `step`, an int or an int32 scalar, traced or not."""
+        return rate_of(self._alone, step)
+
+    @property
+    def _alone(self) -> Rate:
+        try:
+            return self.function(RunLength())
+        except LengthNeededError as error:
+            raise LengthNeededError(
+                f"{self!r} does not know how long the run is. `fit` tells it; without `fit` use "
+                "schedule.resolved(num_steps=..., steps_per_epoch=...)"
+            ) from error
+        except LearnerError as error:
+            raise LearnerError(f"{self!r}: {error}") from error
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has lengths that are parts of the run.
+
+        >>> from learner.schedules import Cosine
+        >>> Cosine(0.1).waits, Cosine(0.1, over=100).waits
+        (True, False)
+        """
+        try:
+            self.function(RunLength())
+        except LengthNeededError:
+            return True
+        except LearnerError:  # whatever the run, its lengths do not fit one another
+            return False
+        return False
+
+    def resolved(self, num_steps: int | None = None, steps_per_epoch: int | None = None) -> "Resolved":
+        """The same for a run of a certain length.
+
+        Args:
+          num_steps: optimizer steps of the whole run.
+          steps_per_epoch: optimizer steps of an epoch.
+
+        Raises:
+          LearnerError: a length that is needed is missing, or the lengths do not fit the run.
+
+        >>> from learner.schedules import Linear
+        >>> halfway = Linear(0.0, 0.1, over=0.5, unit="fraction").resolved(num_steps=100)
+        >>> [round(float(halfway(step)), 4) for step in (0, 25, 50, 99)]
+        [0.0, 0.05, 0.1, 0.1]
+        """
+        for name, value in (("num_steps", num_steps), ("steps_per_epoch", steps_per_epoch)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise LearnerError(f"{name} is {value!r}; it needs a whole number, 1 or more")
+        return Resolved(self, RunLength(num_steps, steps_per_epoch))
+
+    def __repr__(self) -> str:
+        """What is not as by default; functions by their names."""
+        said = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING or value != field.default:
+                said.append(f"{field.name}={_said(value)}")
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+class Resolved:
+    """A schedule in a run of a certain length; it is made by `Schedule.resolved`.
+
+    Attributes:
+      schedule: as it was given.
+      run: the length of the run.
+    """
+
+    def __init__(self, schedule: Schedule, run: RunLength):
+        self.schedule, self.run = schedule, run
+        try:
+            self._function = schedule.function(run)
+        except LearnerError as error:
+            raise LearnerError(f"{schedule!r}: {error}") from error
+
+    def __call__(self, step: Any) -> Array:
+        """The float32 rate at `step`, an int or an int32 scalar, traced or not."""
+        return rate_of(self._function, step)
+
+    def __repr__(self) -> str:
+        """The schedule, and the length of the run where it counts with it."""
+        if not self.schedule.waits:
+            return repr(self.schedule)
+        return f"{self.schedule!r} in {self.run.steps} steps"
+
+
+def rate_of(function: Rate, step: Any) -> Array:
+    """The rate that a function of the step gives, as a float32 array with a strong type.
+
+    >>> rate_of(lambda step: 0.5, 3)
+    Array(0.5, dtype=float32)
+    """
+    with optax_promotion():
+        return jnp.asarray(function(jnp.asarray(step, jnp.int32)), jnp.float32)
+
+
+def between(function: Rate, first: float, steps: int, last: float) -> Rate:
+    """`function`, with exact ends: `first` at step 0 and `last` from `steps` on.
+
+    Compilers multiply by the reciprocal where optax divides by a number of steps. At the end of a line to 0 the rate is
+    then a little below it, and the root of that is NaN.
+    """
+
+    def rate(step: Array) -> Array:
+        inside = function(jnp.clip(step, 0, max(steps - 1, 0)))
+        return jnp.where(step <= 0, first, jnp.where(step >= steps, last, inside))
+
+    return rate
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_said, value))}]"
+    return name_of(value) if callable(value) and not isinstance(value, Schedule) else repr(value)

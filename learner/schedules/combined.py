@@ -1,0 +1,192 @@
+"""Schedules made of schedules: one after the other, or several at once."""
+
+import dataclasses
+import math
+from collections import abc
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from learner.errors import LearnerError
+from learner.schedules.base import Array, Rate, RunLength, Schedule, Unit, rate_of
+from learner.schedules.checks import UNITS, Checks, is_number
+from learner.schedules.stairs import check_milestones, milestones_in_steps
+from learner.steps.optimizer import is_schedule
+
+Part = Callable[[Any], Any] | float
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sequence(Schedule):
+    """Schedules one after the other (`optax.join_schedules`). Each counts from its milestone, so that it begins with
+    its own first rate; one without a length lasts until the next one begins, the last one until the end of the run.
+
+    Args:
+      parts: schedules, other functions of the step, or numbers.
+      milestones: where each but the first begins, in order, counted from the beginning of all of them.
+      unit: what `milestones` count: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+
+    >>> from learner.schedules import Cosine, Linear
+    >>> warmed_up = Sequence([Linear(0.0, 0.4), Cosine(0.4)], [0.1], unit="fraction").resolved(num_steps=100)
+    >>> [round(float(warmed_up(step)), 4) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.2, 0.4, 0.2, 0.0]
+    """
+
+    parts: abc.Sequence[Any]
+    milestones: abc.Sequence[float]
+    unit: Unit = "steps"
+
+    def __post_init__(self) -> None:
+        """Refuses what is no schedule, and milestones out of order."""
+        checks = _check_parts(Checks(self), self.parts).one_of("unit", UNITS)
+        check_milestones(checks, self.milestones)
+        if _many(self.parts) and _many(self.milestones) and len(self.milestones) != len(self.parts) - 1:
+            checks.add(
+                f"there are {len(self.parts)} parts and {len(self.milestones)} milestones; each part but the first "
+                "begins at one"
+            )
+        checks.done()
+
+    def _pieces(self, run: RunLength) -> list[tuple[Any, int, RunLength]]:
+        """Each part, the step at which it begins, and the run as it sees it."""
+        begins = [0, *milestones_in_steps(self.milestones, self.unit, run)]
+        lengths: list[int | None] = [after - before for before, after in pairwise(begins)]
+        lengths.append(None if run.own is None else max(1, run.own - begins[-1]))
+        seen = [dataclasses.replace(run, left=left) for left in lengths]
+        return list(zip(self.parts, begins, seen, strict=True))
+
+    def steps(self, run: RunLength) -> int | None:
+        """See `Schedule`."""
+        part, begin, seen = self._pieces(run)[-1]
+        ends = _steps_of(part, seen)
+        return None if ends is None else begin + ends
+
+    def not_reached(self, run: RunLength) -> list[str]:
+        """See `Schedule`."""
+        found: list[str] = []
+        for number, (part, begin, seen) in enumerate(self._pieces(run)):
+            if run.own is not None and begin >= run.own:
+                what = f"parts[{number}] of {self!r} is not reached"
+                found.append(f"{what}: milestones[{number - 1}] is step {begin}, and there are {run.own} steps")
+            elif isinstance(part, Schedule):
+                found += part.not_reached(seen)
+        return found
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        pieces = self._pieces(run)
+        functions = [_from_zero(_function(part, seen)) for part, _, seen in pieces]
+        rate: Rate = optax.join_schedules(functions, [begin for _, begin, _ in pieces[1:]])
+        return rate
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Several(Schedule):
+    """Schedules that all count from the beginning."""
+
+    parts: abc.Sequence[Any]
+
+    def __post_init__(self) -> None:
+        """Refuses what is no schedule."""
+        _check_parts(Checks(self), self.parts).done()
+
+    def steps(self, run: RunLength) -> int | None:
+        """See `Schedule`."""
+        ends = [_steps_of(part, run) for part in self.parts]
+        return None if None in ends else max(end for end in ends if end is not None)
+
+    def not_reached(self, run: RunLength) -> list[str]:
+        """See `Schedule`."""
+        return [text for part in self.parts if isinstance(part, Schedule) for text in part.not_reached(run)]
+
+    def _all(self, run: RunLength) -> Callable[[Array], list[Array]]:
+        functions = [_function(part, run) for part in self.parts]
+        return lambda step: [rate_of(function, step) for function in functions]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Product(_Several):
+    """The product of several schedules.
+
+    Args:
+      parts: schedules, other functions of the step, or numbers. All count from the beginning.
+
+    >>> from learner.schedules import Linear, Step
+    >>> [round(float(Product([Linear(0.0, 1.0, over=4), Step(0.4, 0.5, every=8)])(step)), 4) for step in (0, 2, 4, 8)]
+    [0.0, 0.2, 0.4, 0.2]
+    """
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        found = self._all(run)
+        return lambda step: math.prod(found(step))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sum(_Several):
+    """The sum of several schedules.
+
+    Args:
+      parts: schedules, other functions of the step, or numbers. All count from the beginning.
+
+    >>> from learner.schedules import Linear
+    >>> [round(float(Sum([Linear(0.2, 0.0, over=4), 0.1])(step)), 4) for step in (0, 2, 4)]
+    [0.3, 0.2, 0.1]
+    """
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        found = self._all(run)
+        return lambda step: sum(found(step))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Mean(_Several):
+    """The mean of several schedules.
+
+    Args:
+      parts: schedules, other functions of the step, or numbers. All count from the beginning.
+
+    >>> from learner.schedules import Linear
+    >>> [round(float(Mean([Linear(0.2, 0.0, over=4), 0.1])(step)), 4) for step in (0, 2, 4)]
+    [0.15, 0.1, 0.05]
+    """
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        found = self._all(run)
+        return lambda step: sum(found(step)) / len(self.parts)
+
+
+def _many(parts: Any) -> bool:
+    return isinstance(parts, list | tuple)
+
+
+def _check_parts(checks: Checks, parts: Any) -> Checks:
+    if not _many(parts) or not parts:
+        return checks.add(f"parts is {parts!r}; it needs a list of schedules")
+    for number, part in enumerate(parts):
+        if not (is_number(part) and part >= 0) and not is_schedule(part):
+            checks.add(f"parts[{number}] is {part!r}; it needs a schedule, a function of the step, or a number")
+    return checks
+
+
+def _function(part: Part, run: RunLength) -> Rate:
+    if isinstance(part, Schedule):
+        try:
+            return part.function(run)
+        except LearnerError as error:
+            raise type(error)(f"{part!r}: {error}") from error
+    return part if callable(part) else optax.constant_schedule(part)
+
+
+def _from_zero(function: Rate) -> Rate:
+    """Parts that have not begun are asked for their first rate: before their milestone the step would be negative."""
+    return lambda step: rate_of(function, jnp.maximum(step, 0))
+
+
+def _steps_of(part: Part, run: RunLength) -> int | None:
+    return part.steps(run) if isinstance(part, Schedule) else None if callable(part) else 0

@@ -1,0 +1,182 @@
+"""Schedules of several phases: waves that begin again, one cycle, warm up and stay."""
+
+import dataclasses
+from itertools import pairwise
+from typing import Literal
+
+import jax.numpy as jnp
+import optax
+
+from learner.errors import LearnerError
+from learner.schedules.base import Rate, RunLength, Schedule, Unit, between
+from learner.schedules.checks import UNITS, Checks
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CosineRestarts(Schedule):
+    """Waves of the cosine, one after the other (SGDR: Loshchilov and Hutter 2017, arXiv:1608.03983;
+    `optax.cosine_decay_schedule` joined). Each begins with its greatest rate; after the last one the rate stays `last`.
+
+    Args:
+      first: the rate of the first step, greater than 0.
+      cycles: how many waves.
+      last: the rate that each wave ends with.
+      over: how long all of them take; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      growth: how many times as long as the one before a wave is.
+      factor: how many times as high as the one before a wave begins.
+
+    >>> waves = CosineRestarts(0.4, cycles=2, over=30, growth=2.0, factor=0.5)
+    >>> [round(float(waves(step)), 4) for step in (0, 5, 10, 20, 30)]
+    [0.4, 0.2, 0.2, 0.1, 0.0]
+    """
+
+    first: float
+    cycles: int
+    last: float = 0.0
+    over: float | None = None
+    unit: Unit = "steps"
+    growth: float = 1.0
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no rate, number or length."""
+        checks = Checks(self).rates("last").numbers("first", "growth", "factor", above=0.0)
+        checks.one_of("unit", UNITS).lengths("over", optional=True)
+        if not isinstance(self.cycles, int) or isinstance(self.cycles, bool) or self.cycles < 1:
+            checks.add(f"cycles is {self.cycles!r}; it needs a whole number, 1 or more")
+        checks.done()
+
+    def steps(self, run: RunLength) -> int:
+        """See `Schedule`."""
+        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        steps = self.steps(run)
+        if steps < self.cycles:
+            raise LearnerError(f"{self.cycles} cycles do not fit into {steps} steps; each needs one or more")
+        sizes = [self.growth**cycle for cycle in range(self.cycles)]
+        bounds = [0]
+        for cycle in range(1, self.cycles + 1):  # each has a step or more
+            bound = round(steps * sum(sizes[:cycle]) / sum(sizes))
+            bounds.append(min(max(bound, bounds[-1] + 1), steps - self.cycles + cycle))
+        waves = []
+        for cycle, (begin, end) in enumerate(pairwise(bounds)):
+            first = self.first * self.factor**cycle
+            wave = optax.cosine_decay_schedule(first, end - begin, alpha=self.last / first)
+            waves.append(between(wave, first, end - begin, self.last))
+        rate: Rate = optax.join_schedules(waves, bounds[1:-1])
+        return rate
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class OneCycle(Schedule):
+    """Up from `peak / div` to `peak`, and down to `peak / div / final_div` (Smith and Topin 2019, arXiv:1708.07120;
+    `optax.cosine_onecycle_schedule` and `optax.linear_onecycle_schedule`).
+
+    Args:
+      peak: the greatest rate.
+      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      warmup: the part of `over` in which the rate rises, between 0 and 1.
+      div: what `peak` is divided by for the first rate.
+      final_div: what the first rate is divided by for the last one.
+      shape: `"cosine"`, or `"linear"`: down to the first rate at 0.85 of `over`, and on from there.
+
+    >>> [f"{OneCycle(1.0, over=100)(step):.3g}" for step in (0, 30, 100)]
+    ['0.04', '1', '4e-06']
+    """
+
+    peak: float
+    over: float | None = None
+    unit: Unit = "steps"
+    warmup: float = 0.3
+    div: float = 25.0
+    final_div: float = 1e4
+    shape: Literal["cosine", "linear"] = "cosine"
+
+    def __post_init__(self) -> None:
+        """Refuses what is no rate, number or length."""
+        checks = Checks(self).rates("peak").numbers("div", "final_div", above=0.0).one_of("unit", UNITS)
+        checks.one_of("shape", ("cosine", "linear")).lengths("over", optional=True).numbers("warmup", above=0.0)
+        most = 1.0 if self.shape == "cosine" else 0.85
+        if isinstance(self.warmup, int | float) and self.warmup >= most:
+            checks.add(f"warmup is {self.warmup!r}; it is a part of `over`, less than {most:g}")
+        checks.done()
+
+    def steps(self, run: RunLength) -> int:
+        """See `Schedule`."""
+        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        steps = self.steps(run)
+        bounds = [0, int(self.warmup * steps), *([int(0.85 * steps)] if self.shape == "linear" else []), steps]
+        if sorted(set(bounds)) != bounds:
+            raise LearnerError(f"{steps} steps are too short for one cycle: its phases would end at {bounds[1:]}")
+        make = optax.cosine_onecycle_schedule if self.shape == "cosine" else optax.linear_onecycle_schedule
+        cycle = make(steps, self.peak, self.warmup, div_factor=self.div, final_div_factor=self.final_div)
+        return between(cycle, self.peak / self.div, steps, self.peak / self.div / self.final_div)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class WarmupStableDecay(Schedule):
+    """Up along a line, the same rate for long, and down at the end (Hu et al. 2024, arXiv:2404.06395). A run may be
+    made longer from a checkpoint of the middle.
+
+    Args:
+      peak: the rate of the middle.
+      warmup: how long it rises.
+      decay: how long it falls, at the end.
+      over: how long all of it takes; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: what `warmup`, `decay` and `over` count: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the
+        run.
+      first: the rate of the first step.
+      last: the rate after the end.
+      shape: how it falls: `"linear"`, `"cosine"`, or `"sqrt"`: `1 - sqrt(t / decay)` (Haegele et al. 2024,
+        arXiv:2405.18392).
+
+    >>> trapeze = WarmupStableDecay(0.4, warmup=0.1, decay=0.2, unit="fraction").resolved(num_steps=100)
+    >>> [round(float(trapeze(step)), 4) for step in (0, 5, 10, 80, 90, 100)]
+    [0.0, 0.2, 0.4, 0.4, 0.2, 0.0]
+    """
+
+    peak: float
+    warmup: float
+    decay: float
+    over: float | None = None
+    unit: Unit = "steps"
+    first: float = 0.0
+    last: float = 0.0
+    shape: Literal["linear", "cosine", "sqrt"] = "linear"
+
+    def __post_init__(self) -> None:
+        """Refuses what is no rate or length."""
+        checks = Checks(self).rates("first", "last").numbers("peak", above=0.0).one_of("unit", UNITS)
+        checks.one_of("shape", ("linear", "cosine", "sqrt")).lengths("warmup", "decay").lengths("over", optional=True)
+        checks.done()
+
+    def steps(self, run: RunLength) -> int:
+        """See `Schedule`."""
+        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        steps = self.steps(run)
+        warmup, decay = (run.in_steps(getattr(self, name), self.unit, name) for name in ("warmup", "decay"))
+        if warmup + decay > steps:
+            raise LearnerError(f"a warm-up of {warmup} steps and a decay of {decay} do not fit into its {steps} steps")
+        rising = between(optax.linear_schedule(self.first, self.peak, warmup), self.first, warmup, self.peak)
+        falling = between(self._falling(decay), self.peak, decay, self.last)
+        phases = [rising, optax.constant_schedule(self.peak), falling]
+        rate: Rate = optax.join_schedules(phases, [warmup, steps - decay])
+        return rate
+
+    def _falling(self, decay: int) -> Rate:
+        falling: Rate = optax.linear_schedule(self.peak, self.last, decay)
+        if self.shape == "cosine":
+            falling = optax.cosine_decay_schedule(self.peak, decay, alpha=self.last / self.peak)
+        elif self.shape == "sqrt":
+            falling = lambda step: self.peak + (self.last - self.peak) * jnp.sqrt(step / decay)  # noqa: E731
+        return falling

@@ -1,0 +1,241 @@
+"""Schedules that go from one rate to another, or down for ever."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import optax
+
+from learner.schedules.base import Array, Rate, RunLength, Schedule, Unit, between
+from learner.schedules.checks import UNITS, Checks
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Constant(Schedule):
+    """The same rate in every step (`optax.constant_schedule`).
+
+    Args:
+      value: the rate.
+
+    >>> float(Constant(0.5)(1000))
+    0.5
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        """Refuses what is no rate."""
+        Checks(self).rates("value").done()
+
+    def steps(self, run: RunLength) -> int:
+        """See `Schedule`."""
+        return 0
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        rate: Rate = optax.constant_schedule(self.value)
+        return rate
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Over(Schedule):
+    """From `first` to `last` over some steps, and `last` from there on."""
+
+    first: float
+    last: float = 0.0
+    over: float | None = None
+    unit: Unit = "steps"
+
+    def __post_init__(self) -> None:
+        """Refuses what is no rate or length."""
+        self._checks().done()
+
+    def _checks(self) -> Checks:
+        checks = Checks(self).rates("first", "last").one_of("unit", UNITS)
+        return checks.lengths("over", optional=True)
+
+    def steps(self, run: RunLength) -> int:
+        """See `Schedule`."""
+        return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Linear(_Over):
+    """A straight line (`optax.linear_schedule`): `first + (last - first) * step / over`, then `last`.
+
+    Args:
+      first: the rate of the first step.
+      last: the rate after `over`.
+      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+
+    >>> warmup = Linear(0.0, 0.1, over=4)
+    >>> [round(float(warmup(step)), 4) for step in (0, 1, 4, 9)]
+    [0.0, 0.025, 0.1, 0.1]
+    """
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        steps = self.steps(run)
+        return between(optax.linear_schedule(self.first, self.last, steps), self.first, steps, self.last)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Polynomial(_Over):
+    """A power of the way that is left (`optax.polynomial_schedule`):
+    `last + (first - last) * (1 - step / over) ** power`, then `last`.
+
+    Args:
+      first: the rate of the first step.
+      last: the rate after `over`.
+      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      power: greater than 0; 1 is `Linear`.
+
+    >>> [round(float(Polynomial(0.4, over=4, power=2.0)(step)), 4) for step in (0, 2, 4, 9)]
+    [0.4, 0.1, 0.0, 0.0]
+    """
+
+    power: float = 2.0
+
+    def _checks(self) -> Checks:
+        return super()._checks().numbers("power", above=0.0)
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        steps = self.steps(run)
+        function = optax.polynomial_schedule(self.first, self.last, self.power, steps)
+        return between(function, self.first, steps, self.last)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Cosine(_Over):
+    """Half a wave of the cosine (`optax.cosine_decay_schedule`; Loshchilov and Hutter 2017, arXiv:1608.03983):
+    `last + (first - last) * (1 + cos(pi * step / over)) / 2`, then `last`.
+
+    Args:
+      first: the rate of the first step, greater than 0.
+      last: the rate after `over`.
+      over: how long it takes; `None`: to the end of the run, or of its part of a `Sequence`.
+      unit: what `over` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+
+    >>> [round(float(Cosine(0.2, over=100)(step)), 4) for step in (0, 50, 100, 200)]
+    [0.2, 0.1, 0.0, 0.0]
+    """
+
+    def _checks(self) -> Checks:
+        return super()._checks().numbers("first", above=0.0) if self.first == 0 else super()._checks()
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        steps = self.steps(run)
+        function = optax.cosine_decay_schedule(self.first, steps, alpha=self.last / self.first)
+        return between(function, self.first, steps, self.last)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Exponential(Schedule):
+    """The rate times `factor` in every so many steps, evenly (`optax.exponential_decay`):
+    `first * factor ** (step / every)`. See `Step` for the same in stairs.
+
+    Args:
+      first: the rate of the first step.
+      factor: greater than 0; over 1 the rate rises.
+      every: after how long the rate is `factor` times what it was; `None`: at the end of the run, or of its part of a
+        `Sequence`.
+      unit: what `every` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      floor: the rate goes no lower.
+
+    >>> [round(float(Exponential(0.8, 0.5, every=10)(step)), 4) for step in (0, 10, 20)]
+    [0.8, 0.4, 0.2]
+    """
+
+    first: float
+    factor: float
+    every: float | None = None
+    unit: Unit = "steps"
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no rate, factor or length."""
+        checks = Checks(self).rates("first", "floor").numbers("factor", above=0.0)
+        checks.one_of("unit", UNITS).lengths("every", optional=True).done()
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        every = run.rest("every") if self.every is None else run.in_steps(self.every, self.unit, "every")
+        function = optax.exponential_decay(self.first, every, self.factor)
+        return lambda step: jnp.maximum(function(step), self.floor)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class InverseSqrt(Schedule):
+    """A line from `first` to `peak`, and then down with the root of the step: `peak * sqrt(warmup / step)` from the
+    step `warmup` on. It never ends, so that runs may be made longer.
+
+    Args:
+      peak: the rate of the step `warmup`, the greatest.
+      warmup: how long it rises.
+      unit: what `warmup` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      first: the rate of the first step.
+
+    >>> [round(float(InverseSqrt(0.4, warmup=100)(step)), 4) for step in (0, 50, 100, 400)]
+    [0.0, 0.2, 0.4, 0.2]
+    """
+
+    peak: float
+    warmup: float
+    unit: Unit = "steps"
+    first: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no rate or length."""
+        checks = Checks(self).rates("peak", "first").one_of("unit", UNITS)
+        checks.lengths("warmup").done()
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        warmup = run.in_steps(self.warmup, self.unit, "warmup")
+        rising = between(optax.linear_schedule(self.first, self.peak, warmup), self.first, warmup, self.peak)
+
+        def falling(since: Array) -> Array:
+            return self.peak * jnp.sqrt(warmup / (warmup + jnp.maximum(since, 0)))
+
+        rate: Rate = optax.join_schedules([rising, falling], [warmup])
+        return rate
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Noam(Schedule):
+    """The schedule of "Attention is all you need" (Vaswani et al. 2017, arXiv:1706.03762, section 5.3):
+    `scale * width ** -0.5 * min(n ** -0.5, n * warmup ** -1.5)`, where the first step is n = 1.
+
+    Args:
+      width: of the model (its `d_model`).
+      warmup: how long it rises.
+      unit: what `warmup` counts: `"steps"` of the optimizer, `"epochs"`, or a `"fraction"` of the run.
+      scale: a factor of all rates.
+
+    >>> noam = Noam(512, warmup=4000)
+    >>> [f"{noam(step):.3g}" for step in (0, 3999, 15999)]
+    ['1.75e-07', '0.000699', '0.000349']
+    """
+
+    width: int
+    warmup: float = 4000
+    unit: Unit = "steps"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no width or length."""
+        checks = Checks(self).numbers("width", "scale", above=0.0).one_of("unit", UNITS)
+        checks.lengths("warmup").done()
+
+    def function(self, run: RunLength) -> Rate:
+        """See `Schedule`."""
+        warmup = run.in_steps(self.warmup, self.unit, "warmup")
+
+        def rate(step: Array) -> Array:
+            n = (step + 1).astype(jnp.float32)
+            return self.scale * self.width**-0.5 * jnp.minimum(n**-0.5, n * warmup**-1.5)
+
+        return rate

@@ -1,0 +1,108 @@
+"""Any schedule over a whole run: what it is called, its rates, and whether it ends before the run does."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.schedules.base import Rate, Resolved, RunLength, Schedule, rate_of
+from learner.steps.optimizer import name_of, optax_promotion
+
+
+def text_of(schedule: Rate) -> str:
+    """A schedule as logs and other processes call it: the same text in each process.
+
+    >>> from learner.schedules import Cosine
+    >>> text_of(Cosine(0.1, over=100)), text_of(lambda step: 0.1)
+    ('Cosine(first=0.1, over=100)', '<lambda>')
+    """
+    said = repr(schedule)
+    tells = isinstance(schedule, Schedule | Resolved) or dataclasses.is_dataclass(schedule)
+    if tells and " at 0x" not in said:
+        return said
+    maker, inner, _ = getattr(schedule, "__qualname__", "").partition(".<locals>.schedule")
+    return maker if inner else name_of(schedule)  # that of optax's functions is `schedule`
+
+
+def settled(schedule: Rate | None, run: RunLength, what: str = "the learning rate") -> tuple[Rate | None, list[str]]:
+    """A schedule for a run of this length, and what is wrong with it; `None` and functions stay as they are.
+
+    Args:
+      schedule: of the run, or of a part of it.
+      run: how long it is.
+      what: the schedule is, for messages.
+
+    >>> from learner.schedules import Cosine
+    >>> settled(Cosine(0.1), RunLength(100)), settled(None, RunLength())
+    ((Cosine(first=0.1) in 100 steps, []), (None, []))
+    """
+    if not isinstance(schedule, Schedule):
+        return schedule, []
+    try:
+        return Resolved(schedule, run), []
+    except LearnerError as error:
+        return None, [f"{what}: {error}"]
+
+
+def rates(schedule: Rate, steps: int, points: int = 1000) -> tuple[list[int], list[float]]:
+    """The rate over a run: the steps that were looked at, from 0 to the last one, and the rate at each.
+
+    Args:
+      schedule: a function of the step.
+      steps: of the run.
+      points: at most so many are looked at, evenly spread.
+    """
+    count = min(steps, points)
+    places = [round(i * (steps - 1) / max(1, count - 1)) for i in range(count)]
+    with optax_promotion():
+        found = jax.jit(jax.vmap(lambda step: rate_of(schedule, step)))(jnp.asarray(places, jnp.int32))
+    return places, [float(rate) for rate in found]
+
+
+def early_end(schedule: Rate, steps: int) -> tuple[str, bool] | None:
+    """What is to be said of a schedule that ends before a run of `steps` does, and whether nothing is learnt after it.
+
+    >>> from learner.schedules import Cosine
+    >>> early_end(Cosine(0.1, over=100), 150)[0]
+    'the schedule Cosine(first=0.1, over=100) ends after 100 of 150 steps; from there on the rate stays 0'
+    """
+    ends = schedule.schedule.steps(schedule.run) if isinstance(schedule, Resolved) else None
+    ends = schedule.steps(RunLength(steps)) if isinstance(schedule, Schedule) else ends
+    last = float(rate_of(schedule, steps - 1))
+    if ends is None and last == 0:
+        ends = _zero_from(schedule, steps)
+    if ends is None or ends >= steps or ends < 1:
+        return None
+    text = f"the schedule {text_of(schedule)} ends after {ends} of {steps} steps; from there on the rate stays {last:g}"
+    return text, last == 0
+
+
+def not_reached(schedule: Rate, steps: int) -> list[str]:
+    """What of a schedule a run of `steps` ends before, in words.
+
+    >>> from learner.schedules import MultiStep
+    >>> not_reached(MultiStep(0.1, [50, 150]), 100)[0].partition(" is ")[0]
+    'milestones[1] of MultiStep(first=0.1, milestones=[50, 150])'
+    """
+    if isinstance(schedule, Resolved):
+        return schedule.schedule.not_reached(schedule.run)
+    return schedule.not_reached(RunLength(steps)) if isinstance(schedule, Schedule) else []
+
+
+def _zero_from(schedule: Rate, steps: int) -> int | None:
+    """From which step on a rate that is 0 at the last step is so; `None`: it always was, as far as that is seen."""
+
+    def rate(step: int) -> float:
+        return float(rate_of(schedule, step))
+
+    zero, back = steps - 1, 1
+    while rate(zero - back if back < zero else 0) == 0:
+        if back >= zero:
+            return None
+        back *= 2
+    low, high = max(0, zero - back), zero
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rate(middle) == 0 else (middle, high)
+    return high
