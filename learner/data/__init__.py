@@ -3,7 +3,31 @@
 from learner.data.batcher import Batcher, stack
 from learner.data.bundled import diabetes, digits, stdlib_text
 from learner.data.dataset import ArrayDataset, Dataset
+from learner.data.lazy import view
 from learner.data.loader import BatchIterator, DataLoader, DataLoaderBuilder
+from learner.data.packing import Pack
+from learner.data.padding import Pad
+from learner.data.parts import PerProcess
+from learner.data.report import DatasetReport
+from learner.data.sources import (
+    ForeignDataset,
+    ImageFolder,
+    Lines,
+    SQLiteTable,
+    Table,
+    TextWindows,
+    arrow,
+    as_dataset,
+    cifar10,
+    cifar100,
+    csv,
+    fashion_mnist,
+    json_lines,
+    mnist,
+    numpy_arrays,
+    parquet,
+    read_idx,
+)
 
 __all__ = [
     "ArrayDataset",
@@ -12,8 +36,30 @@ __all__ = [
     "DataLoader",
     "DataLoaderBuilder",
     "Dataset",
+    "DatasetReport",
+    "ForeignDataset",
+    "ImageFolder",
+    "Lines",
+    "Pack",
+    "Pad",
+    "PerProcess",
+    "SQLiteTable",
+    "Table",
+    "TextWindows",
+    "arrow",
+    "as_dataset",
+    "cifar10",
+    "cifar100",
+    "csv",
     "diabetes",
     "digits",
+    "fashion_mnist",
+    "json_lines",
+    "mnist",
+    "numpy_arrays",
+    "parquet",
+    "read_idx",
     "stack",
     "stdlib_text",
+    "view",
 ]

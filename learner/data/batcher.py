@@ -9,11 +9,16 @@ import numpy as np
 from learner.data.dataset import field_name
 from learner.errors import LearnerError
 
+MOST_NAMED = 5  # items of one kind, or kinds, that a message names
+UNEVEN = "a list of lists of several lengths"
+
 
 class Batcher(Protocol):
     """Any function of a list of items that returns a batch: a dict (or another pytree) of arrays `[len(items), ...]`.
 
-    It is called from other threads, and in other processes where the loader has workers.
+    It is called from other threads, and in other processes where the loader has workers. One whose batches have another
+    number of rows, because it puts several items into a row or leaves some out, says so by an attribute
+    `any_rows = True`.
 
     >>> def pad(items):
     ...     longest = max(len(item) for item in items)
@@ -24,6 +29,31 @@ class Batcher(Protocol):
 
     def __call__(self, items: list[Any], /) -> Any:
         """The batch of these items."""
+
+
+class ItemError(LearnerError):
+    """What is wrong with some items of a batch. A batcher knows their places in it, and whoever made the batch where
+    they are in the dataset.
+
+    Args:
+      parts: of the message: texts, and the numbers of items in the batch.
+
+    >>> error = ItemError("item ", 1, " has no tokens")
+    >>> print(error)
+    item 1 has no tokens
+    >>> print(error.in_dataset([7, 12]))
+    item 12 has no tokens
+    """
+
+    def __init__(self, *parts: str | int) -> None:
+        super().__init__(*parts)
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
+
+    def in_dataset(self, rows: Sequence[int]) -> "ItemError":
+        """The same with the numbers that the items have in the dataset: `rows` are those of the batch."""
+        return ItemError(*(rows[part] if isinstance(part, int) else part for part in self.args))
 
 
 def stack(items: Sequence[Any]) -> Any:
@@ -40,9 +70,15 @@ def stack(items: Sequence[Any]) -> Any:
     """
     flat = [jax.tree.flatten(item, is_leaf=_is_list) for item in items]
     structure: Any = flat[0][1]
+    if not flat[0][0]:
+        raise ItemError(
+            "item ", 0, f" is {items[0]!r}, which holds nothing: does a function of the data return nothing?"
+        )
     for number, (_, other) in enumerate(flat):
         if other != structure:
-            raise LearnerError(f"items of a batch differ in structure: item 0 is {structure}, item {number} is {other}")
+            raise ItemError(
+                "items of a batch differ in structure: item ", 0, f" is {structure}, item ", number, f" is {other}"
+            )
     try:
         return structure.unflatten([_join(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
     except ValueError:
@@ -59,11 +95,39 @@ def _is_list(value: Any) -> bool:
 
 
 def _check_shapes(items: Sequence[Any]) -> None:
-    first = jax.tree_util.tree_leaves_with_path(items[0], is_leaf=_is_list)
-    for number, item in enumerate(items):
-        for (path, expected), leaf in zip(first, jax.tree.leaves(item, is_leaf=_is_list), strict=True):
-            if np.shape(leaf) != np.shape(expected):
-                raise LearnerError(
-                    f"items of a batch differ in shape: {field_name(path)} is {list(np.shape(expected))} in item 0 and "
-                    f"{list(np.shape(leaf))} in item {number}; give DataLoaderBuilder a batcher that pads or cuts them"
-                ) from None
+    """Names the items of each shape, in a field that has several."""
+    fields = jax.tree_util.tree_leaves_with_path(items[0], is_leaf=_is_list)
+    columns = zip(*(jax.tree.leaves(item, is_leaf=_is_list) for item in items), strict=True)
+    for (path, _), column in zip(fields, columns, strict=True):
+        alike: dict[str, list[int]] = {}
+        for number, leaf in enumerate(column):
+            alike.setdefault(_shape(leaf), []).append(number)
+        if len(alike) > 1 or UNEVEN in alike:
+            parts: list[str | int] = []
+            for place, (shape, numbers) in enumerate(list(alike.items())[:MOST_NAMED]):
+                joint = "" if not place else ", and " if place == len(alike) - 1 else ", "
+                parts += [f"{joint}{shape} in ", *numbered(numbers)]
+            more = f", and {len(alike) - MOST_NAMED} more shapes" if len(alike) > MOST_NAMED else ""
+            hint = "; give DataLoaderBuilder a batcher that pads or cuts them"
+            raise ItemError(f"items of a batch differ in shape: {field_name(path)} is ", *parts, more, hint) from None
+
+
+def numbered(numbers: Sequence[int]) -> list[str | int]:
+    """`item 3`, or `items 3, 5 and 8`; of many the first ones. Parts of an `ItemError`.
+
+    >>> str(ItemError(*numbered([3, 5, 8])))
+    'items 3, 5 and 8'
+    """
+    shown, more = numbers[:MOST_NAMED], len(numbers) - MOST_NAMED
+    parts: list[str | int] = ["item " if len(numbers) == 1 else "items "]
+    for place, number in enumerate(shown):
+        last = place == len(shown) - 1 and more <= 0
+        parts += [" and " if last and place else ", " if place else "", number]
+    return parts + ([f" and {more} more"] if more > 0 else [])
+
+
+def _shape(leaf: Any) -> str:
+    try:
+        return str(list(np.shape(leaf)))
+    except ValueError:
+        return UNEVEN

@@ -11,6 +11,8 @@ from learner.data.dataset import ArrayDataset
 from learner.data.plan import whole_number
 from learner.errors import LearnerError, near
 
+__all__ = ["diabetes", "digits", "stdlib_text"]
+
 TEXT_TRAIN = (
     "argparse.py", "ast.py", "configparser.py", "difflib.py", "fractions.py", "functools.py", "inspect.py", "random.py",
     "shutil.py", "socket.py", "statistics.py", "subprocess.py", "tarfile.py", "textwrap.py", "threading.py",

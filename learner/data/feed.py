@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.data.source import Batches, Source
+from learner.data.sources.foreign import as_array
 from learner.errors import LearnerError
 from learner.steps.program import Feed, Rows, Stack
 from learner.steps.state import named_leaves
+from learner.steps.step import rows_of
 from learner.strategies.base import Strategy
 
 PyTree = Any
@@ -29,6 +31,7 @@ BUFFER_BYTES = 64 * 2**20
 MAX_STEPS = 32
 MAX_RESIDENT_STEPS = 256  # what lives on the device needs no buffer
 MANY_SHAPES = 8
+MOST_NAMED = 8  # arrays of a batch in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Dispatch:
       batches: micro-batches, the ragged one included.
       ends_epoch: whether the epoch is over after it.
       states: where the data was after each of its steps, if it can say so.
+      rows: of all its micro-batches, over all processes.
     """
 
     kind: Kind
@@ -58,6 +62,16 @@ class Dispatch:
     batches: int
     ends_epoch: bool
     states: tuple[Any, ...] = ()
+    rows: int = 0
+
+    def shapes(self) -> PyTree:
+        """Of a micro-batch of it, of the ragged one where there is one; for messages."""
+        feed = self.feed[-1][0] if isinstance(self.feed, list) else self.feed
+        if isinstance(feed, Rows):
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((feed.size, *x.shape[1:]), x.dtype), feed.data)
+        if feed.last is not None:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), feed.last)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), feed.batches)
 
     @property
     def data_state(self) -> Any:
@@ -97,38 +111,57 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     """A batch as NumPy arrays with one common leading axis, or an error that says what is wrong with it."""
     leaves = named_leaves(batch)
     if not leaves:
-        raise LearnerError(f"a batch of the {split} data holds no arrays: it is {batch!r}")
+        raise LearnerError(f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}")
     try:
-        arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+        arrays = {name: np.asarray(as_array(leaf)) for name, leaf in leaves.items()}
     except ValueError as error:
         raise LearnerError(f"a batch of the {split} data cannot be read as arrays: {error}") from error
     for name, array in arrays.items():
         if array.dtype.kind in "OUSMm" or array.dtype.names:
-            raise LearnerError(f"{_field(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers")
+            raise LearnerError(
+                f"{_field(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers{_yields(batch)}"
+            )
     shapes = {name: array.shape for name, array in arrays.items()}
     if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
-        listed = ", ".join(f"{_field(name)} {list(shape)}" for name, shape in shapes.items())
-        raise LearnerError(f"the arrays of a {split} batch need one common leading axis; they have {listed}")
+        shown = ", ".join(f"{_field(name)} {list(shape)}" for name, shape in list(shapes.items())[:MOST_NAMED])
+        shown += f" and {len(shapes) - MOST_NAMED} more" if len(shapes) > MOST_NAMED else ""
+        raise LearnerError(
+            f"the arrays of a {split} batch need one common leading axis; they have {shown}{_yields(batch)}"
+        )
     if not next(iter(shapes.values()))[0]:
         raise LearnerError(f"a batch of the {split} data has 0 rows")
     return jax.tree.unflatten(jax.tree.structure(batch), list(arrays.values()))
+
+
+def _yields(batch: PyTree) -> str:
+    """A hint for what may be no batch: an item, a number, a text."""
+    leaves = jax.tree.leaves(batch)
+    if leaves and all(np.ndim(as_array(leaf)) for leaf in leaves):
+        return ""
+    hint = (
+        ". A loader yields batches: dicts (or other pytrees) of arrays [rows, ...]; of a list of items "
+        "DataLoaderBuilder().batch_size(32).build(items) makes them"
+    )
+    if not isinstance(batch, dict) or not any(isinstance(value, list) for value in batch.values()):
+        return hint
+    return f"{hint}. Lists are read number by number: make arrays of them (Hugging Face: with_format('numpy'))"
 
 
 def _field(name: str) -> str:
     return f"'{name}'" if name else "the array"
 
 
-Signature = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]
+Signature = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...], bool]
 
 
-def signature_of(batch: PyTree) -> Signature:
-    """The structure, shapes and dtypes of a batch."""
+def signature_of(batch: PyTree, part: bool = False) -> Signature:
+    """The structure, shapes and dtypes of a batch, and whether it is only this process's part of one."""
     leaves, tree = jax.tree.flatten(batch)
-    return tree, tuple((x.shape, x.dtype) for x in leaves)
+    return tree, tuple((x.shape, x.dtype) for x in leaves), part
 
 
 class Micro(NamedTuple):
-    """A micro-batch of NumPy arrays, with its structure, shapes and dtypes, and where the data was after it."""
+    """A micro-batch of NumPy arrays, with its signature, and where the data was after it."""
 
     batch: PyTree
     signature: Signature
@@ -141,17 +174,34 @@ class Feeder:
     def __init__(self, source: Source, strategy: Strategy, plan: Plan, first: PyTree, warn: Callable[[str], None]):
         self._source, self._strategy, self._plan, self._warn = source, strategy, plan, warn
         self._first = first
-        self._regular = signature_of(first)
+        self._regular = signature_of(first, source.first_part)
         self._shapes = {self._regular}
-        self._rows = source.rows
+        self._rows = source.rows if strategy.resident else None
         self._placed: tuple[int, Rows] | None = None
         self._data = None if self._rows is None else strategy.place(jax.tree.map(_device_dtype, self._rows[0]))
         self._arrange = strategy.compile(_arranged)
+        rows, devices = rows_of(first), len(strategy.devices)
+        if self._is_whole(self._regular) and devices > 1:
+            warn(
+                f"a {source.split} batch of {rows} rows cannot be spread evenly over the devices: each of them "
+                f"computes all of it. The numbers are the same, and {devices} devices are no faster than one: choose a "
+                "batch size that divides"
+            )
 
     @property
     def resident(self) -> bool:
         """Whether the data lives on the device."""
         return self._rows is not None
+
+    @property
+    def loop(self) -> bool:
+        """Whether steps run in a loop."""
+        return self._plan.loop
+
+    @property
+    def data(self) -> PyTree:
+        """The data that lives on the device, in its own order; `None` where it does not."""
+        return self._data
 
     def example(self) -> Feed:
         """A feed as the looped program gets it, to trace the program with."""
@@ -159,7 +209,13 @@ class Feeder:
             return self._rows_feed(1)
         buffer = max(2, self._plan.buffer) * self._plan.accumulate
         zeros = lambda x: np.zeros((buffer, *x.shape), _device_dtype(x).dtype)  # noqa: E731
-        return Stack(self._strategy.put(jax.tree.map(zeros, self._first)))
+        return self._stack(jax.tree.map(zeros, self._first), self._regular)
+
+    def example_alone(self) -> Feed:
+        """The same for a program without a loop."""
+        if self._rows is not None:
+            return self._rows_feed(1)
+        return self._stack(None, None, Micro(self._first, self._regular))
 
     def open(
         self,
@@ -212,12 +268,14 @@ class Feeder:
 
     def _from_rows(self, epoch: int, batch: int, step: int) -> Iterator[Dispatch]:
         feed = self._rows_feed(epoch)
-        full, ragged = divmod(jax.tree.leaves(feed.data)[0].shape[0], feed.size)
+        rows = jax.tree.leaves(feed.data)[0].shape[0]
+        full, ragged = divmod(rows, feed.size)
         total = full + bool(ragged)
         start: int | None = batch
         while batch < total:
             made = self._rows_dispatch(feed, epoch, batch, full, bool(ragged), step)
-            dispatch = dataclasses.replace(made, start=start, ends_epoch=batch + made.batches == total)
+            ends, after = batch + made.batches == total, min((batch + made.batches) * feed.size, rows)
+            dispatch = dataclasses.replace(made, start=start, ends_epoch=ends, rows=after - batch * feed.size)
             batch, step, start = batch + dispatch.batches, step + dispatch.steps, None
             yield dispatch
 
@@ -283,38 +341,52 @@ class Feeder:
             # A loader may fill the same arrays again, and the next batch is asked for before this one is stacked.
             raw = jax.tree.map(lambda x: x.copy() if type(x) is np.ndarray else x, given)
             leaves, tree = jax.tree.flatten(raw)
-            signature = tree, tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
+            shapes = tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
+            signature = tree, shapes, batches.part()
             if signature in self._shapes:  # it was looked at when the shape was new
                 yield Micro(raw, signature, state)
                 continue
             batch = batch_arrays(raw, self._source.split)
-            signature = signature_of(batch)
+            signature = signature_of(batch, batches.part())
             if signature not in self._shapes:
                 self._new_shape(batch, signature)
             yield Micro(batch, signature, state)
 
     def _new_shape(self, batch: PyTree, signature: Signature) -> None:
-        tree, leaves = signature
+        tree, leaves, _ = signature
         if tree != self._regular[0]:
+            what = "structure"
+        elif [dtype for _, dtype in leaves] != [dtype for _, dtype in self._regular[1]]:
+            what = "dtypes"
+        else:
+            what = ""
+        if what:
             raise LearnerError(
-                f"the {self._source.split} batches changed their structure from {_listed(self._first)} to "
-                f"{_listed(batch)}"
-            )
-        if [dtype for _, dtype in leaves] != [dtype for _, dtype in self._regular[1]]:
-            raise LearnerError(
-                f"the {self._source.split} batches changed their dtypes from {_listed(self._first)} to {_listed(batch)}"
+                f"the {self._source.split} batches changed their {what} from {listed(self._first)} to "
+                f"{listed(batch)}{_differences(self._first, batch)}"
             )
         self._shapes.add(signature)
         if len(self._shapes) == MANY_SHAPES + 1:
             self._warn(
                 f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is "
                 "compiled once (the last: "
-                f"{_listed(batch)}); pad batches to a few lengths"
+                f"{listed(batch)}); pad batches to a few lengths"
             )
 
     def _is_ragged(self, signature: Signature) -> bool:
-        rows = zip(signature[1], self._regular[1], strict=True)
-        return all(a[0][0] < b[0][0] and a[0][1:] == b[0][1:] for a, b in rows)
+        pairs = zip(signature[1], self._regular[1], strict=True)
+        fewer = self._rows_in(signature) < self._rows_in(self._regular)
+        return fewer and all(a[0][1:] == b[0][1:] for a, b in pairs)
+
+    def _rows_in(self, signature: Signature) -> int:
+        """Rows of a batch, over all processes."""
+        return signature[1][0][0][0] * (self._source.shares if signature[2] else 1)
+
+    def _is_whole(self, signature: Signature) -> bool:
+        """Whether every device gets all rows of a batch."""
+        if self._source.share is not None:
+            return not signature[2]
+        return not self._strategy.divides(signature[1][0][0][0])
 
     def _steps(self, micro: Micro) -> int:
         if micro.signature == self._regular:
@@ -324,9 +396,10 @@ class Feeder:
     def _loop(self, epoch: int, groups: list[list[Micro]], last: bool) -> Dispatch:
         batches = [micro.batch for group in groups for micro in group]
         buffer = max(2, self._steps(groups[0][0])) * self._plan.accumulate
-        feed = Stack(self._strategy.put(_stacked(batches, buffer)))
+        feed = self._stack(_stacked(batches, buffer), groups[0][0].signature)
         states = tuple(group[-1].state for group in groups)
-        return Dispatch("loop", epoch, feed, 0, len(batches), len(groups), len(batches), last, states)
+        rows = len(batches) * self._rows_in(groups[0][0].signature)
+        return Dispatch("loop", epoch, feed, 0, len(batches), len(groups), len(batches), last, states, rows)
 
     def _cut(self, dispatches: Iterator[Dispatch]) -> Iterator[list[Dispatch]]:
         """What each buffer is dispatched as: it is filled and handed over once, however few steps one may have."""
@@ -343,21 +416,37 @@ class Feeder:
                     count = min(steps * size, whole.count - first * size)
                     start, ends = None if first else whole.start, whole.ends_epoch and first + steps == whole.steps
                     states = whole.states[first : first + steps]
-                    parts.append(Dispatch("loop", whole.epoch, whole.feed, start, count, steps, count, ends, states))
+                    rows = whole.rows // whole.count * count
+                    many = start, count, steps, count, ends
+                    parts.append(Dispatch("loop", whole.epoch, whole.feed, *many, states, rows))
                 yield parts
 
     def _alone(self, epoch: int, group: list[Micro], last: bool) -> Dispatch:
-        size, place = self._plan.accumulate, self._strategy.place
+        size = self._plan.accumulate
         batches, states = [micro.batch for micro in group], (group[-1].state,)
+        rows = sum(self._rows_in(micro.signature) for micro in group)
         if size == 1:
-            return Dispatch("tail", epoch, Stack(None, place(batches[0])), 0, 0, 1, 1, last, states)
+            return Dispatch("tail", epoch, self._stack(None, None, group[0]), 0, 0, 1, 1, last, states, rows)
         regular = all(micro.signature == self._regular for micro in group[:-1])
         if self._plan.loop and regular and self._is_ragged(group[-1].signature):
             full = _stacked(batches[:-1] or [self._first], size)
-            feed = Stack(place(full), place(batches[-1]))
-            return Dispatch("tail", epoch, feed, 0, len(group) - 1, 1, len(group), last, states)
-        parts: list[tuple[Feed, bool]] = [(Stack(None, place(b)), True) for b in batches]
-        return Dispatch("parts", epoch, parts, 0, len(group), 1, len(group), last, states)
+            feed = self._stack(full, self._regular, group[-1])
+            return Dispatch("tail", epoch, feed, 0, len(group) - 1, 1, len(group), last, states, rows)
+        parts: list[tuple[Feed, bool]] = [(self._stack(None, None, micro), True) for micro in group]
+        return Dispatch("parts", epoch, parts, 0, len(group), 1, len(group), last, states, rows)
+
+    def _stack(self, batches: PyTree, each: Signature | None, last: Micro | None = None) -> Stack:
+        """On the devices: `batches` as `_stacked` makes them of those with the signature `each`, and one by itself."""
+        put, wholes = self._strategy.put, (True, True)
+        if each is not None:
+            wholes = self._is_whole(each), True
+        if last is not None:
+            wholes = wholes[0], self._is_whole(last.signature)
+        return Stack(
+            None if each is None else put(batches, axis=1, whole=wholes[0], rare=last is not None),
+            None if last is None else put(jax.tree.map(_device_dtype, last.batch), whole=wholes[1], rare=True),
+            wholes,
+        )
 
 
 def bytes_of(batch: PyTree) -> int:
@@ -390,8 +479,25 @@ def _arranged(data: PyTree, order: Any) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(x).at[order].get(mode="promise_in_bounds", unique_indices=True), data)
 
 
-def _listed(batch: PyTree) -> str:
-    return ", ".join(f"{name or 'array'}: {x.dtype}{list(x.shape)}" for name, x in named_leaves(batch).items())
+def listed(batch: PyTree) -> str:
+    """What a batch has, for messages.
+
+    >>> listed({"x": np.zeros((4, 2), np.float32), "y": np.arange(4, dtype=np.int32)})
+    'x: float32[4, 2], y: int32[4]'
+    """
+    kinds = {name: getattr(x, "dtype", type(x).__name__) for name, x in named_leaves(batch).items()}
+    shapes = {name: list(np.shape(x)) for name, x in named_leaves(batch).items()}
+    return ", ".join(f"{name or 'array'}: {kind}{shapes[name]}" for name, kind in kinds.items())
+
+
+def _differences(first: PyTree, batch: PyTree) -> str:
+    """Which leaves are new, missing, or of another dtype."""
+    before, after = named_leaves(first), named_leaves(batch)
+    found = [f"{_field(name)} is missing" for name in before if name not in after]
+    found += [f"{_field(name)} is new" for name in after if name not in before]
+    both = [(name, before[name].dtype, after[name].dtype) for name in before if name in after]
+    found += [f"{_field(name)} was {was} and is {now}" for name, was, now in both if was != now]
+    return f": {', '.join(found)}" if found else ""
 
 
 class Ahead(Iterator[Any]):

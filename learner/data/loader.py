@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from learner.data.batcher import Batcher, stack
-from learner.data.dataset import ArrayDataset, as_dataset
-from learner.data.plan import Plan, whole_number
+from learner.data.dataset import ArrayDataset
+from learner.data.plan import Plan, Share, whole_number
 from learner.data.reader import Gather, Reader
+from learner.data.sources.foreign import as_dataset
 from learner.errors import LearnerError
 
 
@@ -36,6 +37,10 @@ class DataLoaderBuilder:
     def __init__(self, batcher: Batcher | None = None) -> None:
         if batcher is not None and not callable(batcher):
             raise LearnerError(f"batcher is a {type(batcher).__name__}: give a function of a list of items")
+        if isinstance(batcher, type):
+            raise LearnerError(
+                f"batcher is the class {batcher.__name__}: give an object of it, {batcher.__name__}(...)"
+            )
         self._batcher = batcher
         self._batch_size: int | None = None
         self._seed: int | None = None
@@ -78,7 +83,7 @@ class DataLoaderBuilder:
         return self
 
     def build(self, dataset: Any) -> "DataLoader":
-        """The loader of a dataset: what has `__len__` and `__getitem__`, or a dict of arrays.
+        """The loader of what `as_dataset` takes: all that has a length and an index, or a dict of arrays.
 
         Raises:
           LearnerError: no batch size, no rows, fewer rows than one batch under `drop_last`, or not a dataset.
@@ -96,7 +101,7 @@ class DataLoaderBuilder:
 
     def _reader(self, data: Any, plan: Plan) -> Reader:
         if isinstance(data, ArrayDataset) and self._batcher is None and self._num_workers == 0:
-            return Gather(data.arrays, plan)
+            return Gather(data, plan)
         from learner.data.pipeline import Pipeline  # imports Grain, which takes a while
 
         return Pipeline(data, self._batcher or stack, plan, self._num_workers, self._prefetch)
@@ -110,17 +115,22 @@ class DataLoader:
     Attributes:
       dataset: what is loaded.
       batch_size: rows per batch.
-      arrays: the NumPy arrays `[rows, ...]` where the dataset is in memory and batches are rows of it (then a batch is
-        those rows, `order(epoch)` after `order(epoch)`); `None` where there is a batcher, workers, or another dataset.
+      in_memory: whether the dataset is an `ArrayDataset`, and batches are rows of its arrays (then a batch is those
+        rows, `order(epoch)` after `order(epoch)`), because there is neither a batcher nor workers.
     """
 
     def __init__(self, dataset: Any, plan: Plan, reader: Reader) -> None:
         self.dataset = dataset
         self.batch_size = plan.batch_size
-        self.arrays: Any = reader.arrays if isinstance(reader, Gather) else None
+        self.in_memory = isinstance(reader, Gather)
         self._plan = plan
         self._reader = reader
         self._epoch = 0
+
+    @property
+    def arrays(self) -> Any:
+        """The NumPy arrays `[rows, ...]` where it is `in_memory`, otherwise `None`."""
+        return self.dataset.arrays if self.in_memory else None
 
     def num_items(self) -> int:
         """Rows in an epoch, without those that `drop_last` leaves out."""
@@ -130,13 +140,16 @@ class DataLoader:
         """The row numbers of an epoch, int32 `[num_items]`: batch k has those from `k * batch_size` on."""
         return self._plan.order(whole_number("epoch", epoch, least=1))
 
-    def epoch(self, epoch: int, start: int = 0) -> "BatchIterator":
+    def epoch(self, epoch: int, start: int = 0, share: Share | None = None) -> "BatchIterator":
         """The batches of an epoch (from 1) from batch number `start` (from 0) on. What is skipped is not read.
+
+        Of each batch it gives the rows of `share` where there is one, and reads no others. A batcher then sees the
+        items of the share only, so one that pads has to pad to the same length in all processes.
 
         Raises:
           LearnerError: `epoch` below 1, or `start` outside 0 to `len(loader)`.
         """
-        return BatchIterator(self, self._reader, epoch, start)
+        return BatchIterator(self, self._reader, epoch, start, share)
 
     def close(self) -> None:
         """Ends worker processes that wait for the next epoch. The loader stays usable: they start again when needed."""
@@ -171,9 +184,10 @@ class BatchIterator:
     [4, 5]
     """
 
-    def __init__(self, loader: DataLoader, reader: Reader, epoch: int, start: int) -> None:
+    def __init__(self, loader: DataLoader, reader: Reader, epoch: int, start: int, share: Share | None = None) -> None:
         self._loader = loader
         self._reader = reader
+        self._share = share
         self._open(epoch, start)
 
     def __iter__(self) -> "BatchIterator":
@@ -187,6 +201,12 @@ class BatchIterator:
     def get_state(self) -> dict[str, int]:
         """`{"epoch": from 1, "batch": how many batches of it have been given}`."""
         return {"epoch": self._epoch, "batch": self._batch}
+
+    @property
+    def part(self) -> bool:
+        """Whether the batch given last is a part, as the share says, or a whole batch."""
+        rows = self._loader._plan.rows_of(self._batch - 1)
+        return self._share is not None and self._share.divides(rows.stop - rows.start)
 
     def set_state(self, state: Mapping[str, int]) -> None:
         """Goes to where `get_state` was called, also on a loader built alike, which then counts its epochs from there.
@@ -210,4 +230,4 @@ class BatchIterator:
         if start > len(self._loader):
             raise LearnerError(f"start is {start}: an epoch of this loader has {len(self._loader)} batches")
         self._epoch, self._batch = epoch, start
-        self._batches = self._reader.read(epoch, start)
+        self._batches = self._reader.read(epoch, start, self._share)

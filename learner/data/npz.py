@@ -4,12 +4,14 @@
 what is there. Here both are compared with the size of the file first.
 """
 
+import dataclasses
 import io
 import math
 import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -39,9 +41,9 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = dict(_members(archive, Path(path).stat().st_size))
+            members = dict(members_of(archive, Path(path).stat().st_size))
             total = sum(_bytes_of(archive, info) for info in members.values())
-            room = _memory() if memory is None else memory
+            room = machine_memory() if memory is None else memory
             if total > room:
                 raise LearnerError(f"its arrays take {total} bytes, and there is memory for {room}")
             return {name: _array(archive, info) for name, info in members.items()}
@@ -51,7 +53,7 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
         raise LearnerError(f"{path} cannot be read as .npz: {error}") from error
 
 
-def _members(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+def members_of(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
     """The arrays of an archive by name. The file has `size` bytes: they cannot be unpacked to more than so much."""
     seen: set[str] = set()
     packed = 0
@@ -68,27 +70,63 @@ def _members(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile
         yield name, info
 
 
-def _bytes_of(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """How much memory an array needs, which is also what its part of the archive holds."""
-    name = info.filename
-    with archive.open(info) as stream:
-        start = stream.read(8)
-        if start[:6] != b"\x93NUMPY" or start[6] not in READERS:
-            raise LearnerError(f"{name!r} is not an array of plain numbers")
-        width, read = READERS[start[6]]
-        length = stream.read(width)
-        header = int.from_bytes(length, "little")
-        if header > LONGEST_HEADER:
-            raise LearnerError(f"{name!r} has a header of {header} bytes; arrays of plain numbers need less")
-        shape, _, dtype = read(io.BytesIO(length + stream.read(header)))
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What the header of an `.npy` file says of its array.
+
+    Attributes:
+      shape: of it.
+      fortran: whether the first axis is the one that runs fastest.
+      dtype: plain numbers or texts.
+      start: how many bytes of the file are before the array.
+    """
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    start: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(stream: IO[bytes], size: int, name: str) -> Header:
+    """The header of an `.npy` file.
+
+    Args:
+      stream: at the start of the file.
+      size: of the file, in bytes, with which the header is compared.
+      name: of the file, for messages.
+
+    Raises:
+      LearnerError: it is no such file, claims more or less than it holds, or has something else than plain arrays.
+    """
+    start = stream.read(8)
+    if start[:6] != b"\x93NUMPY" or start[6] not in READERS:
+        raise LearnerError(f"{name!r} is not an array of plain numbers")
+    width, read = READERS[start[6]]
+    length = stream.read(width)
+    header = int.from_bytes(length, "little")
+    if header > LONGEST_HEADER:
+        raise LearnerError(f"{name!r} has a header of {header} bytes; arrays of plain numbers need less")
+    shape, fortran, dtype = read(io.BytesIO(length + stream.read(header)))
     if dtype.hasobject or dtype.itemsize == 0:
         raise LearnerError(f"{name!r} has the dtype {dtype}; it needs numbers (objects are not unpickled)")
-    needed, there = math.prod(shape) * dtype.itemsize, info.file_size - 8 - width - header
-    if needed != there or min(shape, default=0) < 0:
-        raise LearnerError(f"{name!r} claims the shape {list(shape)} of {dtype}, {needed} bytes, and has {there}")
+    found = Header(shape, fortran, dtype, 8 + width + header)
+    there = size - found.start
+    if found.bytes != there or min(shape, default=0) < 0:
+        raise LearnerError(f"{name!r} claims the shape {list(shape)} of {dtype}, {found.bytes} bytes, and has {there}")
     if 0 in shape:
         raise LearnerError(f"{name!r} has the shape {list(shape)}: there is nothing in it")
-    return needed
+    return found
+
+
+def _bytes_of(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """How much memory an array needs, which is also what its part of the archive holds."""
+    with archive.open(info) as stream:
+        return read_header(stream, info.file_size, info.filename).bytes
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
@@ -97,7 +135,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     return array
 
 
-def _memory() -> int:
+def machine_memory() -> int:
     """What the machine has, in bytes; without a limit where the system does not say it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

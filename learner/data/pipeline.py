@@ -9,10 +9,11 @@ Importing this module imports Grain.
 
 import atexit
 import contextlib
+import functools
 import sys
 import traceback
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -21,9 +22,10 @@ import jax
 import numpy as np
 from absl import flags
 
-from learner.data.batcher import Batcher
+from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import field_name
-from learner.data.plan import Plan
+from learner.data.lazy import changes, read
+from learner.data.plan import Plan, Share
 from learner.errors import LearnerError
 
 
@@ -33,55 +35,62 @@ class Pipeline:
     def __init__(self, dataset: Any, batcher: Batcher, plan: Plan, num_workers: int, prefetch: int) -> None:
         self._batches = _Batches(dataset, batcher, plan, sent=num_workers > 0)
         self._plan = plan
+        self._random = plan.seed is not None or changes(dataset)
         self._num_workers = num_workers
         self._prefetch = prefetch
-        self._waiting: tuple[int, _Workers] | None = None  # the batch that they give next, and workers after an epoch
+        # Workers after an epoch: the batch that they give next, and the share of it.
+        self._waiting: tuple[int, Share | None, _Workers] | None = None
 
-    def read(self, epoch: int, start: int) -> Generator[Any, None, None]:
-        """The batches of an epoch (from 1) from batch `start` (from 0) on."""
+    def read(self, epoch: int, start: int, share: Share | None = None) -> Generator[Any, None, None]:
+        """See `Reader`."""
         first, end = (epoch - 1) * self._plan.num_batches + start, epoch * self._plan.num_batches
         if self._num_workers:
-            return self._from_workers(first, end)
-        return self._from_thread(first, end)
+            return self._from_workers(first, end, share)
+        return self._from_thread(first, end, share)
 
     def close(self) -> None:
         """Ends the workers that wait for the next epoch."""
         if self._waiting:
-            self._waiting[1].close()
+            self._waiting[2].close()
         self._waiting = None
 
-    def _from_thread(self, first: int, end: int) -> Generator[Any, None, None]:
+    def _from_thread(self, first: int, end: int, share: Share | None) -> Generator[Any, None, None]:
         options = grain.ReadOptions(num_threads=min(1, self._prefetch), prefetch_buffer_size=self._prefetch)
-        batches = grain.MapDataset.range(first, end).map(self._batches).to_iter_dataset(options)
-        with contextlib.closing(iter(batches)) as reading:
+        batches = grain.MapDataset.range(first, end).map(self._made(share)).to_iter_dataset(options)
+        with contextlib.closing(iter(batches)) as reading, _without_grains_note():
             yield from reading
 
-    def _from_workers(self, first: int, end: int) -> Generator[Any, None, None]:
-        workers = self._workers_at(first)
+    def _from_workers(self, first: int, end: int, share: Share | None) -> Generator[Any, None, None]:
+        workers = self._workers_at(first, share)
         try:
-            for _ in range(first, end):
-                yield workers.next_batch()
+            with _without_grains_note():
+                for _ in range(first, end):
+                    yield workers.next_batch()
         except BaseException:
             workers.close()
             raise
         self.close()
-        self._waiting = (end, workers)
+        self._waiting = (end, share, workers)
 
-    def _workers_at(self, first: int) -> "_Workers":
+    def _workers_at(self, first: int, share: Share | None) -> "_Workers":
         """Starting a process takes seconds, so the workers of one epoch go on with the next."""
-        if self._waiting and self._follows(self._waiting[0], first):
-            waiting, self._waiting = self._waiting[1], None
+        if self._waiting and self._waiting[1] == share and self._follows(self._waiting[0], first):
+            waiting, self._waiting = self._waiting[2], None
             return waiting
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain 0.2.18 reads one of its flags here, parsed or not
         here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(self._num_workers, per_worker_buffer_size=max(1, self._prefetch))
-        endless = grain.MapDataset.range(first, sys.maxsize).map(self._batches)
+        endless = grain.MapDataset.range(first, sys.maxsize).map(self._made(share))
         return _Workers(endless.to_iter_dataset(here).mp_prefetch(workers))
 
+    def _made(self, share: Share | None) -> Callable[[int], Any]:
+        """Makes a batch by its number: the one object for all epochs, which knows the order of the latest."""
+        return functools.partial(self._batches, share=share)
+
     def _follows(self, end: int, first: int) -> bool:
-        """Whether batch `end` is batch `first`: every epoch starts with the same one where nothing is shuffled."""
-        return first == end or (self._plan.seed is None and first % self._plan.num_batches == 0)
+        """Whether batch `end` is batch `first`: every epoch starts with the same one where nothing is random."""
+        return first == end or (not self._random and first % self._plan.num_batches == 0)
 
 
 class _Workers:
@@ -92,7 +101,13 @@ class _Workers:
         _running.add(self)
 
     def next_batch(self) -> Any:
-        return jax.tree.map(_own, next(self._batches))
+        try:
+            batch = next(self._batches)
+        except BaseException as error:
+            self.close()
+            _let_go(error)
+            raise
+        return jax.tree.map(_own, batch)
 
     def close(self) -> None:
         if self._batches is not None:
@@ -105,9 +120,15 @@ _running: weakref.WeakSet[_Workers] = weakref.WeakSet()
 
 @atexit.register
 def _end_workers() -> None:
-    """When Python ends. Left to itself Grain ends them while modules are taken apart, and fails noisily."""
+    """When Python ends. Left to itself Grain ends them while modules are taken apart, and fails noisily. It gives
+    shared memory back in a thread, which Python would not wait for.
+    """
     for workers in list(_running):
         workers.close()
+    arrays = getattr(sys.modules.get("grain._src.python.ipc.shared_memory_array"), "SharedMemoryArray", None)
+    giving_back = getattr(arrays, "_del_thread_pool", None)
+    if giving_back is not None:
+        giving_back.apply(int)  # it does one thing after the other, and this last
 
 
 class _Batches:
@@ -120,12 +141,11 @@ class _Batches:
         self._sent = sent
         self._latest: tuple[int, np.ndarray] | None = None
 
-    def __call__(self, index: int) -> Any:
+    def __call__(self, index: int, share: Share | None = None) -> Any:
         epoch, number = divmod(index, self._plan.num_batches)
-        size = self._plan.batch_size
-        rows = self._order(epoch + 1)[number * size : (number + 1) * size].tolist()
+        rows = self._order(epoch + 1)[self._plan.rows_of(number, share)].tolist()
         try:
-            return self._batch(rows)
+            return self._batch(rows, epoch + 1)
         except Exception as error:
             if not self._sent or _can_be_sent(error):
                 raise
@@ -136,22 +156,37 @@ class _Batches:
             self._latest = (epoch, self._plan.order(epoch))
         return self._latest[1]
 
-    def _batch(self, rows: list[int]) -> Any:
-        items = [self._item(row) for row in rows]
+    def _batch(self, rows: list[int], epoch: int) -> Any:
+        items = [self._item(row, epoch) for row in rows]
         try:
             batch = self._batcher(items)
             _check(batch)
+            _check_rows(batch, self._batcher, len(rows))
         except Exception as error:
-            error.add_note(f"while making a batch of the rows {rows}")
-            raise
+            named = error.in_dataset(rows) if isinstance(error, ItemError) else error
+            named.add_note(f"while making a batch of the rows {rows}")
+            if named is error:
+                raise
+            raise named.with_traceback(error.__traceback__) from None
         return batch
 
-    def _item(self, row: int) -> Any:
+    def _item(self, row: int, epoch: int) -> Any:
         try:
-            return self._dataset[row]
+            return read(self._dataset, row, epoch)
         except Exception as error:
             error.add_note(f"while reading row {row} of {type(self._dataset).__name__}")
             raise
+
+
+@contextlib.contextmanager
+def _without_grains_note() -> Iterator[None]:
+    """Grain adds to errors that it left out frames of its own, and which flag of its own would show them."""
+    try:
+        yield
+    except Exception as error:
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [note for note in notes if "Grain has removed its internal frames" not in note]
+        raise
 
 
 def _check(batch: Any) -> None:
@@ -164,6 +199,19 @@ def _check(batch: Any) -> None:
             raise LearnerError(f"a batcher must return arrays; {field_name(path)} is a {type(leaf).__name__}")
 
 
+def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
+    """Rows that a batcher drops would be missing from every mean, and from predictions, without a word."""
+    if any(getattr(each, "any_rows", False) for each in (batcher, getattr(batcher, "func", None))):
+        return
+    if any(leaf.shape and leaf.shape[0] != rows for leaf in jax.tree.leaves(batch)):
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        found = ", ".join(f"{field_name(path)} {list(leaf.shape)}" for path, leaf in leaves)
+        raise LearnerError(
+            f"a batcher must return a row for each item: it got {rows}, and returned {found}. One that puts several "
+            "items into a row, or leaves some out, says so by an attribute: any_rows = True"
+        )
+
+
 def _can_be_sent(error: Exception) -> bool:
     """The other process would wait for ever for an exception that cannot be."""
     try:
@@ -171,6 +219,16 @@ def _can_be_sent(error: Exception) -> bool:
     except Exception:
         return False
     return True
+
+
+def _let_go(error: BaseException) -> None:
+    """Grain's frames hold the batch before, in shared memory, and Python keeps them with the error. If it does so until
+    its own end, nobody frees the memory any more.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for each, _ in traceback.walk_stack(frame):
+            with contextlib.suppress(RuntimeError):  # it is running
+                each.clear()
 
 
 def _own(leaf: Any) -> Any:

@@ -9,6 +9,54 @@ from learner.errors import LearnerError
 
 
 @dataclasses.dataclass(frozen=True)
+class Share:
+    """Which rows of every batch a process reads. Batch sizes are global: over all processes.
+
+    A batch whose rows divide evenly over the devices is split into as many equal parts as there are shares, one after
+    another. Any other batch is computed whole on every device, so every process reads all of it.
+
+    Attributes:
+      index: which share, from 0.
+      count: how many there are: as many as processes, unless some of them hold the same rows.
+      multiple: devices over which the rows of a batch are split, in all processes; a multiple of `count`.
+
+    Raises:
+      LearnerError: numbers that do not fit each other.
+
+    >>> share = Share(index=1, count=2, multiple=4)
+    >>> share.divides(12), share.of(12)
+    (True, slice(6, 12, None))
+    >>> share.divides(6), share.of(6)
+    (False, slice(0, 6, None))
+    """
+
+    index: int
+    count: int
+    multiple: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("index", 0), ("count", 1), ("multiple", 1)):
+            whole_number(f"the {name} of a Share", getattr(self, name), least)
+        if self.index >= self.count:
+            raise LearnerError(f"the index of a Share is {self.index}: with a count of {self.count}, give less")
+        if self.multiple % self.count:
+            raise LearnerError(
+                f"the multiple of a Share is {self.multiple}: every one of {self.count} shares needs as many devices"
+            )
+
+    def divides(self, rows: int) -> bool:
+        """Whether a batch of so many rows is split."""
+        return rows % self.multiple == 0
+
+    def of(self, rows: int) -> slice:
+        """Which rows of a batch of so many the process reads."""
+        if not self.divides(rows):
+            return slice(0, rows)
+        part = rows // self.count
+        return slice(self.index * part, (self.index + 1) * part)
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """How the rows of a dataset become batches.
 
@@ -39,6 +87,18 @@ class Plan:
     def num_batches(self) -> int:
         """Batches in an epoch."""
         return -(-self.num_items // self.batch_size)
+
+    def rows_of(self, number: int, share: Share | None = None) -> slice:
+        """Which rows of an epoch's order batch `number` (from 0) is made of: all, or those of a share.
+
+        >>> plan = Plan(rows=10, batch_size=4)
+        >>> plan.rows_of(1), plan.rows_of(1, Share(1, 2, 4)), plan.rows_of(2, Share(1, 2, 4))
+        (slice(4, 8, None), slice(6, 8, None), slice(8, 10, None))
+        """
+        first = number * self.batch_size
+        rows = min(self.batch_size, self.num_items - first)
+        part = slice(0, rows) if share is None else share.of(rows)
+        return slice(first + part.start, first + part.stop)
 
     def order(self, epoch: int) -> np.ndarray:
         """Row numbers of an epoch (from 1), int32 `[num_items]` (int64 above 2³¹ rows): a function of (seed, epoch).

@@ -2,10 +2,11 @@
 
 A `Source` yields the batches of an epoch from any position. What is passed may be one of our loaders, any iterable of
 batches, a Grain dataset, a function that returns an iterator, a one-shot iterator, or a dataset with `with_batch_size`.
+Where several processes train together, each gets its share of every batch (`learner.data.parts`).
 
-A position is a number of batches. Our loaders go there at once, and so does what has `get_state` and `set_state` (or
-`state_dict` and `load_state_dict`, as torchdata's): its state is kept next to the number. Everything else is read again
-up to there, and an iterator that cannot be read again refuses.
+A position is a number of whole batches. Our loaders go there at once, and so does what has `get_state` and `set_state`
+(or `state_dict` and `load_state_dict`, as torchdata's): its state is kept next to the number. Everything else is read
+again up to there, and an iterator that cannot be read again refuses.
 """
 
 import abc
@@ -19,6 +20,9 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.loader import DataLoader, DataLoaderBuilder
+from learner.data.parts import Parts, PerProcess, refuse_small, rows_of, shards_itself
+from learner.data.plan import Share
+from learner.data.sources.foreign import adopted
 from learner.data.state import from_json, to_json
 from learner.errors import LearnerError
 
@@ -34,10 +38,17 @@ class Batches(Iterator[Any]):
 
     Attributes:
       where: says where in the data the batch given last was, as JSON; `None`: that cannot be said, or need not be.
+      part: says whether the batch given last is this process's part of it. It is whole where nothing is shared, and
+        where its rows do not divide evenly.
     """
 
-    def __init__(self, batches: Iterator[Any], where: Callable[[], Any] | None = None):
-        self._batches, self.where = batches, where
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        where: Callable[[], Any] | None = None,
+        part: Callable[[], bool] = lambda: False,
+    ):
+        self._batches, self.where, self.part = batches, where, part
         self._first: list[Any] = []
 
     def __next__(self) -> Any:
@@ -56,14 +67,25 @@ class Source(abc.ABC):
       split: its name, for messages.
       batches: batches per epoch, or `None` where that is not known.
       repeats: whether it can be read more than once.
+      share: of the rows of every batch; `None`: batches are given whole.
+      own: whether every process has data of its own, so that what `Batches.where` says is another in each.
+      first_part: whether the batch that `peek` gave last is this process's part of one.
     """
 
     repeats = True
 
-    def __init__(self, split: str, batches: int | None):
+    def __init__(self, split: str, batches: int | None, share: Share | None, own: bool):
         self.split = split
         self.batches = batches
+        self.share = share
+        self.own = own
+        self.first_part = False
         self._kept: tuple[int, Batches] | None = None
+
+    @property
+    def shares(self) -> int:
+        """How many parts a batch has, where they are given in parts."""
+        return 1 if self.share is None else self.share.count
 
     @abc.abstractmethod
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
@@ -90,12 +112,26 @@ class Source(abc.ABC):
 
     @property
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
-        """Arrays that may live on the device, the row order of an epoch, and the batch size; `None` for streams."""
+        """Arrays that may live on the device, the row order of an epoch, and the batch size; `None` for streams, which
+        all data is where several processes share it. The arrays of views are put together each time.
+        """
         return None
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether `rows` gives some."""
+        return False
+
     def close(self) -> None:
-        """Gives back what the data holds: worker processes."""
-        return
+        """Gives back what the data holds: worker processes, also those that read ahead of a first batch."""
+        self._kept = None
+
+    def _given(self, batches: Iterator[Any], where: Callable[[], Any] | None = None) -> Batches:
+        """Batches of data that knows nothing of shares."""
+        if self.share is None:
+            return Batches(batches, where)
+        parts = Parts(batches, self.share, self.own, self.split)
+        return Batches(parts, where, lambda: parts.part)
 
     def open(
         self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
@@ -122,31 +158,40 @@ class Source(abc.ABC):
             first = batches.peek()
         except StopIteration:
             raise LearnerError(f"the {self.split} data has no batches: the loader is empty") from None
-        self._kept = epoch, batches
+        self._kept, self.first_part = (epoch, batches), batches.part()
         return first
 
 
 class _Loader(Source):
     """Our own loaders: any epoch from any position at no cost."""
 
-    def __init__(self, split: str, loader: DataLoader):
-        super().__init__(split, len(loader))
+    def __init__(self, split: str, loader: DataLoader, share: Share | None, own: bool):
+        super().__init__(split, len(loader), share, own)
         self._loader = loader
+        if not own:
+            refuse_small(loader.batch_size, share, split)
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
-        return Batches(self._loader.epoch(epoch, start))
+        if self.own:
+            return self._given(self._loader.epoch(epoch, start))
+        batches = self._loader.epoch(epoch, start, self.share)
+        return Batches(batches, part=lambda: batches.part)
 
     def close(self) -> None:
         """See `Source`."""
+        super().close()
         self._loader.close()
+
+    @property
+    def has_rows(self) -> bool:
+        """See `Source`."""
+        shared = self.share is not None and self.share.count > 1
+        return not shared and self._loader.in_memory and self._loader.dataset.nbytes <= RESIDENT_BYTES
 
     @property
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
         """See `Source`."""
-        arrays = self._loader.arrays
-        if arrays is None or sum(np.asarray(x).nbytes for x in jax.tree.leaves(arrays)) > RESIDENT_BYTES:
-            return None
-        return arrays, self._loader.order, self._loader.batch_size
+        return (self._loader.arrays, self._loader.order, self._loader.batch_size) if self.has_rows else None
 
 
 class _Foreign(Source):
@@ -154,6 +199,13 @@ class _Foreign(Source):
 
     _keeps = False
     _flaw = ""  # why its state is of no use
+
+    def peek(self, epoch: int) -> PyTree:
+        """See `Source`."""
+        first = super().peek(epoch)
+        if not self.first_part:
+            refuse_small(rows_of(first), self.share, self.split)
+        return first
 
     def keep_state(self) -> None:
         """See `Source`."""
@@ -200,8 +252,10 @@ class _Iterable(_Foreign):
     have one; by skipping where there is none.
     """
 
-    def __init__(self, split: str, batches: int | None, make: Callable[[], Iterable[Any]]):
-        super().__init__(split, batches)
+    def __init__(
+        self, split: str, batches: int | None, share: Share | None, own: bool, make: Callable[[], Iterable[Any]]
+    ):
+        super().__init__(split, batches, share, own)
         self._make = make
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
@@ -212,7 +266,7 @@ class _Iterable(_Foreign):
         batches, told = self._iterator(made, epoch, start, state)
         if start and not told:
             if isinstance(made, list | tuple):
-                return Batches(itertools.islice(made, start, None))
+                return self._given(itertools.islice(made, start, None))
             warn(
                 f"the {self.split} data ({type(made).__name__}) cannot be put back to a position{self._flaw}. {start} "
                 f"batches of epoch {epoch} are read again and dropped. No steps are run for them and nothing is placed "
@@ -225,6 +279,11 @@ class _Iterable(_Foreign):
 
     def _iterator(self, made: Iterable[Any], epoch: int, start: int, state: Any) -> tuple[Batches, bool]:
         """The batches, and whether they were told to start where the state says."""
+        if self.share is not None and not self.own and shards_itself(made, self.share, self.split):
+            raise LearnerError(
+                f"the function given as the {self.split} data returned a Grain DataLoader that reads a shard: pass "
+                "PerProcess(function), so that no rows are lost"
+            )
         iterator = iter(made)
         holder = made if _state_methods(iterator) is None else iterator
         told = state is not None and _state_methods(holder) is not None
@@ -232,7 +291,7 @@ class _Iterable(_Foreign):
             self._put_back(holder, epoch, start, state)
             if holder is made:  # its next iterator starts there
                 iterator = iter(made)
-        return Batches(iterator, self._where(holder)), told
+        return self._given(iterator, self._where(holder)), told
 
     def _skip(self, batches: Batches, epoch: int, start: int) -> None:
         for number in range(start):
@@ -263,8 +322,8 @@ class _Iterable(_Foreign):
 class _Once(_Foreign):
     """A one-shot iterator: it has one epoch, and cannot be read again from its start."""
 
-    def __init__(self, split: str, iterator: Iterator[Any]):
-        super().__init__(split, None)
+    def __init__(self, split: str, share: Share | None, own: bool, iterator: Iterator[Any]):
+        super().__init__(split, None, share, own)
         self._iterator = iterator
         self._used = False
 
@@ -292,7 +351,7 @@ class _Once(_Foreign):
                 "result"
             )
         self._used = True
-        return Batches(self._iterator, self._where(self._iterator))
+        return self._given(self._iterator, self._where(self._iterator))
 
 
 def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
@@ -310,7 +369,14 @@ def _after(epoch: int, start: int) -> str:
     return f"after batch {start} of epoch {epoch}" if start else f"at the end of epoch {epoch}"
 
 
-def source_of(data: Any, split: str, *, batch_size: int | None = None, shuffle: int | None = None) -> Source:
+def source_of(
+    data: Any,
+    split: str,
+    *,
+    batch_size: int | None = None,
+    shuffle: int | None = None,
+    share: Share | None = None,
+) -> Source:
     """Reads what a user passed.
 
     Args:
@@ -318,11 +384,14 @@ def source_of(data: Any, split: str, *, batch_size: int | None = None, shuffle: 
       split: its name.
       batch_size: for datasets that are passed where a loader is expected.
       shuffle: the seed for such a dataset's order, or `None` to keep its order.
+      share: what to give of every batch; `None`: all of it.
 
     >>> source = source_of([np.zeros((4, 2))] * 3, "train")
     >>> source.batches, source.peek(1).shape, sum(1 for _ in source.open(1))
     (3, (4, 2), 3)
     """
+    own = isinstance(data, PerProcess)
+    data = adopted(data.data if isinstance(data, PerProcess) else data)
     if isinstance(data, DataLoaderBuilder):
         raise LearnerError(f"the {split} data is a DataLoaderBuilder; call .build(dataset) on it")
     if isinstance(data, Dataset) or (
@@ -333,12 +402,12 @@ def source_of(data: Any, split: str, *, batch_size: int | None = None, shuffle: 
                 f"the {split} data is a dataset ({type(data).__name__}), which has items but no batches; pass "
                 "DataLoaderBuilder().batch_size(n).build(dataset), or set with_batch_size(n)"
             )
-        builder = DataLoaderBuilder().batch_size(batch_size)
+        builder = DataLoaderBuilder().batch_size(_own_size(batch_size, share, split) if own else batch_size)
         data = (builder if shuffle is None else builder.shuffle(shuffle)).build(data)
     if isinstance(data, DataLoader):
-        return _Loader(split, data)
+        return _Loader(split, data, share, own)
     if isinstance(data, Iterator):
-        return _Once(split, data)
+        return _Once(split, share, own, data)
     if isinstance(data, dict | str | bytes | np.ndarray | jax.Array) or not (
         isinstance(data, Iterable) or callable(data)
     ):
@@ -346,9 +415,26 @@ def source_of(data: Any, split: str, *, batch_size: int | None = None, shuffle: 
             f"the {split} data is {_described(data)}; it needs a loader: an iterable of batches, such as "
             "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
         )
+    if isinstance(data, tuple) and len({np.shape(each)[1:] for each in data if isinstance(each, np.ndarray)}) > 1:
+        raise LearnerError(
+            f"the {split} data is a tuple of arrays of shapes {', '.join(str(list(np.shape(each))) for each in data)}, "
+            "which are no batches: name them, as in DataLoaderBuilder().batch_size(32).build({'x': x, 'y': y})"
+        )
     if isinstance(data, Iterable):
-        return _Iterable(split, _length(data), lambda: data)
-    return _Iterable(split, None, lambda: _called(data, split))
+        own = own or (share is not None and shards_itself(data, share, split))
+        return _Iterable(split, _length(data), share, own, lambda: data)
+    return _Iterable(split, None, share, own, lambda: _called(data, split))
+
+
+def _own_size(batch_size: int, share: Share | None, split: str) -> int:
+    if share is None:
+        return batch_size
+    if batch_size % share.count:
+        raise LearnerError(
+            f"with_batch_size is {batch_size} over all processes, and the {split} data is PerProcess: give a multiple "
+            f"of {share.multiple}, so that each of {share.count} processes has as many rows"
+        )
+    return batch_size // share.count
 
 
 def _length(data: Any) -> int | None:

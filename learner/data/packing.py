@@ -1,0 +1,108 @@
+"""Batches of token sequences of different lengths, packed into rows of one length."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.data.batcher import ItemError
+from learner.data.padding import arrays, check_dicts, filled, names_of, value_for
+from learner.data.plan import whole_number
+from learner.errors import LearnerError, near
+
+
+class Pack:
+    """A batcher that puts several token sequences, one after another, into each row: hardly anything is padding.
+
+    An item goes into the first row that has room for it, in the order of the items. `segments` say which tokens belong
+    together: attention has to keep to `segments[:, :, None] == segments[:, None, :]`.
+
+    Args:
+      length: of a row, in tokens.
+      rows: how many rows a batch has, so that all have one shape; those that are left are padding. Default: as many as
+        it takes. (Several processes of a run need it.)
+      value: what the rest is filled with; a mapping has one for each field.
+      fields: names of the fields that are packed, equally long within an item; default: all. Others are left out.
+
+    Returns:
+      The fields `[rows, length, ...]`, and `segments` int32 `[rows, length]` (1 for the first item of a row, 2 for the
+      next, 0 for padding), `positions` int32 (from 0 within each item) and `mask` bool (false for padding).
+
+    Raises:
+      LearnerError: sizes below 1. When called: items that are no dicts, fields that are not there or differ in length,
+        an item without tokens or longer than a row, or more than fits into `rows`.
+
+    >>> batch = Pack(length=5)([{"text": [1, 2, 3]}, {"text": [4, 5, 6, 7]}, {"text": [8, 9]}])
+    >>> batch["text"].tolist()
+    [[1, 2, 3, 8, 9], [4, 5, 6, 7, 0]]
+    >>> batch["segments"].tolist(), batch["positions"].tolist()
+    ([[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]], [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])
+    """
+
+    any_rows = True
+
+    def __init__(
+        self,
+        length: int,
+        rows: int | None = None,
+        value: float | Mapping[str, float] = 0,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        self._length = whole_number("the length of Pack", length, least=1)
+        self._rows = None if rows is None else whole_number("the rows of Pack", rows, least=1)
+        self._fields = None if fields is None else names_of("Pack", fields)
+        self._value = value
+
+    def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
+        """The batch of these items."""
+        check_dicts("Pack", items)
+        names = list(items[0]) if self._fields is None else self._fields
+        for name in names:
+            if name not in items[0]:
+                raise LearnerError(f"Pack: the items have no field {name!r}: {near(name, list(items[0]))}")
+        columns = {name: arrays("Pack", name, [item[name] for item in items]) for name in names}
+        places, count = self._places(_common_lengths(columns))
+        shape = (count, self._length)
+        batch = {
+            name: filled("Pack", name, shape, column, value_for(name, self._value)) for name, column in columns.items()
+        }
+        segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for number, (row, start, segment) in enumerate(places):
+            end = start + len(columns[names[0]][number])
+            for name, column in columns.items():
+                batch[name][row, start:end] = column[number]
+            segments[row, start:end] = segment
+            positions[row, start:end] = np.arange(end - start)
+        return batch | {"segments": segments, "positions": positions, "mask": segments > 0}
+
+    def __repr__(self) -> str:
+        return f"Pack(length={self._length}{'' if self._rows is None else f', rows={self._rows}'})"
+
+    def _places(self, lengths: Sequence[int]) -> tuple[list[tuple[int, int, int]], int]:
+        """Of each item the row, where it starts there, and its segment; and how many rows there are."""
+        used: list[tuple[int, int]] = []  # tokens and items of each row
+        places = []
+        for number, length in enumerate(lengths):
+            if not 0 < length <= self._length:
+                what = f"{length} tokens, and a row of {self!r} has {self._length}: cut it" if length else "no tokens"
+                raise ItemError("item ", number, f" has {what}; see to it before (dataset.map, dataset.filter)")
+            row = next((r for r, (tokens, _) in enumerate(used) if tokens + length <= self._length), len(used))
+            tokens, segment = used[row] if row < len(used) else (0, 0)
+            used[row : row + 1] = [(tokens + length, segment + 1)]
+            places.append((row, tokens, segment + 1))
+        if self._rows is not None and len(used) > self._rows:
+            raise LearnerError(
+                f"{len(lengths)} items with {sum(lengths)} tokens take {len(used)} rows, and {self!r} has "
+                f"{self._rows}: give more rows, or a smaller batch_size"
+            )
+        return places, self._rows or len(used)
+
+
+def _common_lengths(columns: Mapping[str, list[np.ndarray]]) -> list[int]:
+    (first, *others) = columns
+    for name in others:
+        for number, (a, b) in enumerate(zip(columns[first], columns[name], strict=True)):
+            if len(a) != len(b):
+                lengths = f" has {len(a)} tokens in {first} and {len(b)} in {name}"
+                raise ItemError("Pack: item ", number, lengths, ": give fields= with those that are equally long")
+    return [len(array) for array in columns[first]]

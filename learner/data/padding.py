@@ -1,0 +1,173 @@
+"""Batches of items of different lengths, padded to one."""
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.data.batcher import ItemError, stack
+from learner.data.plan import whole_number
+from learner.errors import LearnerError, near
+
+
+class Pad:
+    """A batcher that pads arrays along their first axis to one length.
+
+    Each new length is a new shape, which is compiled once: a `length`, a `multiple` or a few `buckets` keep them few.
+    With none of the three it is the longest of the batch.
+
+    Args:
+      length: the length.
+      multiple: the least multiple of this number that the longest item of the batch fits in.
+      buckets: the least of these lengths that the longest item of the batch fits in.
+      value: what the rest is filled with; a mapping has one for each field.
+      fields: names of the fields that are padded; default: all that have an axis. The others are stacked.
+      mask: name of the mask: bool `[batch, length]`, true where an item is, false where it was padded. Fields of
+        different lengths need a mask each: `"{field}_mask"`. `None`: no mask.
+
+    Raises:
+      LearnerError: more than one of the three, or sizes below 1. When called: items that are no dicts, fields that are
+        not there, an item that is longer than the length, shapes that differ in another axis, or a value that is none
+        of the dtype.
+
+    >>> batch = Pad(multiple=4)([{"text": [5, 6, 7], "label": 1}, {"text": [8], "label": 0}])
+    >>> batch["text"].tolist(), batch["label"].tolist()
+    ([[5, 6, 7, 0], [8, 0, 0, 0]], [1, 0])
+    >>> batch["mask"].astype(int).tolist()
+    [[1, 1, 1, 0], [1, 0, 0, 0]]
+    """
+
+    def __init__(
+        self,
+        length: int | None = None,
+        multiple: int | None = None,
+        buckets: Sequence[int] | None = None,
+        value: float | Mapping[str, float] = 0,
+        fields: Sequence[str] | None = None,
+        mask: str | None = "mask",
+    ) -> None:
+        given = {"length": length, "multiple": multiple, "buckets": buckets}
+        said = [name for name, size in given.items() if size is not None]
+        if len(said) > 1:
+            raise LearnerError(f"Pad got {' and '.join(said)}: give one of length, multiple and buckets")
+        self._length = None if length is None else whole_number("the length of Pad", length, least=1)
+        self._multiple = None if multiple is None else whole_number("the multiple of Pad", multiple, least=1)
+        self._buckets = None if buckets is None else _buckets(buckets)
+        self._fields = None if fields is None else names_of("Pad", fields)
+        self._value = value
+        self._mask = mask
+
+    def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
+        """The batch of these items."""
+        check_dicts("Pad", items)
+        columns = {name: [item[name] for item in items] for name in items[0]}
+        padded = {name: arrays("Pad", name, columns[name]) for name in self._padded(columns)}
+        rest = [{name: value for name, value in item.items() if name not in padded} for item in items]
+        batch = stack(rest) if rest[0] else {}
+        masks: dict[str, np.ndarray] = {}
+        for name, column in padded.items():
+            lengths = np.array([len(array) for array in column])
+            size = self._size(lengths, name)
+            batch[name] = filled("Pad", name, (len(items), size), column, value_for(name, self._value))
+            for number, array in enumerate(column):
+                batch[name][number, : len(array)] = array
+            self._note(masks, name, np.arange(size) < lengths[:, None])
+        taken = sorted(set(masks) & set(columns))
+        if taken:
+            raise LearnerError(f"the items have a field {taken[0]!r} themselves: give Pad(mask=...) another name")
+        return {**batch, **masks}
+
+    def __repr__(self) -> str:
+        sizes = {"length": self._length, "multiple": self._multiple, "buckets": self._buckets, "fields": self._fields}
+        return f"Pad({', '.join(f'{name}={size}' for name, size in sizes.items() if size is not None)})"
+
+    def _padded(self, columns: Mapping[str, Any]) -> list[str]:
+        if self._fields is not None:
+            for name in self._fields:
+                if name not in columns:
+                    raise LearnerError(f"Pad: the items have no field {name!r}: {near(name, list(columns))}")
+            return self._fields
+        return [name for name, (first, *_) in columns.items() if not isinstance(first, Mapping) and np.ndim(first)]
+
+    def _size(self, lengths: np.ndarray, name: str) -> int:
+        longest = int(lengths.max())
+        sizes = [self._length] if self._length is not None else self._buckets
+        if self._multiple is not None:
+            return max(1, -(-longest // self._multiple)) * self._multiple
+        if sizes is None:
+            return longest
+        if longest > sizes[-1]:
+            sizes_said = f" has length {longest}, and {self!r} has {sizes[-1]} at most"
+            hint = ": cut it before (dataset.map), or give more"
+            raise ItemError(f"{name} of item ", int(lengths.argmax()), sizes_said, hint)
+        return sizes[bisect.bisect_left(sizes, longest)]
+
+    def _note(self, masks: dict[str, np.ndarray], name: str, mask: np.ndarray) -> None:
+        if self._mask is None:
+            return
+        key = self._mask.replace("{field}", name)
+        if key in masks and not np.array_equal(masks[key], mask):
+            raise LearnerError(
+                f"{name} has other lengths than the field before it, so one mask does not fit both: give Pad "
+                "mask='{field}_mask', or fields= with those that are equally long"
+            )
+        masks[key] = mask
+
+
+def check_dicts(who: str, items: Sequence[Any]) -> None:
+    """Raises `LearnerError` unless all items are dicts with the same fields."""
+    for number, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            hint = f" is a {type(item).__name__}: name it, such as dataset.map(lambda tokens: {{'text': tokens}})"
+            raise ItemError(f"{who} needs items that are dicts, and item ", number, hint)
+        if set(item) != set(items[0]):
+            raise ItemError(
+                *("items of a batch differ in fields: item ", 0, f" has {list(items[0])}, and item ", number),
+                f" has {list(item)}",
+            )
+    if not items[0]:
+        raise LearnerError(f"{who} got items without fields")
+
+
+def arrays(who: str, name: str, column: Sequence[Any]) -> list[np.ndarray]:
+    """The values of a field as arrays `[length, ...]`, equal but for their lengths."""
+    found = [np.asarray(value) for value in column]
+    for number, array in enumerate(found):
+        if array.ndim == 0:
+            raise ItemError(f"{who}: {name} of item ", number, f" is {array.dtype} [], which has no axis to go along")
+        if array.shape[1:] != found[0].shape[1:]:
+            shapes = (f"{list(found[0].shape)} in item ", 0, f" and {list(array.shape)} in item ", number)
+            raise ItemError(f"{who}: {name} is ", *shapes, ": they may differ in the first axis only")
+    return found
+
+
+def filled(who: str, name: str, shape: tuple[int, int], column: Sequence[np.ndarray], value: Any) -> np.ndarray:
+    """An array `[*shape, ...]` for the values of a field, filled with `value`."""
+    dtype = np.result_type(*([array.dtype for array in column if array.size] or [column[0].dtype]))
+    try:
+        rest = np.asarray(value, dtype)
+        fits = rest.ndim == 0 and (dtype.kind in "fc" or rest == value)
+    except (OverflowError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise LearnerError(f"{who} fills {name} with {value!r}, which is no {dtype}: give another value")
+    return np.full((*shape, *column[0].shape[1:]), rest)
+
+
+def value_for(name: str, value: Any) -> Any:
+    """What a field is filled with: `value`, or the field's own; 0 where a mapping does not say it."""
+    return value.get(name, 0) if isinstance(value, Mapping) else value
+
+
+def _buckets(buckets: Any) -> list[int]:
+    if isinstance(buckets, str) or not isinstance(buckets, Sequence | np.ndarray) or not len(buckets):
+        raise LearnerError(f"the buckets of Pad are {buckets!r}: give a list of lengths")
+    return sorted({whole_number("a bucket of Pad", size, least=1) for size in buckets})
+
+
+def names_of(who: str, names: Any) -> list[str]:
+    """`names` as a list, or a `LearnerError` where they are none."""
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise LearnerError(f"the fields of {who} are {names!r}: give a list of the names of fields")
+    return list(names)

@@ -1,0 +1,118 @@
+"""The part of every batch that is for this process, where several processes train together.
+
+Our loaders read their share only. Of any other data every process reads the same batches, and keeps its rows of them:
+`Parts` does that. What yields this process's rows already is `PerProcess`.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.data.plan import Share
+from learner.errors import LearnerError
+
+
+@dataclasses.dataclass(frozen=True)
+class PerProcess:
+    """Data that yields this process's part of every batch, not the whole: files of its own, or somebody's sharding.
+
+    All processes have to yield as many batches as each other in an epoch, with as many rows, and together as many as
+    divide evenly over the devices. Without other processes it is the data in it. Our loaders and a Grain `DataLoader`
+    with `shard_options` need none: they take their share by themselves.
+
+    Attributes:
+      data: whatever can be passed as data. A loader's batch size is this process's here, and `with_batch_size` is for
+        all of them as ever.
+
+    >>> from learner.data import DataLoaderBuilder
+    >>> rows_of_this_machine = {"x": np.zeros((6, 2))}
+    >>> PerProcess(DataLoaderBuilder().batch_size(3).build(rows_of_this_machine))
+    PerProcess(data=DataLoader(batch_size=3, 6 rows of ArrayDataset in 2 batches, not shuffled))
+    """
+
+    data: Any
+
+
+class Parts(Iterator[Any]):
+    """The parts of batches.
+
+    Args:
+      batches: whole ones, or parts where they are this process's own.
+      share: which part.
+      own: whether they are parts already.
+      split: whose they are, for messages.
+
+    Attributes:
+      part: whether the batch given last is a part; otherwise it is whole, and the same in every process.
+
+    >>> parts = Parts(iter([np.arange(8), np.arange(3)]), Share(1, 2, 4), own=False, split="train")
+    >>> [(part.tolist(), parts.part) for part in parts]
+    [([4, 5, 6, 7], True), ([0, 1, 2], False)]
+    """
+
+    def __init__(self, batches: Iterator[Any], share: Share, own: bool, split: str) -> None:
+        self.part = False
+        self._batches, self._share, self._own, self._split = batches, share, own, split
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        rows = rows_of(batch)
+        if rows is None:  # whoever places it will say what is wrong with it
+            self.part = False
+            return batch
+        if self._own:
+            self.part = True
+            self._refuse_uneven(rows)
+            return batch
+        self.part = self._share.divides(rows)
+        return jax.tree.map(lambda x: x[self._share.of(rows)], batch) if self.part else batch
+
+    def _refuse_uneven(self, rows: int) -> None:
+        share = self._share
+        if not share.divides(rows * share.count):
+            raise LearnerError(
+                f"a batch of the {self._split} data has {rows} rows in this process, which makes {rows * share.count} "
+                f"in all {share.count}: they do not divide evenly over {share.multiple} devices, and no process has "
+                "all of them to compute the batch whole. Drop the last rows of an epoch or pad them with weight 0, or "
+                "pass data that has the whole batches in every process"
+            )
+
+
+def rows_of(batch: Any) -> int | None:
+    """The length of the common first axis of a batch; `None` where it has none.
+
+    >>> rows_of({"x": np.zeros((4, 2)), "y": np.zeros(4)}), rows_of({"x": np.zeros(4), "y": 1.0})
+    (4, None)
+    """
+    lengths = {shape[0] if (shape := np.shape(leaf)) else None for leaf in jax.tree.leaves(batch)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def refuse_small(rows: int | None, share: Share | None, split: str) -> None:
+    """Raises `LearnerError` where there are more shares than rows in a batch."""
+    if share is not None and rows is not None and rows < share.count:
+        raise LearnerError(
+            f"the batches of the {split} data have {rows} rows, and {share.count} processes share them: batch sizes "
+            f"are global, give {share.multiple} or a multiple of it"
+        )
+
+
+def shards_itself(data: Any, share: Share, split: str) -> bool:
+    """Whether `data` is a Grain `DataLoader` that reads a shard of its own.
+
+    Raises:
+      LearnerError: it reads another process's.
+    """
+    options = getattr(data, "_shard_options", None)
+    if type(data).__module__.partition(".")[0] != "grain" or options is None or options.shard_count == 1:
+        return False
+    if (options.shard_index, options.shard_count) != (share.index, share.count):
+        raise LearnerError(
+            f"the {split} data is a Grain DataLoader that reads shard {options.shard_index} of {options.shard_count}, "
+            f"and this process has share {share.index} of {share.count}: give it grain.sharding.ShardOptions("
+            f"shard_index={share.index}, shard_count={share.count}, drop_remainder=True)"
+        )
+    return True

@@ -1,0 +1,129 @@
+"""NumPy's files: `.npy`, a directory of those, and `.npz`. Arrays stay on the disk where their file allows it."""
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.data.dataset import ArrayDataset, Dataset
+from learner.data.npz import Header, members_of, read_header, read_npz
+from learner.data.sources.files import PathLike, as_path, present
+from learner.errors import LearnerError
+
+LOCAL_HEADER = 30  # bytes before the name of a member of an archive
+
+
+def numpy_arrays(path: str | dict[str, str]) -> Dataset:
+    """The arrays of NumPy's files, one row per item.
+
+    Arrays are mapped into memory: a row is read from the disk when it is asked for. Those of an archive that is
+    compressed (`numpy.savez_compressed`) are held in memory. Objects are never unpickled.
+
+    Args:
+      path: of an `.npz` file, whose arrays are the fields; of a directory, of which each `.npy` file is a field; of an
+        `.npy` file, which is the field of its name; or `.npy` files by field.
+
+    Returns:
+      A dataset that workers open anew: an `ArrayDataset`, or one that reads row by row where a file's arrays do not lie
+      in memory as NumPy needs it (arrays saved in Fortran order, or at odd places of an `.npz` file).
+
+    Raises:
+      LearnerError: there is no such file, it is damaged or claims more than it holds, has something else than plain
+        arrays, or arrays of different lengths.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp())
+    >>> np.save(place / "x.npy", np.zeros((3, 2), np.float32))
+    >>> np.save(place / "y.npy", np.arange(3))
+    >>> numpy_arrays(place)
+    MappedArrays(3 rows: x float32 [2], y int64 [])
+    """
+    arrays = _arrays(path)
+    if all(array.flags.c_contiguous and array.flags.aligned for array in arrays.values()):
+        return MappedArrays(arrays, path)
+    return MappedRows(arrays, path)
+
+
+class MappedArrays(ArrayDataset):
+    """An `ArrayDataset` of files, which is sent to workers as their paths. `numpy_arrays` makes it."""
+
+    def __init__(self, arrays: Any, path: Any) -> None:
+        super().__init__(arrays)
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return numpy_arrays, (self._path,)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("ArrayDataset", "MappedArrays", 1)
+
+
+class MappedRows(Dataset):
+    """The same for arrays of which many rows at once could only be taken by reading all of them."""
+
+    def __init__(self, arrays: Any, path: Any) -> None:
+        self._rows = ArrayDataset(arrays)
+        self._path = path
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return {field: np.array(value) for field, value in self._rows[index].items()}
+
+    def __reduce__(self) -> Any:
+        return numpy_arrays, (self._path,)
+
+    def __repr__(self) -> str:
+        return repr(self._rows).replace("ArrayDataset", "MappedRows", 1)
+
+
+def _arrays(path: PathLike | Mapping[str, PathLike]) -> dict[str, np.ndarray]:
+    if isinstance(path, Mapping):
+        return {field: _npy(present(each, "numpy_arrays")) for field, each in path.items()}
+    directory = as_path(path, "numpy_arrays")
+    if directory.is_dir():
+        found = {each.stem: _npy(each) for each in sorted(directory.glob("*.npy"))}
+        if not found:
+            raise LearnerError(f"numpy_arrays: the directory {directory} has no .npy files")
+        return found
+    file = present(path, "numpy_arrays")
+    if file.suffix == ".npy":
+        return {file.stem: _npy(file)}
+    if file.suffix != ".npz":
+        raise LearnerError(f"numpy_arrays: {file} has the ending {file.suffix!r}; it needs .npy or .npz")
+    return _npz(file)
+
+
+def _npy(path: Path) -> np.ndarray:
+    try:
+        with path.open("rb") as stream:
+            header = read_header(stream, os.path.getsize(path), path.name)
+        return _mapped(path, header, 0)
+    except Exception as error:  # a damaged header is told by errors of many kinds
+        raise LearnerError(f"{path} cannot be read as .npy: {error}") from error
+
+
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            members = dict(members_of(archive, os.path.getsize(path)))
+            found: dict[str, np.ndarray] = {}
+            for name, info in members.items():
+                if info.compress_type == zipfile.ZIP_STORED:
+                    with archive.open(info) as stream:
+                        header = read_header(stream, info.file_size, info.filename)
+                    file.seek(info.header_offset + LOCAL_HEADER - 4)
+                    lengths = np.frombuffer(file.read(4), "<u2")  # of the name, and of what follows it
+                    found[name] = _mapped(path, header, info.header_offset + LOCAL_HEADER + int(lengths.sum()))
+    except Exception as error:  # a damaged archive is told by errors of many kinds
+        raise LearnerError(f"{path} cannot be read as .npz: {error}") from error
+    return found if len(found) == len(members) else read_npz(path)
+
+
+def _mapped(path: Path, header: Header, start: int) -> np.ndarray:
+    order = "F" if header.fortran else "C"
+    return np.memmap(path, header.dtype, "r", start + header.start, header.shape, order)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,153 @@
+"""What the sources share: files and packages that are not there, and reading no more than is claimed."""
+
+import codecs
+import contextlib
+import difflib
+import gzip
+import importlib
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+from learner.data.npz import LARGEST_RATIO, machine_memory
+from learner.errors import LearnerError
+
+PathLike = str | os.PathLike[str]
+CHUNK = 2**20
+GZIP = b"\x1f\x8b"
+
+
+def as_path(path: PathLike, what: str) -> Path:
+    """A path, where `~` is the home directory.
+
+    Raises:
+      LearnerError: it is none.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise LearnerError(f"{what}: the path is {path!r}; it needs a text")
+    return Path(path).expanduser()
+
+
+def present(path: PathLike, what: str) -> Path:
+    """The path of a file that is there.
+
+    Args:
+      path: of the file; `~` is the home directory.
+      what: who needs it, for the message.
+
+    Raises:
+      LearnerError: there is no such file; it names those with a similar name beside it.
+
+    >>> present("/no/such/file.csv", "csv")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: csv: there is no file /no/such/file.csv (there is no directory /no/such)
+    """
+    found = as_path(path, what)
+    if found.is_file():
+        return found
+    if found.is_dir():
+        raise LearnerError(f"{what}: {found} is a directory; it needs a file")
+    if not found.parent.is_dir():
+        raise LearnerError(f"{what}: there is no file {found} (there is no directory {found.parent})")
+    close = difflib.get_close_matches(found.name, sorted(os.listdir(found.parent)))
+    raise LearnerError(f"{what}: there is no file {found}" + (f": did you mean {' or '.join(close)}?" if close else ""))
+
+
+def folder(path: PathLike, what: str, where: str = "") -> Path:
+    """The path of a directory that is there.
+
+    Raises:
+      LearnerError: there is none; it says `where` to get what belongs there.
+    """
+    found = as_path(path, what)
+    if not found.is_dir():
+        raise LearnerError(f"{what}: {found} is no directory" + (f"; {where}" if where else ""))
+    return found
+
+
+def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, url: str) -> list[Path]:
+    """The files of a published data set.
+
+    Args:
+      directory: where they are.
+      names: for each file the names that it may have.
+      what: the data set, for the message.
+      url: where people get it.
+
+    Raises:
+      LearnerError: some of them are not there; it names all of those, and where to get them.
+    """
+    where = f"get the files from {url} and put them there (nothing is downloaded by itself)"
+    place = folder(directory, what, f"{where}: {', '.join(alike[0] for alike in names)}")
+    found = [next((place / name for name in alike if (place / name).is_file()), None) for alike in names]
+    missing = [alike[0] for path, alike in zip(found, names, strict=True) if path is None]
+    if missing:
+        raise LearnerError(f"{what}: {place} has no {', '.join(missing)}; {where}")
+    return [path for path in found if path is not None]
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file for reading, unpacked where it is gzip.
+
+    Raises:
+      LearnerError: it cannot be read, or is damaged.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            stream: IO[bytes] = stack.enter_context(path.open("rb"))
+            packed = stream.read(2) == GZIP
+            stream.seek(0)
+            yield cast(IO[bytes], stack.enter_context(gzip.open(stream))) if packed else stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise LearnerError(f"{path} cannot be read: {error}") from error
+
+
+def undecodable(path: Path, encoding: str) -> int:
+    """The first line (from 1) of a text file with bytes that are none of its encoding."""
+    decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
+    with opened(path) as stream:
+        while True:
+            piece = stream.read(CHUNK)
+            try:
+                lines += decoder.decode(piece, final=not piece).count("\n")
+            except UnicodeDecodeError as error:
+                return lines + error.object[: error.start].decode(encoding, "ignore").count("\n")
+            if not piece:
+                return lines
+
+
+def most_bytes(path: Path) -> int:
+    """As many bytes as a file can hold, unpacked where it is gzip, and as the machine has memory for."""
+    with path.open("rb") as stream:
+        ratio = LARGEST_RATIO if stream.read(2) == GZIP else 1
+    return min(path.stat().st_size * ratio, machine_memory())
+
+
+def read_exactly(stream: IO[bytes], count: int) -> bytearray:
+    """The next `count` bytes, or fewer at the end of the file. Memory grows with what is there, not with `count`."""
+    found = bytearray()
+    while len(found) < count:
+        part = stream.read(min(CHUNK, count - len(found)))
+        if not part:
+            break
+        found += part
+    return found
+
+
+def needed(module: str, package: str, extra: str, what: str) -> Any:
+    """A module that not everybody has.
+
+    Raises:
+      LearnerError: it is not there; it says what to install.
+
+    >>> needed("no_such_module", "Pillow", "images", "an image folder")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: an image folder needs Pillow: pip install "learner[images]"
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LearnerError(f'{what} needs {package}: pip install "learner[{extra}]"') from error

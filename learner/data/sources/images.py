@@ -1,0 +1,139 @@
+"""Folders of images, through Pillow: a directory for each class, and an image for each item, decoded when asked for."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.data.choose import item_number
+from learner.data.dataset import Dataset
+from learner.data.plan import whole_number
+from learner.data.sources.files import PathLike, folder, needed
+from learner.errors import LearnerError, near
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+FORMATS = ("PNG", "JPEG")
+MODES = {"RGB": np.uint8, "L": np.uint8, "RGBA": np.uint8, "I;16": np.uint16}
+
+
+class ImageFolder(Dataset):
+    """Images in folders: `directory/CLASS/.../NAME.png` (or `.jpg`, `.jpeg`), with the class as the label.
+
+    Args:
+      directory: with a directory for each class.
+      size: `[height, width]` that every image is resized to (bilinear). Default: each keeps its own, and a batch needs
+        equal ones, or a batcher that pads.
+      mode: "RGB", "RGBA" (with transparency) or "L" (grey), to which images are converted; "I;16" for 16 bits of grey,
+        which are not converted.
+      classes: the names of the directories in the order of their numbers. Default: those that there are, sorted. Give
+        them where several folders must agree, and not all have every class.
+      scaled: whether pixels are float32 from 0 to 1; otherwise they are integers.
+      max_pixels: an image that claims to have more is an error, before it is decoded.
+
+    Attributes:
+      classes: the names of the labels.
+      files: the path of each image.
+
+    Items are `image` float32 `[height, width, 3]` (RGBA: 4; grey: `[height, width]`) and `label` int32.
+
+    Raises:
+      LearnerError: Pillow is not there (`pip install "learner[images]"`); there is no such directory, no class in it, a
+        class without images; or, when it is read, an image that is damaged or too large.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> place = Path(tempfile.mkdtemp())
+    >>> for name in ("cat", "dog"):
+    ...     (place / name).mkdir()
+    ...     Image.new("RGB", (6, 4), "white").save(place / name / "0.png")
+    >>> images = ImageFolder(place, size=[8, 8])
+    >>> len(images), images.classes, images[1]["label"].item(), images[1]["image"].shape
+    (2, ['cat', 'dog'], 1, (8, 8, 3))
+    """
+
+    def __init__(
+        self,
+        directory: PathLike,
+        size: list[int] | None = None,
+        mode: str = "RGB",
+        classes: list[str] | None = None,
+        scaled: bool = True,
+        max_pixels: int = 2**26,
+    ) -> None:
+        needed("PIL.Image", "Pillow", "images", "ImageFolder")
+        root = folder(directory, "ImageFolder", "it needs directory/CLASS/NAME.png").absolute()
+        if mode not in MODES:
+            raise LearnerError(f"mode is {mode!r}: {near(str(mode), list(MODES))}")
+        if size is not None and (not isinstance(size, list | tuple) or len(size) != 2):
+            raise LearnerError(f"size is {size!r}: give [height, width]")
+        self._size = None if size is None else tuple(whole_number("size", each, least=1) for each in size)
+        self._mode, self._scaled = mode, scaled
+        self._max_pixels = whole_number("max_pixels", max_pixels, least=1)
+        self.classes = _classes(root, classes)
+        found = [_images(root / name) if (root / name).is_dir() else [] for name in self.classes]
+        empty = [name for name, files in zip(self.classes, found, strict=True) if not files and classes is None]
+        if empty or not any(found):
+            raise LearnerError(
+                f"ImageFolder: {root} has no {', '.join(SUFFIXES)} in {', '.join(empty or self.classes)}"
+            )
+        self.files = [path for files in found for path in files]
+        self._labels = np.repeat(np.arange(len(found), dtype=np.int32), [len(files) for files in found])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        index = item_number(index, len(self), "ImageFolder")
+        image = self._decoded(self.files[index])
+        if self._scaled:
+            image = np.divide(image, np.iinfo(image.dtype).max, dtype=np.float32)
+        return {"image": image, "label": self._labels[index]}
+
+    def _decoded(self, path: str) -> np.ndarray:
+        pillow = needed("PIL.Image", "Pillow", "images", "ImageFolder")
+        try:
+            with pillow.open(path, formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > self._max_pixels:
+                    raise LearnerError(
+                        f"{path} claims {height} by {width} pixels, and max_pixels is {self._max_pixels}"
+                    )
+                return self._array(image, pillow)
+        except LearnerError as error:
+            raise LearnerError(str(error)) from None
+        except Exception as error:  # a damaged image is told by errors of many kinds
+            raise LearnerError(f"{path} cannot be read as an image: {error}") from error
+
+    def _array(self, image: Any, pillow: Any) -> np.ndarray:
+        if image.mode != self._mode and (image.mode.startswith(("I", "F")) or self._mode == "I;16"):
+            raise LearnerError(f"{image.filename} has the mode {image.mode}, which is not converted to {self._mode}")
+        converted = image if image.mode == self._mode else image.convert(self._mode)
+        if self._size is not None and converted.size != self._size[::-1]:
+            converted = converted.resize(self._size[::-1], pillow.Resampling.BILINEAR)
+        return np.array(converted, MODES[self._mode])
+
+
+def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
+    there = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not there:
+        raise LearnerError(f"ImageFolder: {root} has no directories; it needs {root}/CLASS/NAME.png")
+    if classes is None:
+        return there
+    for name in there:
+        if name not in classes:
+            raise LearnerError(
+                f"ImageFolder: {root} has the directory {name!r}, which is no class: {near(name, classes)}"
+            )
+    return list(classes)
+
+
+def _images(root: Path) -> list[str]:
+    """The paths of all images below a directory, sorted."""
+    return sorted(
+        os.path.join(place, name)
+        for place, _, names in os.walk(root)
+        for name in names
+        if name.lower().endswith(SUFFIXES)
+    )

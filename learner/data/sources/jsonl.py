@@ -1,0 +1,80 @@
+"""JSON lines: an object on every line."""
+
+import json
+from typing import Any
+
+from learner.data.sources.columns import MOST_PROBLEMS, Table, table
+from learner.data.sources.files import PathLike, opened, present
+from learner.data.sources.wanted import Fields, Labels, wanted
+from learner.errors import LearnerError, one_error
+
+LONGEST = 2**26  # bytes of a line
+
+
+def json_lines(
+    path: PathLike,
+    fields: Fields | None = None,
+    *,
+    dtypes: dict[str, str] | None = None,
+    labels: Labels | None = None,
+    missing: float | None = None,
+) -> Table:
+    """The objects of a file of JSON lines, in memory, each key as a column.
+
+    For objects that are not all alike, such as texts of many lengths, read the lines and make items of them one by one:
+    `Lines(path)`, mapped by `json.loads`.
+
+    Args:
+      path: of the file, plain or packed by gzip. Blank lines are left out.
+      fields, dtypes, labels: as for `csv`; lists of numbers, all of one shape, become arrays `[rows, ...]`.
+      missing: the number in place of a key that is not there, or that is null. Default: that is an error.
+
+    Returns:
+      A `Table`: an `ArrayDataset` with the names of labels.
+
+    Raises:
+      LearnerError: there is no such file or key; lines that are no objects or values that do not fit, with their lines.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "a.jsonl")
+    >>> _ = path.write_text('{"x": [1, 2], "kind": "b"}\\n{"x": [3, 4], "kind": "a"}\\n')
+    >>> json_lines(path, labels={"kind": ["a", "b"]}).arrays["x"].tolist()
+    [[1, 2], [3, 4]]
+    """
+    found = present(path, "json_lines")
+    objects: list[dict[str, Any]] = []
+    lines: list[int] = []
+    problems: list[str] = []
+    with opened(found) as stream:
+        number = 0
+        while line := stream.readline(LONGEST + 1):
+            number += 1
+            if len(line) > LONGEST:
+                problems.append(f"{found}, line {number}: it is longer than {LONGEST} bytes")
+                break
+            if line.strip():
+                value = _object(line)
+                if isinstance(value, dict):
+                    objects.append(value)
+                    lines.append(number)
+                elif len(problems) < MOST_PROBLEMS:
+                    problems.append(f"{found}, line {number}: {value}")
+    if problems:
+        raise one_error(problems, f"{found} is malformed")
+    if not objects:
+        raise LearnerError(f"{found} has no lines")
+    keys = list(dict.fromkeys(key for each in objects for key in each))
+    want = wanted(str(found), keys, fields, dtypes, labels, missing)
+    cells = {key: [each.get(key) for each in objects] for key in want.columns}
+    return table(str(found), want, cells, lambda row: f"line {lines[row]}")
+
+
+def _object(line: bytes) -> dict[str, Any] | str:
+    """The object of a line, or what is wrong with it."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:  # which counts lines within this one
+        return f"it is no JSON ({error.msg}, at character {error.pos + 1})"
+    except (ValueError, RecursionError) as error:  # ValueError: of UTF-8 and of very long numbers
+        return f"it is no JSON ({error})"
+    return value if isinstance(value, dict) else f"it is a {type(value).__name__}, not an object"

@@ -1,0 +1,99 @@
+"""What the rows of a field are like, summed up batch by batch."""
+
+import collections
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+MOST_KINDS = 1000
+"""Whole numbers with more values than these are no labels, and are not counted one by one."""
+
+
+class FieldStatistics:
+    """One field of a dataset, row by row.
+
+    Attributes:
+      name: of the field.
+      dtype: of its arrays; of several, if they differ, all.
+      shape: of a row; `None` for a length that is not the same in all of them.
+      rows: how many were seen.
+      low, high, mean: of all numbers that are finite; `None` where there are none.
+      nans, infinities: how many numbers are not finite.
+      counts: how often there is each whole number, text or truth value, where a row is one; `None` for floats, for
+        arrays, and where there are too many.
+
+    >>> field = FieldStatistics("label")
+    >>> field.add(np.array([1, 0, 1]))
+    >>> field.low, field.high, field.counts
+    (0, 1, {0: 1, 1: 2})
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows = self.nans = self.infinities = 0
+        self.low: float | None = None
+        self.high: float | None = None
+        self.shape: tuple[int | None, ...] | None = None
+        self._dtypes: dict[str, None] = {}
+        self._sum, self._finite = 0.0, 0
+        self._counts: collections.Counter[Any] | None = collections.Counter()
+
+    @property
+    def dtype(self) -> str:
+        """See the class."""
+        return ", ".join(self._dtypes)
+
+    @property
+    def mean(self) -> float | None:
+        """See the class."""
+        return self._sum / self._finite if self._finite else None
+
+    @property
+    def counts(self) -> dict[Any, int] | None:
+        """See the class."""
+        return dict(sorted(self._counts.items())) if self._counts else None
+
+    def add(self, rows: np.ndarray) -> None:
+        """Takes rows `[rows, ...]` into account."""
+        kind = rows.dtype.kind
+        self._dtypes[str(rows.dtype) if kind not in "US" else "text" if kind == "U" else "bytes"] = None
+        self.rows += len(rows)
+        self._merge(rows.shape[1:])
+        self._count(rows)
+        if jnp.issubdtype(rows.dtype, jnp.floating) or kind in "biu":  # of bfloat16 too, which NumPy knows no kind of
+            self._measure(rows)
+
+    def _merge(self, shape: tuple[int, ...]) -> None:
+        if self.shape is None or self.shape == shape:
+            self.shape = shape
+        elif len(self.shape) == len(shape):
+            self.shape = tuple(a if a == b else None for a, b in zip(self.shape, shape, strict=True))
+        else:
+            self.shape = (None,)
+
+    def _count(self, rows: np.ndarray) -> None:
+        if self._counts is None:
+            return
+        if rows.ndim != 1 or rows.dtype.kind not in "biuUS":
+            self._counts = None
+            return
+        values, counts = np.unique(rows, return_counts=True)
+        self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        if len(self._counts) > MOST_KINDS:
+            self._counts = None
+
+    def _measure(self, rows: np.ndarray) -> None:
+        numbers = rows if rows.dtype.kind in "iu" else rows.astype(np.float64)
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            self.nans += int(np.isnan(numbers).sum())
+            self.infinities += int(np.isinf(numbers).sum())
+            numbers = numbers[finite]
+        if not numbers.size:
+            return
+        low, high = numbers.min().item(), numbers.max().item()
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+        self._sum += float(numbers.sum(dtype=np.float64))
+        self._finite += numbers.size
