@@ -1,0 +1,26 @@
+"""Models in files of other formats: MessagePack, JSON and safetensors, to be kept, sent and loaded elsewhere.
+
+    save_model("model.safetensors", model)
+    model = load_model("model.safetensors", Model(nnx.Rngs(0)))
+
+The extension chooses the format, and a recorder the precision.
+"""
+
+from learner.records.files import load_model, recorder_for, save_model
+from learner.records.fitting import LoadReport
+from learner.records.json import JsonRecorder
+from learner.records.messagepack import CompactRecorder, MessagePackRecorder
+from learner.records.recorder import Recorder
+from learner.records.safetensors import SafetensorsRecorder
+
+__all__ = [
+    "CompactRecorder",
+    "JsonRecorder",
+    "LoadReport",
+    "MessagePackRecorder",
+    "Recorder",
+    "SafetensorsRecorder",
+    "load_model",
+    "recorder_for",
+    "save_model",
+]

@@ -1,0 +1,218 @@
+"""Arrays of a file beside those of a model: which go where, and what does not fit."""
+
+import dataclasses
+import difflib
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError, near, one_error
+from learner.records.leaves import Leaves, Stored, dtype_name, is_key, key_impl
+from learner.records.precision import cast, cast_problem
+from learner.records.pytorch import as_flax, refuse_unknown_layers
+from learner.text import count, printable
+
+Rename = Sequence[tuple[str, str]]
+LAYOUTS = (None, "torch")
+MOST_ROWS = 1000  # of an error, which a file of others fills
+MOST_HINTS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What `load_model` did.
+
+    Attributes:
+      source: the file, its format and precision.
+      loaded: the paths of the model's arrays that were loaded.
+      renamed: of those the ones that have another path in the file: that one, by the model's.
+      left: why other arrays of the model stay as they are, by path.
+      unused: what of the file was not used: dtype and shape by path.
+    """
+
+    source: str
+    loaded: tuple[str, ...]
+    renamed: Mapping[str, str]
+    left: Mapping[str, str]
+    unused: Mapping[str, str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was loaded, and everything of the file was used."""
+        return not self.left and not self.unused
+
+    def __str__(self) -> str:
+        total = count(len(self.loaded) + len(self.left), "array")
+        unused = f"; {count(len(self.unused), 'array')} of it unused" if self.unused else ""
+        lines = [f"loaded {len(self.loaded)} of {total} from {self.source}{unused}"]
+        lines += [f"  renamed: {there} -> {here}" for here, there in self.renamed.items()]
+        lines += [f"  not loaded: {path}: {why}" for path, why in self.left.items()]
+        lines += [f"  unused: {path}: {what}" for path, what in self.unused.items()]
+        return "\n".join(map(printable, _cut(lines)))
+
+
+def fitted(
+    arrays: Mapping[str, Stored],
+    leaves: Leaves,
+    model: Any,
+    source: str,
+    *,
+    foreign: bool,
+    rename: Rename = (),
+    strict: bool = True,
+    layout: str | None = None,
+    report: Callable[[LoadReport], Any] | None = None,
+) -> Any:
+    """A model with the arrays of a file; see `load_model`.
+
+    Args:
+      arrays: of the file, by path.
+      leaves: of the model.
+      model: itself.
+      source: the file, for people.
+      foreign: whether another program wrote it, which knows of no random keys.
+    """
+    if layout not in LAYOUTS:
+        raise LearnerError(f"layout is {layout!r}; it needs 'torch', or None for a file that learner wrote")
+    if not isinstance(strict, bool):
+        raise LearnerError(f"strict is {strict!r}; it needs True or False")
+    arrays, origins = _renamed(arrays, rename, source)
+    if layout == "torch":
+        refuse_unknown_layers(model)
+        arrays, origins = as_flax(arrays, origins, leaves.arrays)
+    new, left = _taken(arrays, leaves, foreign)
+    unused = {
+        origins.get(path, path): _described(stored) for path, stored in arrays.items() if path not in leaves.arrays
+    }
+    moved = {path: origins[path] for path in new if origins.get(path, path) != path}
+    made = LoadReport(source, tuple(new), moved, left, unused)
+    if not new or (strict and not made.complete):
+        raise LearnerError(_differences(made, leaves, partly=bool(new)))
+    _refuse_shapes(left, leaves)
+    if report is not None:
+        report(made)
+    elif not made.complete:
+        logging.getLogger("learner.records").warning("%s", made)
+    return leaves.build(new)
+
+
+def _renamed(arrays: Mapping[str, Stored], rules: Rename, source: str) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The arrays by their new paths, and their paths in the file by the new ones."""
+    names, problems = {path: path for path in arrays}, []
+    for rule in rules:
+        try:
+            pattern, replacement = rule
+            changed = {path: re.sub(pattern, replacement, name) for path, name in names.items()}
+            hits = any(re.search(pattern, name) for name in names.values())
+        except (TypeError, ValueError, IndexError, re.error) as error:
+            raise LearnerError(
+                f"rename has {rule!r}, which is no rule ({error}); it needs pairs of a regular expression and what "
+                'takes its place: (r"^encoder\\.", "backbone.")'
+            ) from None
+        if not hits:
+            near_names = near(re.sub(r"[\\^$]", "", pattern), list(names.values())[:MOST_ROWS])
+            problems.append(f"the rule {rule!r} of rename matches no path of {source}; {near_names}")
+        names = changed
+    if problems:
+        raise one_error([printable(text) for text in problems], "rename is wrong")
+    origins: dict[str, str] = {}
+    for path, name in names.items():
+        if name in origins:
+            raise LearnerError(printable(f"rename makes {name!r} of both {origins[name]!r} and {path!r} of {source}"))
+        origins[name] = path
+    return {name: arrays[path] for name, path in origins.items()}, origins
+
+
+def _taken(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """The model's new arrays, and why it keeps the others. Random streams are no part of the files of others."""
+    new, left = {}, {}
+    for path, here in leaves.arrays.items():
+        there = arrays.get(path)
+        if there is None:
+            if not (foreign and leaves.library == "flax.nnx" and _is_stream(path, here)):
+                left[path] = f"not in the file, {dtype_name(here)}{list(here.shape)} in the model"
+        elif (why := _why_not(there, here)) is not None:
+            left[path] = f"{_described(there)} in the file, {dtype_name(here)}{list(here.shape)} in the model{why}"
+        else:
+            new[path] = _placed(there, here)
+    return new, left
+
+
+def _is_stream(path: str, here: Any) -> bool:
+    """Whether it is of nnx's random streams: a key, or the counter beside one."""
+    return is_key(here) or (path.endswith(".count") and here.dtype == np.uint32)
+
+
+def _why_not(there: Stored, here: Any) -> str | None:
+    """What is wrong with an array; empty where dtype and shape say it all, `None` where it fits."""
+    if there.shape != tuple(here.shape) or there.is_key != is_key(here):
+        return ""
+    if there.is_key:
+        return None if there.dtype == dtype_name(here) else ""
+    problem = cast_problem(there, here.dtype)
+    return None if problem is None else f": {problem}"
+
+
+def _placed(there: Stored, here: Any) -> Any:
+    """The array as the model has it: its dtype, its kind of array, its place on the devices."""
+    if there.is_key:
+        keys = jax.random.wrap_key_data(jnp.asarray(there.data), impl=key_impl(here))
+        return _like(keys, here)
+    data = cast(there.data, here.dtype)
+    if isinstance(here, np.generic):
+        return data[()]
+    return np.array(data) if isinstance(here, np.ndarray) else _like(data, here)
+
+
+def _like(array: Any, here: Any) -> Any:
+    sharding = getattr(here, "sharding", None)
+    if sharding is not None and (isinstance(here, jax.ShapeDtypeStruct) or here.committed):
+        return jax.device_put(array, sharding)
+    return jnp.asarray(array)
+
+
+def _described(stored: Stored) -> str:
+    return f"{stored.dtype}{list(stored.shape)}"
+
+
+def _refuse_shapes(left: Mapping[str, str], leaves: Leaves) -> None:
+    """A model whose arrays are to come needs all of them."""
+    if absent := [path for path in left if isinstance(leaves.arrays[path], jax.ShapeDtypeStruct)]:
+        raise LearnerError(
+            f"{', '.join(absent[:MOST_HINTS])} of the model are shapes, and the file has nothing for them: "
+            "give a model with arrays"
+        )
+
+
+def _differences(made: LoadReport, leaves: Leaves, partly: bool) -> str:
+    """Every path that differs, with what both sides have."""
+    known: list[str] = list(leaves.arrays)
+    rows: list[str] = []
+    unused = list(made.unused)[:MOST_ROWS]
+    for path, why in made.left.items():
+        close = _close(path, unused) if why.startswith("not in the file") and len(rows) < MOST_HINTS else ""
+        rows.append(f"{path}: {why}{close}")
+    for path, what in made.unused.items():
+        close = _close(path, known) if len(rows) < 2 * MOST_HINTS and not made.left else ""
+        rows.append(f"{path}: {what} in the file, not in the model{close}")
+    if partly:
+        title = f"{made.source} does not fit the model; {count(len(rows), 'array')} differ{'s' * (len(rows) == 1)}:"
+        advice = "strict=False loads the others and leaves these as they are; rename= gives them other paths"
+    else:
+        title = f"nothing in {made.source} fits the model, by path, shape and dtype:"
+        advice = "rename= gives the arrays of the file other paths; layout='torch' reads those of PyTorch"
+    return "\n".join(map(printable, [*_cut([title, *(f"  {row}" for row in rows)]), advice]))
+
+
+def _close(path: str, known: Sequence[str]) -> str:
+    found = difflib.get_close_matches(path, known, n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _cut(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= MOST_ROWS else [*lines[:MOST_ROWS], f"  and {len(lines) - MOST_ROWS} more"]

@@ -1,0 +1,206 @@
+"""A model of any library as arrays by path, and what a file holds of each."""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.steps.model import Linen, is_instance_of
+from learner.steps.state import named_leaves
+
+PyTree = Any
+Buffer = Any  # bytes, or a memoryview
+
+DTYPES = {
+    np.dtype(kind).name: np.dtype(kind)
+    for kind in (
+        *(jnp.float64, jnp.float32, jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2),
+        *(jnp.int8, jnp.int16, jnp.int32, jnp.int64, jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64),
+        *(jnp.bool_, jnp.complex64, jnp.complex128),
+    )
+}
+"""What arrays in files may be, by name. Random keys are `key<...>` and are stored as uint32."""
+
+MOST_DIMS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An array as a file holds it.
+
+    Attributes:
+      dtype: one of `DTYPES`, or `key<...>`.
+      data: the numbers, on the host. Of random keys they are uint32, with one axis more.
+    """
+
+    dtype: str
+    data: np.ndarray
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it is random keys."""
+        return self.dtype.startswith("key<")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape as the model has it."""
+        return self.data.shape[:-1] if self.is_key else self.data.shape
+
+    @property
+    def bytes(self) -> Buffer:
+        """The numbers in the order of rows, the lowest byte of each first."""
+        return np.ascontiguousarray(self.data).reshape(-1).view(np.uint8).data
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """A model taken apart.
+
+    Attributes:
+      arrays: every array of the model by its path: parameters, statistics, counters, random keys.
+      build: makes a model of the same type of other arrays; paths that are left out keep the model's own.
+      library: whose model it is, for people.
+    """
+
+    arrays: Mapping[str, Any]
+    build: Callable[[Mapping[str, Any]], Any]
+    library: str
+
+
+def leaves_of(model: Any) -> Leaves:
+    """The arrays of a model, which is not changed.
+
+    Args:
+      model: an `nnx.Module`, a `Linen`, or any pytree with arrays (an Equinox module, a dict). Shapes in the place of
+        arrays, as `nnx.eval_shape` gives them, are arrays that are to come.
+
+    Raises:
+      LearnerError: it is no model, or two of its arrays have the same path.
+
+    >>> parts = leaves_of({"w": jnp.ones(2), "scale": 3})
+    >>> parts.build({"w": jnp.zeros(2)})
+    {'scale': 3, 'w': Array([0., 0.], dtype=float32)}
+    """
+    tree, finish, library = _pure(model)
+    paths = list(named_leaves(tree))
+    leaves = jax.tree.leaves(tree)
+    structure: Any = jax.tree.structure(tree)
+    if len(paths) != len(leaves):
+        names = [
+            jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise LearnerError(f"two leaves of the model are named {', '.join(twice)}; give them other names")
+    arrays = {path: leaf for path, leaf in zip(paths, leaves, strict=True) if _is_array(leaf)}
+    if not arrays:
+        raise LearnerError(f"{_said(model)} has no arrays: there is nothing to save or to load")
+
+    def build(new: Mapping[str, Any]) -> Any:
+        return finish(structure.unflatten([new.get(path, old) for path, old in zip(paths, leaves, strict=True)]))
+
+    return Leaves(arrays, build, library)
+
+
+def _pure(model: Any) -> tuple[PyTree, Callable[[PyTree], Any], str]:
+    """The model as a tree of arrays, what makes a model of such a tree, and the library."""
+    if is_instance_of(model, "flax.nnx", "Module"):
+        from flax import nnx
+
+        graph, state = nnx.split(model)
+        return nnx.as_pure(state), lambda tree: nnx.merge(graph, tree), "flax.nnx"
+    if isinstance(model, Linen):
+        return model.variables, lambda tree: Linen(model.module, tree, model.rngs), "flax.linen"
+    if is_instance_of(model, "flax.linen", "Module"):
+        raise LearnerError(
+            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, variables)"
+        )
+    if isinstance(model, types.FunctionType | types.MethodType | partial | type):
+        raise LearnerError(f"{_said(model)} makes a model and is none; call it, and pass what it returns")
+    return model, lambda tree: tree, "pytree"
+
+
+def _said(model: Any) -> str:
+    name = getattr(model, "__name__", None)
+    return f"the model ({type(model).__name__})" if name is None else f"the model ({name})"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array, or a shape, is random keys."""
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def key_impl(keys: Any) -> Any:
+    """How random keys, or their shapes, are implemented."""
+    found: list[Any] = []
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
+    return found[0]
+
+
+def dtype_name(leaf: Any) -> str:
+    """`float32`; `key<fry>` of random keys."""
+    return str(leaf.dtype) if is_key(leaf) else np.dtype(leaf.dtype).name
+
+
+def stored_of(path: str, leaf: Any) -> Stored:
+    """An array of a model on the host, in its own dtype.
+
+    Raises:
+      LearnerError: it is a shape, lies on other processes' devices, or is nothing that can be stored.
+    """
+    name = dtype_name(leaf)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise LearnerError(f"{path} is only a shape ({name}{list(leaf.shape)}), and cannot be saved")
+    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        raise LearnerError(
+            f"{path} lies in parts on the devices of several processes, and one of them cannot save it; "
+            "load a checkpoint of the run in one process and save the model there"
+        )
+    if is_key(leaf):
+        return Stored(name, np.asarray(jax.random.key_data(leaf)))
+    if name not in DTYPES:
+        raise LearnerError(f"{path} is an array of {name}, which cannot be stored; there are: {', '.join(DTYPES)}")
+    return Stored(name, np.asarray(leaf, DTYPES[name]))  # also of the byte order of other machines
+
+
+def stored_from(path: str, dtype: Any, shape: Any, data: Buffer) -> Stored:
+    """An array of a file, checked before memory is taken for it.
+
+    Raises:
+      LearnerError: there are no such arrays, or the bytes are not as many as the shape needs.
+    """
+    kind, shape = check_claim(path, dtype, shape, len(data))
+    return checked(path, dtype, np.frombuffer(data, kind).reshape(shape))
+
+
+def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype, tuple[int, ...]]:
+    """The NumPy dtype and the shape of an array that a file claims to hold in `size` bytes."""
+    key = isinstance(dtype, str) and dtype.startswith("key<")
+    kind = np.dtype(np.uint32) if key else DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if kind is None:
+        raise LearnerError(f"{path!r} has the dtype {dtype!r}, which there is not")
+    whole = isinstance(shape, list | tuple) and all(type(n) is int and 0 <= n < 2**62 for n in shape)
+    if not whole or len(shape) > MOST_DIMS or (key and not shape):
+        raise LearnerError(f"{path!r} has the shape {shape!r}, which is none")
+    if math.prod(shape) * kind.itemsize != size:
+        raise LearnerError(f"{path!r} is {dtype}{list(shape)} and has {size} bytes")
+    if math.prod(n for n in shape if n) >= 2**62:
+        raise LearnerError(f"{path!r} has the shape {shape!r}, which no array has")
+    return kind, tuple(shape)
+
+
+def checked(path: str, dtype: str, data: np.ndarray) -> Stored:
+    """An array that was read; booleans are 0 or 1."""
+    if data.dtype == np.bool_ and data.size and data.view(np.uint8).max() > 1:
+        raise LearnerError(f"{path!r} has booleans that are neither 0 nor 1")
+    return Stored(dtype, data)

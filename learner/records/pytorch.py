@@ -1,0 +1,94 @@
+"""Names and axes of PyTorch's arrays as flax has them.
+
+| PyTorch | flax | axes |
+|---|---|---|
+| `Linear.weight` | `kernel` | (out, in) → (in, out) |
+| `Conv1d`, `Conv2d`, `Conv3d`: `weight` | `kernel` | (out, in, ...) → (..., in, out) |
+| `BatchNorm`, `LayerNorm`, `GroupNorm`: `weight` | `scale` | |
+| `running_mean`, `running_var` | `mean`, `var` | |
+| `Embedding.weight` | `embedding` | |
+| `bias` | `bias` | |
+
+Arrays that have the same path in both, as those of Equinox, are taken as they are; its convolutions' biases get their
+axes of length 1. `num_batches_tracked` has no counterpart and is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.records.leaves import Stored
+from learner.steps.model import is_instance_of
+
+NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
+COLLECTIONS = ("params.", "batch_stats.")  # of linen
+COUNTER = "num_batches_tracked"
+
+
+def as_flax(
+    arrays: Mapping[str, Stored], origins: Mapping[str, str], needed: Mapping[str, Any]
+) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The arrays by the paths of a model, with its axes, and their paths in the file.
+
+    Args:
+      arrays: of the file, by path.
+      origins: their paths in the file, by those.
+      needed: the model's arrays, by path.
+
+    >>> weight = Stored("float32", np.zeros((10, 64), np.float32))
+    >>> arrays, _ = as_flax({"head.weight": weight}, {}, {"head.kernel": np.zeros((64, 10))})
+    >>> {path: stored.shape for path, stored in arrays.items()}
+    {'head.kernel': (64, 10)}
+    """
+    made, used = {}, set()
+    for path, here in needed.items():
+        there = _source(path, arrays)
+        if there is not None:
+            made[path] = _turned(path, arrays[there], here)
+            used.add(there)
+    paths = {path: origins.get(there, there) for path in made if (there := _source(path, arrays)) is not None}
+    for path, stored in arrays.items():
+        if path not in used and path.rpartition(".")[2] != COUNTER:
+            made[path] = stored
+            paths[path] = origins.get(path, path)
+    return made, paths
+
+
+def _source(path: str, arrays: Mapping[str, Stored]) -> str | None:
+    """Which array of the file belongs to a path of the model."""
+    if path in arrays:
+        return path
+    for collection in COLLECTIONS:
+        path = path.removeprefix(collection)
+    layer, dot, name = path.rpartition(".")
+    wanted = layer + dot + NAMES.get(name, name)
+    return wanted if wanted in arrays else None
+
+
+def _turned(path: str, stored: Stored, here: Any) -> Stored:
+    data = stored.data
+    if path.rpartition(".")[2] == "kernel" and data.ndim >= 2:
+        data = np.moveaxis(data, (1, 0), (-2, -1))
+    if data.ndim == 1 and tuple(here.shape) == (data.size,) + (1,) * (len(here.shape) - 1):
+        data = data.reshape(here.shape)
+    return Stored(stored.dtype, data)
+
+
+def refuse_unknown_layers(model: Any) -> None:
+    """Raises `LearnerError` for layers whose arrays PyTorch holds otherwise, in shapes that may fit by chance."""
+    if not is_instance_of(model, "flax.nnx", "Module"):
+        return
+    from flax import nnx
+
+    kinds = (nnx.ConvTranspose, nnx.MultiHeadAttention, nnx.RNNCellBase)
+    odd = {
+        ".".join(map(str, path)): type(node).__name__ for path, node in nnx.iter_graph(model) if isinstance(node, kinds)
+    }
+    if odd:
+        shown = ", ".join(f"{path} ({kind})" for path, kind in odd.items())
+        raise LearnerError(
+            f"layout='torch' does not know how PyTorch holds {shown}; load the file without layout= into a dict of "
+            "arrays with its paths and shapes, and put them into the model"
+        )

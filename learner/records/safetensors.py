@@ -1,0 +1,161 @@
+"""Records as safetensors (https://github.com/huggingface/safetensors), which PyTorch, Hugging Face's libraries and many
+others read and write.
+
+    8 bytes: the length of the header, the lowest first
+    the header, JSON: {"__metadata__": {...}, "head.kernel": {"dtype": "F32", "shape": [64, 10],
+                                                              "data_offsets": [0, 2560]}, ...}
+    the numbers of one array after the other
+
+The metadata of ours are `format`, `version` and `precision`, and `random_keys`: which arrays are random keys, as JSON.
+A file without them is of another program.
+
+The format is read and written here rather than by its own library, which takes the last of two arrays of one name
+without a word, gives NumPy no bfloat16, and copies what it reads twice.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.records.leaves import DTYPES, Buffer, Stored, check_claim, checked
+from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
+from learner.records.unpacking import check_count, parsed, without_twins
+
+NAMES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+OTHERWISE = {name: dtype for dtype, name in NAMES.items()}
+ALIGNED = 64  # bytes
+METADATA = "__metadata__"
+MOST_HEADER = 2**25  # bytes: that of some 200,000 arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class SafetensorsRecorder(Recorder):
+    """safetensors, `.safetensors` or `.safetensors.gz`. Most tools read the one without compression alone.
+
+    >>> import jax.numpy as jnp
+    >>> import safetensors.numpy
+    >>> safetensors.numpy.load(SafetensorsRecorder().to_bytes({"w": jnp.float32([1.0])}))
+    {'w': array([1.], dtype=float32)}
+    """
+
+    suffix = ".safetensors"
+    called = "safetensors"
+
+    def _refuse(self, arrays: Mapping[str, Stored]) -> None:
+        odd = [f"{path} ({stored.dtype})" for path, stored in arrays.items() if _name(stored) is None]
+        if METADATA in arrays:
+            odd.append(METADATA)
+        if odd:
+            raise LearnerError(f"safetensors cannot hold {', '.join(odd)}: use MessagePackRecorder()")
+
+    def _chunks(self, arrays: Mapping[str, Stored]) -> Iterator[Buffer]:
+        keys = {path: stored.dtype for path, stored in arrays.items() if stored.is_key}
+        said = {"format": FORMAT, "version": str(VERSION), "precision": self.precision}
+        header: dict[str, Any] = {METADATA: said | ({"random_keys": json.dumps(keys)} if keys else {})}
+        # The widest first, so that each array begins at a multiple of what its numbers take.
+        ordered = sorted(arrays.items(), key=lambda item: -item[1].data.dtype.itemsize)
+        end = 0
+        for path, stored in ordered:
+            begin, end = end, end + stored.data.nbytes
+            header[path] = {"dtype": _name(stored), "shape": stored.data.shape, "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        yield len(text).to_bytes(8, "little") + text
+        for _, stored in ordered:
+            yield stored.bytes
+
+    def _read(self, file: Any, room: int, most: int) -> Content:
+        header = _header(file, room, most)
+        metadata = header.pop(METADATA, {})
+        version, precision, keys = _said(metadata, header)
+        claims = {path: _claim(path, entry) for path, entry in header.items()}
+        arrays, position = {}, 0
+        for path, (begin, end, dtype, shape) in sorted(claims.items(), key=lambda item: item[1][:2]):
+            if begin != position:
+                raise LearnerError(f"{path!r} begins at byte {begin}, where byte {position} is next")
+            if end > room:
+                raise LearnerError(f"it is cut off: {path!r} ends at byte {end}")
+            name = keys.get(path, dtype)
+            kind, shape = check_claim(path, name, shape, end - begin)
+            data = _room(end - begin).view(kind).reshape(shape)
+            if file.readinto(data.reshape(-1).view(np.uint8).data) != end - begin:
+                raise LearnerError(f"it is cut off inside of {path!r}")
+            arrays[path], position = checked(path, name, data), end
+        if file.read(1):
+            raise LearnerError("it goes on after its end")
+        return Content(version, precision, {path: arrays[path] for path in header})
+
+
+def _room(count: int) -> np.ndarray:
+    """Bytes that begin where JAX takes them as they are on a CPU, without a copy."""
+    room = np.empty(count + ALIGNED, np.uint8)
+    first = -room.ctypes.data % ALIGNED
+    return room[first : first + count]
+
+
+def _name(stored: Stored) -> str | None:
+    return "U32" if stored.is_key else NAMES.get(stored.dtype)
+
+
+def _header(file: Any, room: int, most: int) -> dict[str, Any]:
+    first = file.read(8)
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or not 2 <= length <= min(MOST_HEADER, room - 8):
+        raise LearnerError("it does not begin with the length of a header")
+    text = file.read(length)
+    if len(text) < length:
+        raise LearnerError("it is cut off inside of its header")
+    header = parsed(text, most, object_pairs_hook=without_twins)
+    if not isinstance(header, dict):
+        raise LearnerError("its header is not a JSON object")
+    check_count("its header", len(header), most)
+    return header
+
+
+def _said(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None, str | None, dict[str, str]]:
+    """Version, precision and random keys; nothing of a file of another program."""
+    if not isinstance(metadata, dict):
+        raise LearnerError("its metadata is not a JSON object")
+    if metadata.get("format") != FORMAT:
+        return None, None, {}
+    number = metadata.get("version", "")
+    whole = int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 9 else number
+    version, precision = check_header(FORMAT, whole, metadata.get("precision"))
+    keys = json.loads(metadata.get("random_keys", "{}"))
+    fits = isinstance(keys, dict) and all(
+        isinstance(dtype, str)
+        and dtype.startswith("key<")
+        and isinstance(header.get(path), dict)
+        and header[path].get("dtype") == "U32"
+        for path, dtype in keys.items()
+    )
+    if not fits:
+        raise LearnerError("its random_keys are not those of its arrays")
+    return version, precision, keys
+
+
+def _claim(path: str, entry: Any) -> tuple[int, int, str, Any]:
+    """Where an array begins and ends, its dtype and its shape."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise LearnerError(f"{path!r} is no array: it needs dtype, shape and data_offsets")
+    offsets, dtype = entry["data_offsets"], entry["dtype"]
+    whole = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
+    if not whole or not 0 <= offsets[0] <= offsets[1]:
+        raise LearnerError(f"{path!r} has the data_offsets {offsets!r}, which are none")
+    if not isinstance(dtype, str) or dtype not in OTHERWISE:
+        raise LearnerError(f"{path!r} has the dtype {dtype!r}; there are: {', '.join(sorted(OTHERWISE))}")
+    assert OTHERWISE[dtype] in DTYPES
+    return offsets[0], offsets[1], OTHERWISE[dtype], entry["shape"]
