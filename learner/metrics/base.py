@@ -3,9 +3,9 @@
 There are three kinds.
 
 - `Metric`: pure functions on a small state, traced into the training program, so that it costs no round trip to the
-host. - `CollectingMetric`: needs every prediction at once (a median, a ranking); its rows are collected and it is
-computed on the
-  host at the end of the split.
+  host.
+- `CollectingMetric`: needs every prediction at once (a median, a ranking); its rows are collected and it is computed on
+  the host at the end of the split.
 - `HostMetric`: what the program cannot know (the clock, memory); fed by events, outside the program.
 
 A metric of one's own takes ten lines:
@@ -30,6 +30,7 @@ A metric of one's own takes ten lines:
 
 import abc
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import jax
@@ -52,12 +53,17 @@ class Info:
       learning_rate: float32 scalar, the rate that this step uses; `None` in validation.
       grad_norm: float32 scalar, the global norm of the step's gradients. Known once a step's micro-batches are all
         done, so only metrics with `per_step = True` see it; `None` for others and in validation.
+      update_norm: float32 scalar, the global norm of what the step changed the parameters by. `None` unless a
+        `per_step` metric of the split `asks` for it.
+      param_norm: float32 scalar, the global norm of the parameters that the step left; the same.
     """
 
     step: Array
     weight: Array
     learning_rate: Array | None = None
     grad_norm: Array | None = None
+    update_norm: Array | None = None
+    param_norm: Array | None = None
 
 
 class MetricBase:
@@ -72,18 +78,29 @@ class MetricBase:
       numeric: whether the value is one number. Others are text: they are shown and logged at the end of a split and
         cannot be plotted or monitored.
       splits: the kinds of split it makes sense in.
+      undefined: when its value is NaN although the loss is a number, in words. A run says it once.
+      inner: of a metric that is of others, those; or nothing.
     """
 
     name: str = ""
     higher_is_better: ClassVar[bool | None] = None
     unit: ClassVar[str] = ""
     description: ClassVar[str] = ""
-    numeric: ClassVar[bool] = True
+    numeric: bool = True
     splits: ClassVar[tuple[str, ...]] = ("train", "valid")
+    undefined: ClassVar[str] = "nothing that it counts was there"
+    inner: ClassVar[tuple["MetricBase", ...]] = ()
 
     def text(self, value: Any) -> str:
         """The value as people read it; metrics that are not numeric override it. `value` is on the host."""
         return f"{float(value):.6g}"
+
+
+def all_within(metric: MetricBase) -> Iterator[MetricBase]:
+    """A metric, and all that it is of, at any depth."""
+    yield metric
+    for part in metric.inner:
+        yield from all_within(part)
 
 
 class Metric(MetricBase, abc.ABC):
@@ -97,10 +114,13 @@ class Metric(MetricBase, abc.ABC):
       fields: the fields of the step's output that it reads. A missing one is an error before anything is compiled.
       per_step: update once for each optimizer step, after the update, with `output=None` and the step's `info`, rather
         than once for each micro-batch. For metrics about the step itself: the rate, the gradients' norm.
+      asks: what of `Info` costs something, and is computed only where a metric asks for it: `update_norm`,
+        `param_norm`.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
     per_step: ClassVar[bool] = False
+    asks: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -139,6 +159,12 @@ class CollectingMetric(MetricBase, abc.ABC):
 
 class HostMetric(MetricBase, abc.ABC):
     """A metric about the run itself, measured on the host. It never changes what is computed."""
+
+    def worked(self, rows: int, weight: float) -> None:
+        """Called before each `update`: how many rows the batches of those steps had, and the sum of the steps'
+        weights: what their losses are means over, such as tokens. Most need neither.
+        """
+        return
 
     @abc.abstractmethod
     def update(self, steps: int, seconds: float) -> float:

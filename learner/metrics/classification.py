@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
+from learner.metrics.arguments import as_int, is_int
 from learner.metrics.base import Array, Info, Metric
 from learner.metrics.counts import Fraction
 from learner.metrics.rows import kept_rows
+
+HAMMING = "learner.metrics.Hamming() is how often they are wrong, 1 - accuracy (in a config: `metrics: [Hamming]`)"
 
 
 class _HitRate(Metric):
@@ -19,11 +22,11 @@ class _HitRate(Metric):
     fields = ("logits", "targets")
 
     def __init__(self, name: str, k: int, ignore_label: int | None) -> None:
-        if ignore_label is not None and not _is_int(ignore_label):
+        if ignore_label is not None and not is_int(ignore_label):
             raise LearnerError(f"ignore_label of {name} is {ignore_label!r}; it needs the number of a label, or None")
         self.name = name if ignore_label is None else f"{name} ignoring {ignore_label}"
-        self._k = k
-        self.ignore_label = ignore_label
+        self._k = int(k)
+        self.ignore_label = as_int(ignore_label)
 
     def init(self) -> Fraction:
         """No labels."""
@@ -48,11 +51,13 @@ class _HitRate(Metric):
         return state.value()
 
     def _check(self, output: Any, logits: Array, targets: Array) -> None:
+        several = logits.shape == targets.shape
+        hint = f"; of several labels for each row, and of one score for two classes, {HAMMING}" if several else ""
         if logits.ndim < 2 or logits.shape[:-1] != targets.shape or not jnp.issubdtype(targets.dtype, jnp.integer):
             raise LearnerError(
                 f"{self.name} got {type(output).__name__} with logits {logits.dtype}{list(logits.shape)} and targets "
                 f"{targets.dtype}{list(targets.shape)}; it needs one class number for each row or token: integer "
-                "targets of the logits' shape without the last axis"
+                f"targets of the logits' shape without the last axis{hint}"
             )
         if logits.shape[-1] < self._k:
             raise LearnerError(f"{self.name} got logits of {logits.shape[-1]} classes; it needs {self._k} or more")
@@ -63,7 +68,8 @@ class Accuracy(_HitRate):
 
     Both numbers are exact, over any number of labels. Of classes with equal scores, which are common in bfloat16, the
     smaller number comes first, as for `numpy.argmax`. A row with a NaN among its scores is no hit, and neither is a
-    label that is none of the classes; both count, unless they are masked or ignored.
+    label that is none of the classes; both count, unless they are masked or ignored. Of several labels for each row,
+    and of one score for two classes, take `Hamming`, which is how often they are wrong.
 
     Args:
       ignore_label: the label that says "do not count this one", such as -100 for padded tokens. The name is then
@@ -106,7 +112,7 @@ class TopKAccuracy(_HitRate):
     description = "how often the label is among the k classes with the highest scores, 0 to 1"
 
     def __init__(self, k: int = 5, ignore_label: int | None = None) -> None:
-        if not _is_int(k) or k < 1:
+        if not is_int(k) or k < 1:
             raise LearnerError(f"k of TopKAccuracy is {k!r}; it needs a whole number of classes, 1 or more")
         super().__init__(f"Top-{k} Accuracy", k, ignore_label)
 
@@ -123,7 +129,3 @@ def _rank(logits: Array, targets: Array) -> Array:
     score = jnp.take_along_axis(logits, jnp.where(known, labels, 0), axis=-1)
     before = jnp.where(classes < labels, ~(logits < score), ~(logits <= score))
     return (before | ~known).sum(-1, dtype=jnp.int32)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

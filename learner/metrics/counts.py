@@ -1,7 +1,7 @@
 """Exact counts, and fractions of them."""
 
 import dataclasses
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from learner.metrics.base import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """A whole number below 2**64, as two uint32 scalars: `high * 2**32 + low`.
+    """Whole numbers below 2**64, as two uint32 arrays of one shape: `high * 2**32 + low`.
 
     A float32 stops counting by ones at 2**24 and an int32 overflows at 2**31; tokens reach both within hours, and
     JAX has no 64-bit integers by default.
@@ -29,23 +29,55 @@ class Count:
     low: Array
 
     @classmethod
-    def zero(cls) -> Self:
-        """Nothing counted."""
-        return cls(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+    def zero(cls, shape: tuple[int, ...] = ()) -> Self:
+        """Nothing counted; several counts have a shape."""
+        return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def add(self, which: Array) -> Self:
-        """Counts what is true in `which`: bool of any shape, fewer than 2**32 values."""
-        return self.merge(type(self)(jnp.zeros((), jnp.uint32), which.sum(dtype=jnp.uint32)))
+        """Counts what is true in `which`, of one count: bool of any shape, fewer than 2**32 values."""
+        return self.plus(which.sum(dtype=jnp.uint32))
+
+    def plus(self, counts: Array) -> Self:
+        """Adds uint32 numbers of its shape.
+
+        >>> print(Count.zero((2,)).plus(jnp.array([3, 4], jnp.uint32)).value())
+        [3. 4.]
+        """
+        return self.merge(type(self)(jnp.zeros_like(self.high), counts))
 
     def merge(self, other: Self) -> Self:
         """The sum of both."""
-        low = self.low + other.low
-        carry = (low < other.low).astype(jnp.uint32)  # unsigned addition wraps, and is then below both of its terms
-        return type(self)(self.high + other.high + carry, low)
+        return type(self)(*_added((self.high, self.low), (other.high, other.low)))
+
+    def minus(self, other: Self) -> Self:
+        """The difference; `other` is not the larger one."""
+        borrow = (self.low < other.low).astype(jnp.uint32)
+        return type(self)(self.high - other.high - borrow, self.low - other.low)
+
+    def sum(self, axis: int) -> Self:
+        """The sum along one axis, as exact as the counts.
+
+        >>> both = Count(jnp.array([0, 1], jnp.uint32), jnp.array([2**32 - 1, 1], jnp.uint32)).sum(0)
+        >>> print(both.high, both.low)
+        2 0
+        """
+        zero = jnp.zeros((), jnp.uint32)
+        axis %= self.high.ndim
+        return type(self)(*jax.lax.reduce((self.high, self.low), (zero, zero), _added, (axis,)))
+
+    def __getitem__(self, which: Any) -> Self:
+        """Some of several counts, as of an array."""
+        return type(self)(self.high[which], self.low[which])
 
     def value(self) -> Array:
-        """float32 scalar, the nearest one or its neighbour; exact up to 2**24."""
+        """float32 of its shape, the nearest one or its neighbour; exact up to 2**24."""
         return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
+
+
+def _added(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    low = a[1] + b[1]
+    carry = (low < b[1]).astype(jnp.uint32)  # unsigned addition wraps, and is then below both of its terms
+    return a[0] + b[0] + carry, low
 
 
 @jax.tree_util.register_dataclass

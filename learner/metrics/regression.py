@@ -6,9 +6,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
+from learner.metrics.arguments import is_number
 from learner.metrics.base import Array, Info, Mean
 from learner.metrics.means import MeanMetric
 from learner.metrics.rows import kept_rows
+
+NO_NUMBER = "nothing that it counts was there, or a prediction or a target that counts is no finite number"
 
 
 class MeanAbsoluteError(MeanMetric):
@@ -29,6 +32,7 @@ class MeanAbsoluteError(MeanMetric):
     unit = ""
     description = "how far predictions are from their targets, mean over rows and values"
     fields = ("predictions", "targets")
+    undefined = NO_NUMBER
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
         """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
@@ -53,10 +57,104 @@ class MeanSquaredError(MeanMetric):
     unit = ""
     description = "squared distance of predictions from their targets, mean over rows and values"
     fields = ("predictions", "targets")
+    undefined = NO_NUMBER
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
         """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
         return _add_rows(self.name, state, output, jnp.square(_difference(self.name, output)))
+
+
+class RootMeanSquaredError(MeanSquaredError):
+    """`√(Σ(prediction - target)² / n)` over rows and their values, in the unit of the targets.
+
+    It is the root over the whole split, not a mean of the batches' roots, and of several outputs one root over all of
+    their values. The mask is `[batch]`, for predictions `[batch, ...]`: a masked row does not count, even when it is
+    NaN.
+
+    Source: `sklearn.metrics.root_mean_squared_error` of one output.
+
+    >>> from learner.steps.outputs import RegressionOutput
+    >>> out = RegressionOutput.from_predictions(jnp.array([1.0, 2.0]), jnp.array([4.0, 6.0]))
+    >>> metric, info = RootMeanSquaredError(), Info(step=jnp.int32(0), weight=jnp.float32(2))
+    >>> print(f"{metric.compute(metric.update(metric.init(), out, info)):.4f}")   # √((9 + 16) / 2)
+    3.5355
+    """
+
+    name = "Root Mean Squared Error"
+    description = "root of the squared distance of predictions from their targets, mean over rows and values"
+
+    def compute(self, state: Mean) -> Array:
+        """float32 scalar; NaN without rows."""
+        return jnp.sqrt(state.value())
+
+
+class MeanAbsolutePercentageError(MeanMetric):
+    """`Σ|prediction - target| / |target| / n` over rows and their values, as a fraction: 0.1 is ten percent.
+
+    A target of 0 that counts makes it NaN: there is no such error (scikit-learn says some large number). Mask such
+    rows. The mask is `[batch]`, for predictions `[batch, ...]`.
+
+    Source: `sklearn.metrics.mean_absolute_percentage_error`.
+
+    >>> from learner.steps.outputs import RegressionOutput
+    >>> out = RegressionOutput.from_predictions(jnp.array([9.0, 30.0]), jnp.array([10.0, 20.0]))
+    >>> metric, info = MeanAbsolutePercentageError(), Info(step=jnp.int32(0), weight=jnp.float32(2))
+    >>> print(f"{metric.compute(metric.update(metric.init(), out, info)):.4f}")   # (0.1 + 0.5) / 2
+    0.3000
+    """
+
+    name = "Mean Absolute Percentage Error"
+    higher_is_better = False
+    unit = ""
+    description = "distance of predictions from their targets as a fraction of the targets, mean over rows and values"
+    fields = ("predictions", "targets")
+    undefined = f"a target is 0, or {NO_NUMBER}"
+
+    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+        """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
+        distance = jnp.abs(_difference(self.name, output))
+        size = jnp.abs(jnp.asarray(output.targets).astype(jnp.float32))
+        each = distance / jnp.where(size > 0, size, jnp.nan)
+        return _add_rows(self.name, state, output, each)
+
+
+class QuantileLoss(MeanMetric):
+    """How far predictions are from the q-quantile of their targets: `Σ max(q (t - p), (q - 1) (t - p)) / n`.
+
+    It is called `Quantile Loss 0.9`, or whatever q is; that of 0.5 is half the mean absolute error. It is the pinball
+    loss by another name, in the unit of the targets. The mask is `[batch]`, for predictions `[batch, ...]`.
+
+    Args:
+      q: the quantile, between 0 and 1.
+
+    Raises:
+      LearnerError: for any other `q`.
+
+    Source: Koenker, Bassett, "Regression quantiles", 1978; `sklearn.metrics.mean_pinball_loss`.
+
+    >>> from learner.steps.outputs import RegressionOutput
+    >>> out = RegressionOutput.from_predictions(jnp.array([1.0, 2.0]), jnp.array([3.0, 1.0]))
+    >>> metric, info = QuantileLoss(0.9), Info(step=jnp.int32(0), weight=jnp.float32(2))
+    >>> print(f"{metric.name}: {metric.compute(metric.update(metric.init(), out, info)):.4f}")   # (0.9·2 + 0.1·1) / 2
+    Quantile Loss 0.9: 0.9500
+    """
+
+    higher_is_better = False
+    unit = ""
+    description = "how far predictions are from a quantile of their targets, mean over rows and values"
+    fields = ("predictions", "targets")
+    undefined = NO_NUMBER
+
+    def __init__(self, q: float = 0.5) -> None:
+        if not is_number(q) or not 0 < q < 1:
+            raise LearnerError(f"q of QuantileLoss is {q!r}; it needs a quantile between 0 and 1")
+        self.name = f"Quantile Loss {q:g}"
+        self._q = float(q)
+
+    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+        """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
+        over = _difference(self.name, output)
+        return _add_rows(self.name, state, output, jnp.maximum(-self._q * over, (1 - self._q) * over))
 
 
 def _difference(name: str, output: Any) -> Array:

@@ -1,14 +1,13 @@
-"""Metrics of the run itself: its rate, its gradients, its speed."""
+"""Metrics of the optimizer step itself: its rate, its gradients, its parameters."""
 
 import dataclasses
-import math
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, HostMetric, Info, Mean, Metric
+from learner.metrics.base import Array, Info, Mean, Metric
 from learner.metrics.means import MeanMetric
 
 
@@ -25,7 +24,32 @@ class _Latest:
         return type(self)(jnp.where(newer, other.step, self.step), jnp.where(newer, other.value, self.value))
 
 
-class LearningRate(Metric):
+class _LastStep(Metric):
+    """What is known of a step, `info.<known>`. The value of an epoch is that of its last step."""
+
+    splits = ("train",)
+    per_step = True
+    undefined = "what it shows is no number, or there was no step"
+    known: ClassVar[str]
+
+    def init(self) -> _Latest:
+        """No step."""
+        return _Latest(jnp.full((), -1, jnp.int32), jnp.full((), jnp.nan, jnp.float32))
+
+    def update(self, state: _Latest, output: Any, info: Info) -> _Latest:
+        """Takes what is known of the step from `info`."""
+        return state.merge(_Latest(jnp.asarray(info.step, jnp.int32), _known(self.name, self.known, info)))
+
+    def merge(self, a: _Latest, b: _Latest) -> _Latest:
+        """The later one of both."""
+        return a.merge(b)
+
+    def compute(self, state: _Latest) -> Array:
+        """float32 scalar; NaN without steps."""
+        return state.value
+
+
+class LearningRate(_LastStep):
     """The rate that the step used, schedule and scale included. The value of an epoch is that of its last step.
 
     It has no unit and no direction. Only training has a rate.
@@ -41,25 +65,27 @@ class LearningRate(Metric):
     higher_is_better = None
     unit = ""
     description = "the rate that the optimizer step used; of an epoch: its last"
-    splits = ("train",)
-    per_step = True
+    known = "learning_rate"
 
-    def init(self) -> _Latest:
-        """No step."""
-        return _Latest(jnp.full((), -1, jnp.int32), jnp.full((), jnp.nan, jnp.float32))
 
-    def update(self, state: _Latest, output: Any, info: Info) -> _Latest:
-        """Takes the step's `info.learning_rate`."""
-        rate = _known(self.name, "learning_rate", info)
-        return state.merge(_Latest(jnp.asarray(info.step, jnp.int32), rate))
+class ParameterNorm(_LastStep):
+    """The global norm of the parameters that the step left, `√Σp²`. The value of an epoch is that of its last step.
 
-    def merge(self, a: _Latest, b: _Latest) -> _Latest:
-        """The later one of both."""
-        return a.merge(b)
+    It is of what is trained: neither of frozen parameters nor of running statistics. It costs a look at all parameters
+    in each step, and nothing where it is not registered. It has no direction. Only training has it.
 
-    def compute(self, state: _Latest) -> Array:
-        """float32 scalar; NaN without steps."""
-        return state.value
+    >>> metric = ParameterNorm()
+    >>> info = Info(step=jnp.int32(0), weight=jnp.float32(32), param_norm=jnp.float32(4))
+    >>> print(metric.compute(metric.update(metric.init(), None, info)))
+    4.0
+    """
+
+    name = "Parameter Norm"
+    higher_is_better = None
+    unit = ""
+    description = "global norm of the trained parameters after the step; of an epoch: after its last"
+    known = "param_norm"
+    asks = ("param_norm",)
 
 
 class GradientNorm(MeanMetric):
@@ -80,6 +106,7 @@ class GradientNorm(MeanMetric):
     description = "global norm of the gradients of an optimizer step, mean over steps"
     splits = ("train",)
     per_step = True
+    undefined = "no step had gradients that the learner knows of: update= keeps its own, and float16 skips an overflow"
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
         """Takes the step's `info.grad_norm`."""
@@ -87,44 +114,37 @@ class GradientNorm(MeanMetric):
         return state.add(_known(self.name, "grad_norm", info), counts)
 
 
-class IterationSpeed(HostMetric):
-    """Optimizer steps (in validation: batches) per second. Of an epoch: all of its steps over all of their time.
+class UpdateRatio(MeanMetric):
+    """How far a step moves the parameters: `√Σ(p - p₀)² / √Σp²`, of the parameters `p` that the step left and those
+    `p₀` that it began with.
 
-    >>> speed = IterationSpeed()
-    >>> speed.update(steps=30, seconds=0.5)
-    60.0
-    >>> speed.update(steps=30, seconds=1.5)
-    20.0
-    >>> speed.compute()
-    30.0
+    About 0.001 is usual; much less learns slowly, much more is unstable. It is of what is trained, as the optimizer
+    changed it: clipping, momentum, decay and the rate included. The value of an epoch is the mean over its steps; one
+    of weight 0, and one that leaves only zeros, does not count. It costs a look at all parameters in each step, and
+    nothing where it is not registered. It has no direction. Only training has it.
+
+    >>> metric = UpdateRatio()
+    >>> norms = {"update_norm": jnp.float32(0.5), "param_norm": jnp.float32(4)}
+    >>> info = Info(step=jnp.int32(0), weight=jnp.float32(32), **norms)
+    >>> print(metric.compute(metric.update(metric.init(), None, info)))
+    0.125
     """
 
-    name = "Iteration Speed"
-    higher_is_better = True
-    unit = "steps/s"
-    description = "optimizer steps (in validation: batches) per second"
+    name = "Update Ratio"
+    higher_is_better = None
+    unit = ""
+    description = "norm of a step's update over the norm of the parameters, mean over steps"
+    splits = ("train",)
+    per_step = True
+    asks = ("param_norm", "update_norm")
+    undefined = "no step of it left parameters other than zeros, or one left a NaN"
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def update(self, steps: int, seconds: float) -> float:
-        """Steps per second of this dispatch; NaN if the clock did not move."""
-        self._steps += steps
-        self._seconds += seconds
-        return _per_second(steps, seconds)
-
-    def compute(self) -> float:
-        """Steps per second of the epoch so far; NaN before the first step."""
-        return _per_second(self._steps, self._seconds)
-
-    def reset(self) -> None:
-        """A new epoch begins."""
-        self._steps = 0
-        self._seconds = 0.0
-
-
-def _per_second(steps: int, seconds: float) -> float:
-    return steps / seconds if seconds > 0 else math.nan
+    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+        """Takes the step's `info.update_norm` and `info.param_norm`."""
+        update, norm = _known(self.name, "update_norm", info), _known(self.name, "param_norm", info)
+        some = norm != 0
+        counts = (jnp.asarray(info.weight, jnp.float32) > 0) & some
+        return state.add(update / jnp.where(some, norm, 1), counts)
 
 
 def _known(name: str, what: str, info: Info) -> Array:

@@ -1,0 +1,252 @@
+"""Metrics of other packages: CLU, metrax, and flax.nnx."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.base import Array, Info, Metric
+
+OPTIONAL = ("mask", "prediction_mask")
+"""Fields that an output may be without; the metric is then given `None`."""
+
+CLU = ("empty", "from_model_output", "merge", "compute")
+NNX = ("reset", "update", "compute")
+
+
+class Adapted(Metric):
+    """A metric of CLU, of metrax, or of `flax.nnx.metrics`, as it is.
+
+    Its state lies on the device as those of this package do, and is merged over steps and devices. How exact it is, and
+    what it makes of masks, is its own: most add up in plain float32.
+
+    Args:
+      metric: a class with `empty`, `from_model_output`, `merge` and `compute` (CLU, metrax), or an instance of an nnx
+        metric. Of those `Average`, what derives from it without further variables (`Accuracy`), `Welford`, and
+        metrax's own can be merged.
+      name: what it is called here; default: the name of its class.
+      take: of several values that it gives, the attribute or key of one: `"mean"` of `nnx.metrics.Welford`.
+      higher_is_better: its direction, if it has one.
+      unit: of its number.
+      arguments: by the name of each argument that it takes, the field of the output: `labels="targets"`. `mask` may be
+        missing there, and is then `None`.
+
+    Raises:
+      LearnerError: for what is no such metric, or has states that cannot be merged; without arguments.
+
+    >>> from flax import nnx
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> metric = Adapted(nnx.metrics.Accuracy(), higher_is_better=True, logits="logits", labels="targets")
+    >>> logits = jnp.array([[2.0, 1.0], [0.0, 3.0], [5.0, 1.0]])
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 1, 1]))
+    >>> state = metric.update(metric.init(), out, Info(step=jnp.int32(0), weight=jnp.float32(3)))
+    >>> print(metric.name, f"{metric.compute(state):.4f}")
+    Accuracy 0.6667
+    """
+
+    description = "a metric of another package"
+    undefined = "the metric itself says so"
+
+    def __init__(
+        self,
+        metric: Any,
+        name: str | None = None,
+        take: str | None = None,
+        higher_is_better: bool | None = None,
+        unit: str = "",
+        **arguments: str,
+    ) -> None:
+        self._kind = _kind_of(metric)
+        self.name = self._kind.name if name is None else name
+        if not arguments or not all(isinstance(field, str) for field in arguments.values()):
+            raise LearnerError(
+                f"the arguments of {self.name} are {arguments!r}; say which fields of the output it takes: "
+                "Adapted(metric, labels='targets', logits='logits')"
+            )
+        self._arguments, self._take = arguments, take
+        needed = tuple(dict.fromkeys(field for field in arguments.values() if field not in OPTIONAL))
+        vars(self).update(higher_is_better=higher_is_better, unit=unit, fields=needed)
+
+    @property
+    def masked(self) -> bool:
+        """Whether one of its arguments is the output's `mask`."""
+        return "mask" in self._arguments.values()
+
+    def init(self) -> Any:
+        """The state of no rows."""
+        return self._kind.init()
+
+    def update(self, state: Any, output: Any, info: Info) -> Any:
+        """Adds a batch: gives the metric the output's fields."""
+        given = {name: getattr(output, field, None) for name, field in self._arguments.items()}
+        given = {name: x if x is None else jnp.asarray(x) for name, x in given.items()}
+        with _as_others_do():
+            return _like(self._kind.update(state, given), state)
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """The rows of both."""
+        with _as_others_do():
+            return _like(self._kind.merge(a, b), a)
+
+    def compute(self, state: Any) -> Array:
+        """float32 scalar."""
+        with _as_others_do():
+            value = self._kind.compute(state)
+        if self._take is not None:
+            value = value[self._take] if isinstance(value, dict) else getattr(value, self._take)
+        if jnp.ndim(value):
+            raise LearnerError(
+                f"{self.name} gives {list(jnp.shape(value))} numbers rather than one: derive a Metric with numeric = "
+                "False from Adapted, and write its text"
+            )
+        return jnp.asarray(value).astype(jnp.float32)
+
+
+class _Clu:
+    """A class whose instances are states."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind, self.name = kind, kind.__name__
+        # metrax counts in float32, and begins with an int32.
+        self._floats = any(cls.__module__.split(".")[0] == "metrax" for cls in kind.__mro__)
+        with _as_others_do():
+            empty = _tried(kind.empty, self.name)
+        if jax.tree_util.all_leaves([empty]):
+            raise LearnerError(
+                f"an instance of {self.name} is no pytree; decorate the class with flax.struct.dataclass"
+            )
+        empty = jax.tree.map(np.asarray, empty)
+        self._empty = jax.tree.map(self._wide, empty)
+
+    def _wide(self, leaf: np.ndarray) -> np.ndarray:
+        return leaf.astype(np.float32) if self._floats and leaf.dtype.kind in "iu" else leaf
+
+    def init(self) -> Any:
+        return jax.tree.map(jnp.asarray, self._empty)
+
+    def update(self, state: Any, given: dict[str, Any]) -> Any:
+        return state.merge(self._kind.from_model_output(**given))
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return a.merge(b)
+
+    def compute(self, state: Any) -> Any:
+        return state.compute()
+
+
+class _Nnx:
+    """An object that is changed in place; its variables are the state, a tuple of arrays."""
+
+    def __init__(self, metric: Any) -> None:
+        from flax import nnx
+
+        self.name, self._nnx = type(metric).__name__, nnx
+        self._merged = _merge_of(metric, self.name)
+        own = copy.deepcopy(metric)
+        with _as_others_do():
+            own.reset()
+        self._graph, variables = nnx.split(own)
+        leaves: list[Any]
+        self._tree: Any
+        leaves, self._tree = jax.tree.flatten(variables)
+        self._fresh = [np.asarray(x) for x in leaves]
+
+    def _object(self, state: tuple[Array, ...]) -> Any:
+        return self._nnx.merge(self._graph, self._tree.unflatten(state))
+
+    def _state(self, metric: Any) -> tuple[Array, ...]:
+        return tuple(jax.tree.leaves(self._nnx.state(metric)))
+
+    def init(self) -> tuple[Array, ...]:
+        return tuple(map(jnp.asarray, self._fresh))
+
+    def update(self, state: tuple[Array, ...], given: dict[str, Any]) -> tuple[Array, ...]:
+        metric = self._object(state)
+        metric.update(**given)
+        return self._state(metric)
+
+    def merge(self, a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        metric = self._object(a)
+        self._merged(metric, self._object(b))
+        return self._state(metric)
+
+    def compute(self, state: tuple[Array, ...]) -> Any:
+        return self._object(state).compute()
+
+
+def _merge_of(metric: Any, name: str) -> Callable[[Any, Any], None]:
+    """How the rows of another are added to an nnx metric; it has no function for it."""
+    from flax import nnx
+
+    ways: tuple[tuple[type, set[str], Callable[[Any, Any], None]], ...] = (
+        (nnx.metrics.Average, {"total", "count"}, _add),
+        (nnx.metrics.Welford, {"count", "mean", "m2"}, _add_moments),
+    )
+    hint = "give its parts one by one" if isinstance(metric, nnx.metrics.MultiMetric) else "derive from Average"
+    for kind, known, way in ways:
+        if isinstance(metric, kind):
+            more = sorted({str(path[0]) for path, _ in nnx.to_flat_state(nnx.state(metric))} - known)
+            if not more:
+                return way
+            hint = f"leave out what {kind.__name__} does not have ({', '.join(more)})"
+    raise LearnerError(
+        f"{name} cannot be merged: it does not say how the numbers of two devices or batches become one. Of "
+        f"flax.nnx.metrics, Average, what derives from it, and Welford are known; {hint}, or write a "
+        "learner.metrics.Metric"
+    )
+
+
+def _add(metric: Any, other: Any) -> None:
+    metric.total[...] = metric.total[...] + other.total[...]
+    metric.count[...] = metric.count[...] + other.count[...]
+
+
+def _add_moments(metric: Any, other: Any) -> None:
+    """Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979."""
+    a, b = (x.count[...].astype(jnp.float32) for x in (metric, other))
+    both = jnp.maximum(a + b, 1)
+    apart = other.mean[...] - metric.mean[...]
+    metric.m2[...] = metric.m2[...] + other.m2[...] + apart * apart * a * b / both
+    metric.mean[...] = metric.mean[...] + apart * b / both
+    metric.count[...] = metric.count[...] + other.count[...]
+
+
+def _kind_of(metric: Any) -> _Clu | _Nnx:
+    within = getattr(metric, "clu_metric", None)  # metrax.nnx keeps one of its own
+    if within is not None:
+        metric = type(within)
+    kind = metric if isinstance(metric, type) else type(metric)
+    if all(callable(getattr(kind, name, None)) for name in CLU):
+        return _Clu(kind)
+    if all(callable(getattr(kind, name, None)) for name in NNX):
+        if isinstance(metric, type):
+            raise LearnerError(f"the metric {kind.__name__} is a class; pass an instance, {kind.__name__}()")
+        return _Nnx(metric)
+    raise LearnerError(
+        f"Adapted got {metric!r}; it needs a class with {', '.join(CLU)} (CLU, metrax), or an object with "
+        f"{', '.join(NNX)} (flax.nnx.metrics)"
+    )
+
+
+def _tried(make: Callable[[], Any], name: str) -> Any:
+    try:
+        return make()
+    except NotImplementedError as error:
+        raise LearnerError(f"{name} has no state to begin with: {error}") from error
+
+
+def _like(new: Any, old: Any) -> Any:
+    """With the dtypes of `old`: sums that begin as float32 stay so."""
+    return jax.tree.map(lambda a, b: jnp.asarray(a).astype(jnp.asarray(b).dtype), new, old)
+
+
+@contextlib.contextmanager
+def _as_others_do() -> Iterator[None]:
+    """Whatever rules the user's own code is under."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

@@ -1,0 +1,104 @@
+"""One number of several metrics."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.metrics.base import Array, Info, Metric
+
+TRACED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What JAX raises where Python or NumPy need a number that is not computed yet."""
+
+
+class Aggregate(Metric):
+    """A function of the values of several metrics, of each step and of each epoch: a mean of them, a ratio, a sum with
+    weights. The value of an epoch is that of the metrics' values over the epoch.
+
+    Args:
+      name: what it is called.
+      metrics: those that it is of, by the names of the function's arguments. They need not be registered themselves.
+      function: traced, of float32 scalars; returns one. It needs `jnp.maximum` and `jnp.where` where Python has `max`
+        and `if`.
+      higher_is_better: its direction, if it has one.
+      unit: of its number.
+
+    Raises:
+      LearnerError: for metrics that are none, or no numbers, or some of which are of steps and some of rows; when the
+        function does not take them, or needs their numbers while it is traced.
+
+    >>> from learner.metrics.losses import Loss, Perplexity
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> metric = Aggregate("Score", {"a": Loss(), "b": Perplexity()}, lambda a, b: a + b / 4, higher_is_better=False)
+    >>> out = ClassificationOutput.from_logits(jnp.zeros((2, 4)), jnp.array([0, 1]))
+    >>> state = metric.update(metric.init(), out, Info(step=jnp.int32(0), weight=jnp.float32(2)))
+    >>> print(f"{metric.compute(state):.4f}")   # ln(4) + 4 / 4
+    2.3863
+    """
+
+    undefined = "one of its metrics is not"
+
+    def __init__(
+        self,
+        name: str,
+        metrics: Mapping[str, Metric],
+        function: Callable[..., Any],
+        higher_is_better: bool | None = None,
+        unit: str = "",
+    ) -> None:
+        self.name = name
+        if not isinstance(metrics, Mapping) or not metrics:
+            raise LearnerError(f"metrics of {name} is {metrics!r}; it needs metrics by name: {{'a': Accuracy()}}")
+        for part in metrics.values():
+            if not isinstance(part, Metric) or not part.numeric:
+                raise LearnerError(
+                    f"{name} is of {part!r}; it needs instances of learner.metrics.Metric that are numbers"
+                )
+        if len({part.per_step for part in metrics.values()}) > 1:
+            raise LearnerError(f"{name} is of metrics of steps and of metrics of rows; it needs those of one kind")
+        if not callable(function):
+            raise LearnerError(f"function of {name} is {function!r}; it needs a function of {', '.join(metrics)}")
+        self._metrics, self._function = dict(metrics), function
+        parts = list(metrics.values())
+        vars(self).update(
+            higher_is_better=higher_is_better,
+            unit=unit,
+            description=f"of {', '.join(part.name for part in parts)}",
+            fields=tuple(dict.fromkeys(field for part in parts for field in part.fields)),
+            asks=tuple(dict.fromkeys(what for part in parts for what in part.asks)),
+            splits=tuple(s for s in ("train", "valid") if all(s in part.splits for part in parts)),
+            per_step=parts[0].per_step,
+            inner=tuple(parts),
+        )
+
+    def init(self) -> dict[str, Any]:
+        """The states of no rows."""
+        return {key: part.init() for key, part in self._metrics.items()}
+
+    def update(self, state: dict[str, Any], output: Any, info: Info) -> dict[str, Any]:
+        """Adds a batch to each."""
+        return {key: part.update(state[key], output, info) for key, part in self._metrics.items()}
+
+    def merge(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+        """The rows of both."""
+        return {key: part.merge(a[key], b[key]) for key, part in self._metrics.items()}
+
+    def compute(self, state: dict[str, Any]) -> Array:
+        """float32 scalar."""
+        values = {key: jnp.asarray(part.compute(state[key]), jnp.float32) for key, part in self._metrics.items()}
+        try:
+            return jnp.asarray(self._function(**values), jnp.float32)
+        except TRACED as error:
+            raise LearnerError(
+                f"the function of {self.name} is traced: {', '.join(values)} have no numbers yet in it. Use "
+                "jnp.maximum(a, b) rather than max(a, b), jnp.where rather than if, and jnp rather than math and numpy "
+                f"({type(error).__name__})"
+            ) from error
+        except TypeError as error:
+            raise LearnerError(f"the function of {self.name} cannot take {', '.join(values)}: {error}") from error

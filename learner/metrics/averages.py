@@ -1,0 +1,56 @@
+"""One number of several classes, or a table of all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.metrics.base import Array
+
+
+def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:
+    """The average of what the classes have, over those where it is defined (not NaN); NaN where it is for none.
+
+    Args:
+      values: float `[classes]`.
+      average: `"macro"` counts all classes the same, `"weighted"` each by its labels, `"binary"` is class 1 alone, and
+        `"none"` leaves the values as they are.
+      support: `[classes]`, how many labels each class has, of the values' dtype.
+      xp: `numpy`, or `jax.numpy` inside of programs.
+
+    >>> values, support = np.array([1.0, 0.5, np.nan]), np.array([1.0, 3.0, 0.0])
+    >>> print(averaged(values, "macro", support), averaged(values, "weighted", support))
+    0.75 0.625
+    """
+    if average == "none":
+        return values
+    if average == "binary":
+        return values[-1]
+    weights = xp.where(xp.isnan(values), 0, support if average == "weighted" else xp.ones_like(values))
+    total = weights.sum()
+    mean = xp.where(weights > 0, values * weights, 0).sum() / xp.where(total > 0, total, 1)
+    return xp.where(total > 0, mean, xp.nan)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of texts as lines with columns: the first to the left, the others to the right.
+
+    >>> print(table([["", "cat", "dog"], ["cat", "10", "2"], ["dog", "0", "7"]]))
+         cat  dog
+    cat   10    2
+    dog    0    7
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
+    )
+
+
+def per_class(names: Sequence[str], values: Array) -> str:
+    """A value for each class as a table.
+
+    >>> print(per_class(["cat", "dog"], np.array([0.5, np.nan])))
+    cat  0.5000
+    dog     nan
+    """
+    return table([[name, f"{float(value):.4f}"] for name, value in zip(names, values, strict=True)])

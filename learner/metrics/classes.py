@@ -1,0 +1,213 @@
+"""Precision, recall and what is made of them, for each class and averaged."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from learner.metrics.arguments import Classes, is_number
+from learner.metrics.base import Array, Info
+from learner.metrics.confusion import FALSE, NEITHER, ClassMetric
+from learner.metrics.counts import Count
+
+
+class Precision(ClassMetric):
+    """How often a prediction of a class is right, from 0 to 1: `TP / (TP + FP)`.
+
+    Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+
+    Source: `sklearn.metrics.precision_score` with `zero_division=nan`.
+
+    >>> import jax.numpy as jnp
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])   # predicted: 0, 0, 1, 1
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 1, 1, 1]))
+    >>> metric, info = Precision(2), Info(step=jnp.int32(0), weight=jnp.float32(4))
+    >>> print(metric.name, metric.compute(metric.update(metric.init(), out, info)))   # (1/2 + 2/2) / 2
+    Precision 0.75
+    >>> table = Precision(["cat", "dog"], average="none")
+    >>> print(table.text(table.compute(table.update(table.init(), out, info))))
+    cat  0.5000
+    dog  1.0000
+    """
+
+    base = "Precision"
+    description = "how often a prediction of a class is right, mean over classes, 0 to 1"
+
+    def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
+        """`TP` and `TP + FP`."""
+        return hits.value(), hits.merge(false).value()
+
+
+class Recall(ClassMetric):
+    """How many labels of a class are found, from 0 to 1: `TP / (TP + FN)`. It is sensitivity by another name.
+
+    Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+
+    Source: `sklearn.metrics.recall_score` with `zero_division=nan`.
+
+    >>> import jax.numpy as jnp
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])   # predicted: 0, 0, 1, 1
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 1, 1, 1]))
+    >>> metric, info = Recall(2, average="binary"), Info(step=jnp.int32(0), weight=jnp.float32(4))
+    >>> print(f"{metric.name} {metric.compute(metric.update(metric.init(), out, info)):.4f}")   # 2 of 3
+    Recall (binary) 0.6667
+    """
+
+    base = "Recall"
+    description = "how many labels of a class are found, mean over classes, 0 to 1"
+
+    def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
+        """`TP` and `TP + FN`."""
+        return hits.value(), hits.merge(missed).value()
+
+
+class BalancedAccuracy(ClassMetric):
+    """The recall of each class, mean over the classes that have labels: rare classes count as much as frequent ones.
+
+    Of one label for each row it is `Recall` with the average `"macro"`. Of one score for two classes it is the mean of
+    their recalls, `(TP / (TP + FN) + TN / (TN + FP)) / 2`, as for two scores; of several labels for each row it is that
+    of each label, mean over labels. A recall without labels is left out: it is NaN where there are none at all.
+
+    Args:
+      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
+      ignore_label: the label that says "do not count this one".
+
+    Source: `sklearn.metrics.balanced_accuracy_score`.
+
+    >>> import jax.numpy as jnp
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.eye(3)[jnp.array([0, 0, 1, 0])]   # predicted: 0, 0, 1, 0
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 0, 1, 1]))
+    >>> metric, info = BalancedAccuracy(3), Info(step=jnp.int32(0), weight=jnp.float32(4))
+    >>> print(metric.compute(metric.update(metric.init(), out, info)))   # (2/2 + 1/2) / 2
+    0.75
+    """
+
+    base = "Balanced Accuracy"
+    description = "recall of each class, mean over the classes with labels, 0 to 1"
+
+    def __init__(self, classes: Classes, ignore_label: int | None = None) -> None:
+        super().__init__(classes, ignore_label=ignore_label)
+
+    def update(self, state: Count, output: Any, info: Info) -> Count:
+        """Adds a batch. Of one label for each row, what is not of a class is of another one, which counts it."""
+        if jnp.shape(output.logits) == jnp.shape(output.targets):
+            return super().update(state, output, info)
+        added = super().update(self.init(), output, info)
+        others = jnp.array([[case in (FALSE, NEITHER)] for case in range(len(added.low))])
+        return state.merge(Count(added.high, jnp.where(others, jnp.uint32(0), added.low)))
+
+    def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
+        """The sum of both recalls, and how many of them there are."""
+        found, labels = hits.value(), hits.merge(missed).value()
+        left, others = neither.value(), neither.merge(false).value()
+        total = found / jnp.maximum(labels, 1) + left / jnp.maximum(others, 1)
+        return total, (labels > 0).astype(jnp.float32) + (others > 0).astype(jnp.float32)
+
+
+class Specificity(ClassMetric):
+    """How often a class is not predicted where it is not the label, from 0 to 1: `TN / (TN + FP)`.
+
+    Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+
+    Source: Yerushalmy, "Statistical problems in assessing methods of medical diagnosis", 1947; it is the recall of
+    "another class".
+
+    >>> import jax.numpy as jnp
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0], [2.0, 0.0]])   # predicted: 0, 1, 1, 0
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 0, 1, 0]))
+    >>> metric, info = Specificity(2, average="binary"), Info(step=jnp.int32(0), weight=jnp.float32(4))
+    >>> print(f"{metric.compute(metric.update(metric.init(), out, info)):.4f}")   # 2 of 3 that are not 1
+    0.6667
+    """
+
+    base = "Specificity"
+    description = "how often a class is not predicted where it is not the label, mean over classes, 0 to 1"
+
+    def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
+        """`TN` and `TN + FP`."""
+        return neither.value(), neither.merge(false).value()
+
+
+class Jaccard(ClassMetric):
+    """What labels and predictions of a class have in common, of both together, from 0 to 1: `TP / (TP + FP + FN)`.
+
+    Counts, averages, arguments and what is not defined are as `ClassMetric` says: classes that are neither labels nor
+    predicted do not count.
+
+    Source: `sklearn.metrics.jaccard_score`.
+
+    >>> import jax.numpy as jnp
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import MultiLabelOutput
+    >>> logits, targets = jnp.array([[9.0, -9.0], [9.0, 9.0]]), jnp.array([[1, 1], [0, 1]])
+    >>> out = MultiLabelOutput.from_logits(logits, targets)   # each label: 1 in common of 2
+    >>> metric, info = Jaccard(2), Info(step=jnp.int32(0), weight=jnp.float32(2))
+    >>> print(metric.compute(metric.update(metric.init(), out, info)))
+    0.5
+    """
+
+    base = "Jaccard"
+    description = "what labels and predictions of a class have in common, of both together, mean over classes, 0 to 1"
+
+    def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
+        """`TP` and `TP + FP + FN`."""
+        return hits.value(), hits.merge(false).merge(missed).value()
+
+
+class FBeta(ClassMetric):
+    """The harmonic mean of precision and recall, from 0 to 1, where recall counts β times as much:
+    `(1 + β²) TP / ((1 + β²) TP + β² FN + FP)`.
+
+    It is called `F1`, or whatever β is. Counts, averages, arguments and what is not defined are as `ClassMetric` says.
+
+    Args:
+      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
+      beta: β, more than 0.
+      average: as for all of them; `"macro"` is the mean of the classes' values.
+      threshold: the probability above which a label is predicted.
+      top_k: predict so many classes.
+      ignore_label: the label that says "do not count this one".
+
+    Source: van Rijsbergen, "Information Retrieval", 1979; `sklearn.metrics.fbeta_score` with `zero_division=nan`.
+
+    >>> import jax.numpy as jnp
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])   # predicted: 0, 0, 1, 1
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 1, 1, 1]))
+    >>> metric, info = FBeta(2, average="binary"), Info(step=jnp.int32(0), weight=jnp.float32(4))
+    >>> print(f"{metric.name} {metric.compute(metric.update(metric.init(), out, info)):.4f}")   # 4 / (4 + 1 + 0)
+    F1 (binary) 0.8000
+    """
+
+    description = "harmonic mean of precision and recall, mean over classes, 0 to 1"
+
+    def __init__(
+        self,
+        classes: Classes,
+        beta: float = 1.0,
+        average: str = "macro",
+        threshold: float | None = None,
+        top_k: int | None = None,
+        ignore_label: int | None = None,
+    ) -> None:
+        self._beta = beta
+        self.base = f"F{beta:g}" if is_number(beta) else "F"
+        super().__init__(classes, average, threshold, top_k, ignore_label)
+        self._square = float(beta) ** 2
+
+    def _wrong(self) -> str | None:
+        fits = is_number(self._beta) and 0 < self._beta < float("inf")
+        return None if fits else f"beta of FBeta is {self._beta!r}; it needs a number above 0"
+
+    def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
+        """`(1 + β²) TP` and that with `β² FN + FP`."""
+        found = (1 + self._square) * hits.value()
+        return found, found + (self._square * missed.value() + false.value())

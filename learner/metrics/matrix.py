@@ -1,0 +1,184 @@
+"""Which classes are taken for which: a matrix of exact counts, and the table that people see of it."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.arguments import (
+    Classes,
+    as_int,
+    class_names,
+    metric_name,
+    refuse,
+    threshold_part,
+    wrong_classes,
+    wrong_ignore_label,
+    wrong_threshold,
+)
+from learner.metrics.averages import table
+from learner.metrics.base import Info, Metric
+from learner.metrics.counts import Count
+from learner.metrics.scores import decided, read_scores
+
+PIXELS, MOST_PIXELS = 384, 1024  # a side of a picture of few classes, and of many
+MOST_CLASSES = 100  # of a table with a column for each; it stands in a run's files after every epoch
+
+
+class MatrixMetric(Metric, abc.ABC):
+    """A metric of how often each class is predicted for each label.
+
+    The state has a row for each label and a column for each predicted class. A last row and a last column are for what
+    counts and is strange: labels that are none of the classes, and rows with a NaN among their scores.
+
+    Args:
+      classes: how many there are, or their names; 1 for one score whose label is 0 or 1, which has two classes.
+      threshold: of two classes, the probability of class 1 above which it is predicted; the higher score wins when
+        left out.
+      ignore_label: the label that says "do not count this one".
+
+    Raises:
+      LearnerError: for arguments that are none of these; when updated with several labels for each row, or with scores
+        and labels that do not fit.
+    """
+
+    base = ""
+    unit = ""
+    fields = ("logits", "targets")
+    undefined = (
+        "only one class was among the labels, or among the predictions, or a label outside of the classes or a NaN "
+        "among the scores counted"
+    )
+
+    def __init__(self, classes: Classes, threshold: float | None = None, ignore_label: int | None = None) -> None:
+        self._prepare(classes, threshold, ignore_label, [], [])
+
+    def _prepare(
+        self,
+        classes: Classes,
+        threshold: float | None,
+        ignore_label: int | None,
+        problems: list[str | None],
+        parts: list[str | None],
+    ) -> None:
+        what = type(self).__name__
+        wrong = [wrong_classes(what, classes), wrong_threshold(what, threshold)]
+        refuse(what, [*wrong, *problems, wrong_ignore_label(what, ignore_label)])
+        self._given = len(class_names(classes))
+        self.classes = class_names(2) if self._given == 1 else class_names(classes)
+        self.name = metric_name(self.base, [*parts, threshold_part(threshold)], ignore_label)
+        self.ignore_label = as_int(ignore_label)
+        self._threshold = threshold
+
+    def init(self) -> Count:
+        """No labels: the counts `[classes + 1, classes + 1]`."""
+        size = len(self.classes) + 1
+        return Count.zero((size, size))
+
+    def update(self, state: Count, output: Any, info: Info) -> Count:
+        """Adds a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
+        scores = read_scores(self.name, output, self._given, self.ignore_label).flat()
+        if scores.several and self._given != 1:
+            raise LearnerError(
+                f"{self.name} got several labels for each row ({self._given} logits and as many targets); it needs one "
+                "class number for each"
+            )
+        none, size = len(self.classes), len(self.classes) + 1
+        labels, counted = scores.labels.reshape(-1), scores.counted.reshape(-1)
+        labels = jnp.where((labels < 0) | (labels >= none), none, labels)
+        unknown = jnp.isnan(scores.logits).any(-1)
+        best = jnp.where(unknown, none, decided(self.name, scores, self._threshold).reshape(-1))
+        counts = jnp.zeros(size * size, jnp.uint32).at[labels * size + best].add(counted.astype(jnp.uint32))
+        return state.plus(counts.reshape(size, size))
+
+    def merge(self, a: Count, b: Count) -> Count:
+        """The labels of both."""
+        return a.merge(b)
+
+
+class ConfusionMatrix(MatrixMetric):
+    """How often each label (rows) was predicted as each class (columns). It is a text for people, and no number.
+
+    `compute` gives `Count` of `[classes + 1, classes + 1]`, and `matrix(value)` the whole numbers of the classes. The
+    table has a line and a column `none`, where there were labels that are none of the classes, or rows with a NaN
+    among their scores. Of more than 100 classes it has a line for each label and a class that was predicted for it.
+
+    Counts are exact to 2⁶⁴; arguments are as `MatrixMetric` says. A threshold is for two classes.
+
+    Source: `sklearn.metrics.confusion_matrix`.
+
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])   # predicted: 0, 0, 1, 1
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 1, 1, 1]))
+    >>> metric, info = ConfusionMatrix(["cat", "dog"]), Info(step=jnp.int32(0), weight=jnp.float32(4))
+    >>> value = metric.compute(metric.update(metric.init(), out, info))
+    >>> print(metric.text(value))
+    label  cat  dog
+    cat      1    0
+    dog      1    2
+    >>> metric.matrix(value).tolist()
+    [[1, 0], [1, 2]]
+    """
+
+    base = "Confusion Matrix"
+    description = "how often each label (rows) was predicted as each class (columns)"
+    higher_is_better = None
+    numeric = False
+
+    def compute(self, state: Count) -> Count:
+        """All counts, with those of what is none of the classes."""
+        return state
+
+    def counts(self, value: Count) -> np.ndarray:
+        """On the host: uint64 `[classes + 1, classes + 1]`, the last row and column for what is none of the classes."""
+        high, low = np.asarray(value.high, np.uint64), np.asarray(value.low, np.uint64)
+        return high * np.uint64(2**32) + low
+
+    def matrix(self, value: Count) -> np.ndarray:
+        """On the host: uint64 `[classes, classes]`, rows are labels and columns predictions."""
+        return self.counts(value)[:-1, :-1]
+
+    def picture(self, value: Count) -> np.ndarray:
+        """On the host: uint8 `[side, side]` in greys, a square of pixels for each label (rows) and predicted
+        class (columns). It is the darker the more of the label's rows were predicted so: white is none of them and
+        black all; a label without rows is white. Up to 96 classes it has 289 to 384 pixels on a side, then 4 for each,
+        and never more than 1,024: of more than 256 classes each has fewer, and of more than 1,024 several are one
+        pixel, which is the darkest of them.
+
+        >>> metric = ConfusionMatrix(2)
+        >>> counts = jnp.array([[3, 1, 0], [0, 0, 0], [0, 0, 0]], jnp.uint32)
+        >>> picture = metric.picture(Count(jnp.zeros_like(counts), counts))
+        >>> print(picture.shape, picture[::192, ::192].tolist())
+        (384, 384) [[64, 191], [255, 255]]
+        """
+        counts = self.counts(value).astype(np.float64)
+        shares = counts[:-1, :-1] / np.maximum(counts[:-1].sum(1, keepdims=True), 1)
+        side = len(shares)
+        cell = max(1, min(max(4, PIXELS // side), MOST_PIXELS // side))
+        if (together := -(-side // MOST_PIXELS)) > 1:
+            begins = np.arange(0, side, together)
+            shares = np.maximum.reduceat(np.maximum.reduceat(shares, begins, 0), begins, 1)
+        greys: np.ndarray = np.rint(255 * (1 - shares)).astype(np.uint8)
+        return greys.repeat(cell, 0).repeat(cell, 1)
+
+    def text(self, value: Count) -> str:
+        """The table: a line for each label, a column for each predicted class; of many classes a line for each pair."""
+        counts, names = self.counts(value), [*self.classes, "none"]
+        rows, columns = len(names) - int(not counts[-1].any()), len(names) - int(not counts[:, -1].any())
+        if len(self.classes) > MOST_CLASSES:
+            return table([["label", "predicted", "rows"], *_pairs(counts[:rows, :columns], names)])
+        lines = [[names[row], *map(str, counts[row, :columns])] for row in range(rows)]
+        return table([["label", *names[:columns]], *lines])
+
+
+def _pairs(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
+    """For each label first itself, which is there in any case, then what else was predicted."""
+    lines = []
+    for row, line in enumerate(counts):
+        others = [column for column in np.flatnonzero(line).tolist() if column != row]
+        columns = ([row] if row < len(line) else []) + others
+        lines += [[names[row], names[column], str(line[column])] for column in columns]
+    return lines

@@ -1,0 +1,114 @@
+"""Means, variances and covariances of pairs of numbers, merged without losing digits."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from learner.metrics.base import Array, Sum
+
+# The rows of the state: how many pairs, their means, and sums of products of distances from the means.
+COUNT, MEAN_X, MEAN_Y, XX, YY, XY = range(6)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """First and second moments of pairs (x, y), for each of several outputs.
+
+    Squares are of distances from a mean, never of the numbers: 10 000.3 and 10 000.4 differ as well as 0.3 and 0.4 do.
+    The distances are from a value of the batch first, then from what is left of its mean, so that equal numbers have a
+    variance of exactly 0. Batches are merged by the means' distance; means and sums have 48 bits.
+
+    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+
+    Attributes:
+      rows: sums of shape `[6, outputs]`: pairs, mean of x, mean of y, `Σ(x - x̄)²`, `Σ(y - ȳ)²`, `Σ(x - x̄)(y - ȳ)`.
+
+    >>> x = jnp.array([[10000.25], [10000.5], [10000.75]])
+    >>> m = Moments.of(x, 2 * x, jnp.ones((3, 1), bool)).merge(Moments.zero(1))
+    >>> print(m.mean_x, m.xx, m.xy)   # 2 · 0.25² and twice as much
+    [10000.5] [0.125] [0.25]
+    """
+
+    rows: Sum
+
+    @classmethod
+    def zero(cls, outputs: int) -> Self:
+        """No pairs."""
+        return cls(Sum.zero((6, outputs)))
+
+    @classmethod
+    def of(cls, x: Array, y: Array, counted: Array) -> Self:
+        """Those of a batch: float32 `[rows, outputs]`, and bool, which of them count."""
+        if x.shape[0] == 0:
+            return cls.zero(x.shape[1])
+        count = counted.sum(0, dtype=jnp.int32).astype(jnp.float32)
+        (x, mean_x), (y, mean_y) = (_centred(values, counted, count) for values in (x, y))
+        zero = jnp.zeros_like(count)
+        high = [count, mean_x.high, mean_y.high, (x * x).sum(0), (y * y).sum(0), (x * y).sum(0)]
+        low = [zero, mean_x.low, mean_y.low, zero, zero, zero]
+        return cls(Sum(jnp.stack(high), jnp.stack(low)))
+
+    def merge(self, other: Self) -> Self:
+        """The pairs of both."""
+        a, b = self.rows, other.rows
+        counts = self.count, other.count
+        share = counts[1] / jnp.where(counts[1] > 0, counts[0] + counts[1], 1)
+        apart = (b.high - a.high) + (b.low - a.low)
+        x, y, weight = apart[MEAN_X], apart[MEAN_Y], counts[0] * share
+        zero = jnp.zeros_like(share)
+        # The means move by their distance; all other rows are added up, and the distance adds to the squares.
+        moved = jnp.stack([zero, x * share, y * share, x * x * weight, y * y * weight, x * y * weight])
+        sums = Sum(*(part.at[MEAN_X : MEAN_Y + 1].set(0) for part in (b.high, b.low)))
+        merged = a.merge(sums).merge(Sum(moved, jnp.zeros_like(moved)))
+        first, second = (jnp.broadcast_to((count == 0)[None, :], a.high.shape) for count in counts)
+
+        def chosen(a: Array, b: Array, both: Array) -> Array:
+            return jnp.where(first, b, jnp.where(second, a, both))
+
+        return type(self)(Sum(chosen(a.high, b.high, merged.high), chosen(a.low, b.low, merged.low)))
+
+    @property
+    def count(self) -> Array:
+        """float32 `[outputs]`: how many pairs."""
+        return self.rows.value()[COUNT]
+
+    @property
+    def mean_x(self) -> Array:
+        """float32 `[outputs]`; 0 without pairs."""
+        return self.rows.value()[MEAN_X]
+
+    @property
+    def mean_y(self) -> Array:
+        """float32 `[outputs]`; 0 without pairs."""
+        return self.rows.value()[MEAN_Y]
+
+    @property
+    def xx(self) -> Array:
+        """float32 `[outputs]`: `Σ(x - x̄)²`."""
+        return self.rows.value()[XX]
+
+    @property
+    def yy(self) -> Array:
+        """float32 `[outputs]`: `Σ(y - ȳ)²`."""
+        return self.rows.value()[YY]
+
+    @property
+    def xy(self) -> Array:
+        """float32 `[outputs]`: `Σ(x - x̄)(y - ȳ)`."""
+        return self.rows.value()[XY]
+
+
+def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, Sum]:
+    """Distances of values `[rows, outputs]` from their mean, 0 for what does not count, and the mean `[outputs]`."""
+    first = jnp.take_along_axis(values, jnp.argmax(counted, 0)[None, :], axis=0)
+    some = count > 0
+    number = jnp.where(some, count, 1)[None, :]
+    centred = jnp.where(counted, values - first, 0)
+    shift = centred.sum(0, keepdims=True) / number
+    centred = jnp.where(counted, centred - shift, 0)
+    rest = centred.sum(0, keepdims=True) / number
+    mean = Sum(jnp.where(some, first[0], 0), jnp.zeros_like(count)).add(shift[0]).add(rest[0])
+    return jnp.where(counted, centred - rest, 0), mean

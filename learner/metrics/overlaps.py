@@ -1,0 +1,230 @@
+"""Metrics of segmented images: how much of what is predicted for a class lies on it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.arguments import as_int, is_int
+from learner.metrics.base import Array, Info, Metric
+from learner.metrics.counts import Count
+from learner.metrics.rows import kept_rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Exact counts of each class: `both` predicted and true, and those that are only one of them."""
+
+    both: Count
+    one: Count
+
+    @classmethod
+    def zero(cls, classes: int) -> Self:
+        """No pixels."""
+        return cls(*(Count(jnp.zeros(classes, jnp.uint32), jnp.zeros(classes, jnp.uint32)) for _ in range(2)))
+
+    def add(self, predicted: Array, true: Array, counted: Array) -> Self:
+        """Adds class numbers, int32 of one shape, fewer than 2**31; those that are none of the classes are left out."""
+        classes = len(self.both.low)
+        empty = jnp.zeros(classes, jnp.uint32)
+        hits = _each(true, counted & (predicted == true), classes)
+        one = _each(true, counted, classes) + _each(predicted, counted, classes) - 2 * hits
+        return self.merge(type(self)(Count(empty, hits), Count(empty, one)))
+
+    def merge(self, other: Self) -> Self:
+        """The pixels of both."""
+        return type(self)(self.both.merge(other.both), self.one.merge(other.one))
+
+
+def _each(labels: Array, counted: Array, classes: int) -> Array:
+    """How many labels there are of each class: uint32 `[classes]`."""
+    known = counted & (labels >= 0) & (labels < classes)
+    places = jnp.where(known, labels, classes).reshape(-1)
+    return jnp.zeros(classes + 1, jnp.uint32).at[places].add(jnp.uint32(1))[:classes]
+
+
+class _OfClasses(Metric):
+    """A number of each class."""
+
+    higher_is_better = True
+    unit = ""
+    fields = ("predictions", "targets")
+    undefined = "none of the classes was there, or predicted"
+    short: str
+
+    def __init__(self, classes: int, ignore_label: int | None = None) -> None:
+        if not is_int(classes) or classes < 1:
+            raise LearnerError(f"classes of {type(self).__name__} is {classes!r}; it needs their number, 1 or more")
+        self._classes, self.ignore_label = int(classes), as_int(ignore_label)
+        self.name = self.short if ignore_label is None else f"{self.short} ignoring {ignore_label}"
+
+    def init(self) -> Overlap:
+        """No pixels."""
+        return Overlap.zero(self._classes)
+
+    def update(self, state: Overlap, output: Any, info: Info) -> Overlap:
+        """Adds a batch: integer `predictions` and `targets` of one shape `[batch, ...]`, and their `mask`."""
+        predicted, true = jnp.asarray(output.predictions), jnp.asarray(output.targets)
+        integers = all(jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool for x in (predicted, true))
+        if predicted.ndim < 1 or predicted.shape != true.shape or not integers:
+            raise LearnerError(
+                f"{self.name} got predictions {predicted.dtype}{list(predicted.shape)} and targets "
+                f"{true.dtype}{list(true.shape)}; it needs class numbers of one shape: integers [batch, height, width] "
+                "(scores become some by argmax, or by > 0)"
+            )
+        counted = kept_rows(self.name, output, true.shape)
+        true = true.astype(jnp.int32)
+        if self.ignore_label is not None:
+            counted &= true != self.ignore_label
+        return state.add(predicted.astype(jnp.int32), true, counted)
+
+    def merge(self, a: Overlap, b: Overlap) -> Overlap:
+        """The pixels of both."""
+        return a.merge(b)
+
+    def _of_each(self, state: Overlap) -> Array:
+        """float32 `[classes]`; NaN for a class that is neither there nor predicted."""
+        both, one = state.both.value(), state.one.value()
+        return self._ratio(both, one)
+
+    def _ratio(self, both: Array, one: Array) -> Array:
+        raise NotImplementedError
+
+    def compute(self, state: Overlap) -> Array:
+        """float32 scalar from 0 to 1, the mean over the classes that are there; NaN where none is."""
+        each = self._of_each(state)
+        there = ~jnp.isnan(each)
+        count = there.sum().astype(jnp.float32)
+        return jnp.where(count > 0, jnp.where(there, each, 0).sum() / jnp.maximum(count, 1), jnp.nan)
+
+
+class _Dice(_OfClasses):
+    short = "Dice"
+
+    def _ratio(self, both: Array, one: Array) -> Array:
+        return _divided(2 * both, 2 * both + one)
+
+
+class _IoU(_OfClasses):
+    short = "IoU"
+
+    def _ratio(self, both: Array, one: Array) -> Array:
+        return _divided(both, both + one)
+
+
+class Dice(_Dice):
+    """The Dice coefficient from 0 to 1, mean over classes: `2·TP / (2·TP + FP + FN)` over all pixels of all images.
+
+    It is the F1 score of each class. A class that is neither there nor predicted does not count. Counts are exact. The
+    `predictions` are class numbers in the targets' shape: `SegmentationOutput` has them; an output of one's own gives
+    `logits.argmax(-1)`, or `logits > 0` for two classes.
+
+    Source: Dice, "Measures of the Amount of Ecologic Association Between Species", 1945.
+
+    Args:
+      classes: how many there are; other labels are none.
+      ignore_label: pixels that are labelled so do not count. The name is then `Dice ignoring 255`.
+
+    Raises:
+      LearnerError: for a number of classes below 1; when updated with other than integers of one shape.
+
+    >>> from learner.steps.outputs import SegmentationOutput
+    >>> out = SegmentationOutput.from_logits(jax.nn.one_hot(jnp.array([[[0, 1, 1]]]), 2), jnp.array([[[0, 0, 1]]]))
+    >>> metric, info = Dice(classes=2), Info(step=jnp.int32(0), weight=jnp.float32(1))
+    >>> print(f"{metric.compute(metric.update(metric.init(), out, info)):.4f}")   # 2/3 of both classes
+    0.6667
+    """
+
+    description = "twice the overlap of prediction and truth over their sizes, mean over classes, 0 to 1"
+
+
+class IoU(_IoU):
+    """Intersection over union (the Jaccard index) from 0 to 1, mean over classes: `TP / (TP + FP + FN)` over all pixels
+    of all images.
+
+    See `Dice` for what it reads, for its arguments and errors.
+
+    Source: Jaccard, "The Distribution of the Flora in the Alpine Zone", 1912.
+
+    >>> from learner.steps.outputs import SegmentationOutput
+    >>> out = SegmentationOutput.from_logits(jax.nn.one_hot(jnp.array([[[0, 1, 1]]]), 2), jnp.array([[[0, 0, 1]]]))
+    >>> metric, info = IoU(classes=2), Info(step=jnp.int32(0), weight=jnp.float32(1))
+    >>> print(metric.compute(metric.update(metric.init(), out, info)))   # 1/2 of both classes
+    0.5
+    """
+
+    description = "overlap of prediction and truth over their union, mean over classes, 0 to 1"
+
+
+class _Table(_OfClasses):
+    """A line for each class, at the end of a split."""
+
+    numeric = False
+
+    def __init__(self, classes: int, ignore_label: int | None = None, names: Sequence[str] | None = None) -> None:
+        super().__init__(classes, ignore_label)
+        if names is not None and (
+            isinstance(names, str)
+            or not isinstance(names, Sequence)
+            or not all(isinstance(name, str) for name in names)
+        ):
+            raise LearnerError(
+                f"names of {type(self).__name__} is {names!r}; it needs a list of the names of the {classes} classes"
+            )
+        if names is not None and len(names) != classes:
+            raise LearnerError(f"names of {type(self).__name__} has {len(names)} names; there are {classes} classes")
+        self._names = [str(i) for i in range(classes)] if names is None else list(names)
+
+    def compute(self, state: Overlap) -> Array:
+        """float32 `[classes]`; NaN for a class that is neither there nor predicted."""
+        return self._of_each(state)
+
+    def text(self, value: Any) -> str:
+        """`cat 0.5, dog 0.75`."""
+        return ", ".join(f"{name} {x:.6g}" for name, x in zip(self._names, np.asarray(value), strict=True))
+
+
+class DicePerClass(_Table, _Dice):
+    """The Dice coefficient of each class, as a text at the end of a split; see `Dice`.
+
+    Args:
+      classes: how many there are.
+      ignore_label: pixels that are labelled so do not count.
+      names: of the classes; default: their numbers.
+
+    Raises:
+      LearnerError: as for `Dice`; for another number of names.
+
+    >>> from learner.steps.outputs import SegmentationOutput
+    >>> out = SegmentationOutput.from_logits(jax.nn.one_hot(jnp.array([[[0, 1, 1]]]), 3), jnp.array([[[0, 0, 1]]]))
+    >>> metric, info = DicePerClass(3, names=["sky", "tree", "lake"]), Info(jnp.int32(0), jnp.float32(1))
+    >>> metric.text(metric.compute(metric.update(metric.init(), out, info)))
+    'sky 0.666667, tree 0.666667, lake nan'
+    """
+
+    short = "Dice per Class"
+    description = "twice the overlap of prediction and truth over their sizes, of each class"
+
+
+class IoUPerClass(_Table, _IoU):
+    """Intersection over union of each class, as a text at the end of a split; see `IoU`, and `DicePerClass` for its
+    arguments and errors.
+
+    >>> from learner.steps.outputs import SegmentationOutput
+    >>> out = SegmentationOutput.from_logits(jax.nn.one_hot(jnp.array([[[0, 1, 1]]]), 2), jnp.array([[[0, 0, 1]]]))
+    >>> metric, info = IoUPerClass(2), Info(jnp.int32(0), jnp.float32(1))
+    >>> metric.text(metric.compute(metric.update(metric.init(), out, info)))
+    '0 0.5, 1 0.5'
+    """
+
+    short = "IoU per Class"
+    description = "overlap of prediction and truth over their union, of each class"
+
+
+def _divided(part: Array, of: Array) -> Array:
+    return jnp.where(of > 0, part / jnp.where(of > 0, of, 1), jnp.nan)

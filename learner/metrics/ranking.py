@@ -1,0 +1,197 @@
+"""How well scores put the rows of a class before all others, from every score of the split."""
+
+import abc
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.arguments import (
+    Classes,
+    as_int,
+    average_part,
+    class_names,
+    metric_name,
+    refuse,
+    wrong_binary,
+    wrong_choice,
+    wrong_classes,
+    wrong_ignore_label,
+)
+from learner.metrics.averages import averaged, per_class
+from learner.metrics.base import CollectingMetric
+from learner.metrics.scores import read_scores
+
+NONE, UNCOUNTED = -1, -2  # labels that are none of the classes, and those that do not count
+
+
+class RankingMetric(CollectingMetric, abc.ABC):
+    """A metric of the order of scores. It collects them, is exact, and has no value per step.
+
+    Each class is ranked against all others: of one label for each row by its probability (softmax, in float64), of
+    several labels, and of one score for two classes, by its score. What a class has is NaN where it is not defined, and
+    averages are over the others. It is NaN, too, where something strange counts: a NaN among the scores (of several
+    labels: for these classes), scores without a softmax (+inf among them), or a label that is none of the classes.
+
+    It keeps 4 bytes for each score and 4 for the label of each row (of several labels 1 for each), on the device until
+    the next dispatch is read and then on the host, until the split ends; metrics with `Binned` in front need no more at
+    the end than at the beginning.
+
+    Args:
+      average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"micro"` (all scores in one
+        ranking), `"binary"` (class 1 of two, or the only one) or `"none"`: a table of all classes, no number.
+      classes: how many there are, or their names, to be looked at and for the table; 1 for one score whose label is 0
+        or 1. What the scores have when left out.
+      ignore_label: the label that says "do not count this one".
+
+    Raises:
+      LearnerError: for arguments that are none of these; when given scores and labels that do not fit.
+    """
+
+    base = ""
+    unit = ""
+    higher_is_better = True
+    fields = ("logits", "targets")
+    undefined = (
+        "no class had labels (for AUROC: and other rows), or a label outside of the classes or scores without a "
+        "probability (NaN, inf) counted"
+    )
+
+    def __init__(self, average: str = "macro", classes: Classes | None = None, ignore_label: int | None = None) -> None:
+        what = type(self).__name__
+        refuse(
+            what,
+            [
+                wrong_choice(what, "average", average),
+                None if classes is None else wrong_classes(what, classes),
+                wrong_binary(what, average, classes),
+                wrong_ignore_label(what, ignore_label),
+            ],
+        )
+        self.name = metric_name(self.base, [average_part(average)], ignore_label)
+        self.classes = None if classes is None else class_names(classes)
+        self.numeric = average != "none"
+        self.ignore_label = as_int(ignore_label)
+        self._average = average
+
+    @abc.abstractmethod
+    def area(self, hits: np.ndarray, false: np.ndarray) -> float:
+        """The value, from how many rows of the class and of others are ranked down to each score: int64, from the
+        highest score on. There is one of the class or more.
+        """
+
+    def collect(self, output: Any) -> dict[str, Any]:
+        """The scores float32 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each, int8
+        `[rows, ..., classes]` of several; -1 is none of the classes, and -2 does not count.
+        """
+        classes = None if self.classes is None else len(self.classes)
+        scores = read_scores(self.name, output, classes, self.ignore_label)
+        if problem := wrong_binary(self.name, self._average, scores.classes):
+            raise LearnerError(problem)
+        highest = 1 if scores.several else scores.classes - 1
+        labels = jnp.where((scores.labels < 0) | (scores.labels > highest), NONE, scores.labels)
+        labels = jnp.where(scores.counted, labels, UNCOUNTED)
+        return {"scores": scores.logits, "labels": labels.astype(jnp.int8) if scores.several else labels}
+
+    def compute(self, rows: Any) -> Any:
+        """From 0 to 1, or float64 `[classes]` for `average="none"`; NaN where it is not defined."""
+        classes = rows["scores"].shape[-1]
+        scores = rows["scores"].reshape(-1, classes).astype(np.float64)
+        several = rows["labels"].ndim == rows["scores"].ndim
+        shape = (-1, classes) if several else (-1, 1)
+        labels = rows["labels"].reshape(shape)
+        present = labels == (1 if several else np.arange(classes))
+        counted = np.broadcast_to(labels != UNCOUNTED, present.shape)
+        if not several:
+            scores = _softmax(np.where(counted, scores, 0))
+        strange = np.isnan(scores) | (labels == NONE)
+        if not several:
+            strange = np.broadcast_to(strange.any(1, keepdims=True), present.shape)
+        if self._average == "micro":
+            return self._value(scores.ravel(), present.ravel(), counted.ravel(), strange.ravel())
+        columns = [self._value(*(x[:, i] for x in (scores, present, counted, strange))) for i in range(classes)]
+        if self._average in ("macro", "weighted") and (counted & strange).any():
+            return np.nan
+        return averaged(np.array(columns), self._average, (present & counted).sum(0).astype(np.float64))
+
+    def _value(self, scores: np.ndarray, present: np.ndarray, counted: np.ndarray, strange: np.ndarray) -> float:
+        if (counted & strange).any() or not (counted & present).any():
+            return np.nan
+        scores, present = scores[counted], present[counted]
+        order = np.argsort(-scores, kind="stable")
+        scores, hits = scores[order], np.cumsum(present[order], dtype=np.int64)
+        last = np.append(np.flatnonzero(np.diff(scores)), scores.size - 1)  # of each group of equal scores
+        return self.area(hits[last], last + 1 - hits[last])
+
+    def text(self, value: Any) -> str:
+        """The number, or the table of `average="none"`: a line for each class."""
+        if self.numeric:
+            return super().text(value)
+        return per_class(class_names(len(value)) if self.classes is None else self.classes, value)
+
+
+class AUROC(RankingMetric):
+    """The area under the ROC curve, from 0 to 1; 0.5 is chance. It is the probability that a row of the class has a
+    higher score than a row of another, where equal scores count half:
+    `Σ over pairs (1[s⁺ > s⁻] + ½ 1[s⁺ = s⁻]) / (n⁺ n⁻)`.
+
+    A class without labels, or without others, has none: NaN. What counts, averages and arguments are as `RankingMetric`
+    says.
+
+    Source: Hanley, McNeil, "The meaning and use of the area under a ROC curve", 1982; `sklearn.metrics.roc_auc_score`
+    (`multi_class="ovr"`).
+
+    >>> import jax.numpy as jnp
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0], [0.0, 3.0]])
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 0, 1, 1]))
+    >>> metric = AUROC(average="binary")
+    >>> rows = {name: np.asarray(x) for name, x in metric.collect(out).items()}
+    >>> print(metric.compute(rows))   # 3 of 4 pairs are in order, and one is equal
+    0.875
+    """
+
+    base = "AUROC"
+    description = "how often a row of the class has a higher score than one of another, mean over classes, 0 to 1"
+
+    def area(self, hits: np.ndarray, false: np.ndarray) -> float:
+        """The trapezoids under the curve; NaN where all rows are of the class."""
+        if false[-1] == 0:
+            return np.nan
+        heights = (hits + np.append(0, hits[:-1])).astype(np.float64)
+        return float((np.diff(false, prepend=0) * heights).sum() / 2 / hits[-1] / false[-1])
+
+
+class AveragePrecision(RankingMetric):
+    """The precision at each score, mean over the labels that it finds, from 0 to 1: `Σ (Rₙ - Rₙ₋₁) Pₙ`.
+
+    Pₙ and Rₙ are precision and recall of what has the n-th highest score or a higher one; equal scores are one step. A
+    class without labels has none: NaN. What counts, averages and arguments are as `RankingMetric` says. Two classes
+    are averaged as more are; `average="binary"` is class 1 alone, as in scikit-learn.
+
+    Source: `sklearn.metrics.average_precision_score`.
+
+    >>> import jax.numpy as jnp
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> logits = jnp.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0]])
+    >>> out = ClassificationOutput.from_logits(logits, jnp.array([0, 1, 0, 1]))
+    >>> metric = AveragePrecision(average="binary")
+    >>> rows = {name: np.asarray(x) for name, x in metric.collect(out).items()}
+    >>> print(f"{metric.compute(rows):.4f}")   # (1/1 + 2/3) / 2
+    0.8333
+    """
+
+    base = "Average Precision"
+    description = "precision at each score, mean over the labels that it finds and over classes, 0 to 1"
+
+    def area(self, hits: np.ndarray, false: np.ndarray) -> float:
+        """Precision where recall rises."""
+        return float((np.diff(hits, prepend=0) * (hits / (hits + false))).sum() / hits[-1])
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    """float64 `[rows, classes]`. The sum is over sorted numbers, so that rows in another order are exactly equal."""
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(powers / np.sort(powers, 1).sum(1, keepdims=True))

@@ -1,0 +1,175 @@
+"""The same as `ranking` from counts in bins of probabilities: a small state on the device, for splits of any size."""
+
+import abc
+from typing import Any
+
+import jax.numpy as jnp
+
+from learner.metrics.arguments import (
+    AVERAGES,
+    Classes,
+    as_int,
+    average_part,
+    class_names,
+    is_int,
+    metric_name,
+    refuse,
+    wrong_binary,
+    wrong_choice,
+    wrong_classes,
+    wrong_ignore_label,
+)
+from learner.metrics.averages import averaged, per_class
+from learner.metrics.base import Array, Info, Metric
+from learner.metrics.counts import Count
+from learner.metrics.scores import read_scores
+
+BINNED_AVERAGES = tuple(average for average in AVERAGES if average != "micro")
+
+
+class BinnedRankingMetric(Metric, abc.ABC):
+    """A metric of the order of probabilities, which are equal where they are in one of `bins` bins of equal width.
+
+    Probabilities are the softmax over classes; of several labels, and of one score for two classes, the sigmoid of
+    each. What a class has is NaN where it is not defined, and averages are over the others. A row that counts and has a
+    NaN among its scores, no softmax (+inf among them), or a label that is none of the classes, makes the value NaN.
+    Counts are exact to 2⁶⁴.
+
+    Args:
+      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
+      bins: how many, 2 or more.
+      average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"binary"` (class 1 of two, or
+        the only one) or `"none"`: a table of all classes, no number.
+      ignore_label: the label that says "do not count this one".
+
+    Raises:
+      LearnerError: for arguments that are none of these; when updated with scores and labels that do not fit.
+    """
+
+    base = ""
+    unit = ""
+    higher_is_better = True
+    fields = ("logits", "targets")
+    undefined = (
+        "no class had labels (for AUROC: and other rows), or a label outside of the classes or scores without a "
+        "probability (NaN, inf) counted"
+    )
+
+    def __init__(
+        self, classes: Classes, bins: int = 1000, average: str = "macro", ignore_label: int | None = None
+    ) -> None:
+        what = type(self).__name__
+        refuse(
+            what,
+            [
+                wrong_classes(what, classes),
+                None if is_int(bins) and bins >= 2 else f"bins of {what} is {bins!r}; it needs how many, 2 or more",
+                wrong_choice(what, "average", average, BINNED_AVERAGES),
+                wrong_binary(what, average, classes),
+                wrong_ignore_label(what, ignore_label),
+            ],
+        )
+        self.name = metric_name(self.base, [average_part(average), f"{bins} bins"], ignore_label)
+        self.classes = class_names(classes)
+        self.numeric = average != "none"
+        self.ignore_label = as_int(ignore_label)
+        self._bins, self._average = int(bins), average
+
+    @abc.abstractmethod
+    def areas(self, found: Array, false: Array, support: Array, others: Array) -> Array:
+        """The values, float32 `[classes]`; NaN where they are not defined.
+
+        Args:
+          found: the share of a class's rows that is in each bin, float32 `[classes, bins]`, from the highest
+            probability on; 0 where there are none.
+          false: the same of the rows of others.
+          support: how many rows of the class there are, float32 `[classes]`.
+          others: how many rows of others.
+        """
+
+    def init(self) -> Count:
+        """No labels: counts of the class and of others `[2, classes, bins + 1]`; what is strange is in the last."""
+        return Count.zero((2, len(self.classes), self._bins + 1))
+
+    def update(self, state: Count, output: Any, info: Info) -> Count:
+        """Adds a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        scores = read_scores(self.name, output, len(self.classes), self.ignore_label).flat()
+        present, strange, counted = scores.present(), scores.uncertain(), scores.counted
+        if not scores.several:
+            strange, counted = (jnp.broadcast_to(x[:, None], present.shape) for x in (strange, counted))
+        places = jnp.clip(jnp.floor((1 - scores.probabilities()) * self._bins), 0, self._bins - 1)
+        places = jnp.where(strange, self._bins, places).astype(jnp.int32)
+        numbers = jnp.broadcast_to(jnp.arange(scores.classes)[None, :], present.shape)
+        where = (~present).astype(jnp.int32), numbers, places
+        return state.plus(jnp.zeros(state.low.shape, jnp.uint32).at[where].add(counted.astype(jnp.uint32)))
+
+    def merge(self, a: Count, b: Count) -> Count:
+        """The labels of both."""
+        return a.merge(b)
+
+    def compute(self, state: Count) -> Array:
+        """float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
+        strange, known = state[:, :, -1].sum(0).value() > 0, state[:, :, :-1]
+        support, others = known.sum(2).value()
+        rows = jnp.stack([support, others])[:, :, None]
+        found, false = known.value() / jnp.where(rows > 0, rows, 1)
+        values = jnp.where(strange, jnp.nan, self.areas(found, false, support, others))
+        if self._average in ("none", "binary"):
+            return averaged(values, self._average, support, jnp)
+        return jnp.where(strange.any(), jnp.nan, averaged(values, self._average, support, jnp))
+
+    def text(self, value: Any) -> str:
+        """The number, or the table of `average="none"`: a line for each class."""
+        return super().text(value) if self.numeric else per_class(self.classes, value)
+
+
+class BinnedAUROC(BinnedRankingMetric):
+    """The area under the ROC curve, from 0 to 1, of probabilities in bins: pairs within one bin count half.
+
+    Its distance from `AUROC` is at most `½ Σ f⁺ f⁻` over the bins, where f⁺ and f⁻ are the shares of a class's rows,
+    and of all others, in the bin. A class without labels, or without others, has none: NaN. Arguments are as
+    `BinnedRankingMetric` says.
+
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> out = ClassificationOutput.from_logits(jnp.array([[0.0, -2.0], [0.0, 1.0], [0.0, 1.1]]), jnp.array([0, 1, 0]))
+    >>> metric, info = BinnedAUROC(2, bins=10), Info(step=jnp.int32(0), weight=jnp.float32(3))
+    >>> print(metric.name, metric.compute(metric.update(metric.init(), out, info)))   # 1 pair in order, 1 in one bin
+    AUROC (10 bins) 0.75
+    """
+
+    base = "AUROC"
+    description = "how often a row of the class has a higher probability than one of another, mean over classes, 0 to 1"
+
+    def areas(self, found: Array, false: Array, support: Array, others: Array) -> Array:
+        """Of each bin: its rows of the class come before all others of lower bins, and half of those of its own."""
+        below = 1 - jnp.cumsum(false, 1)
+        values = (found * (below + false / 2)).sum(1)
+        return jnp.where((support > 0) & (others > 0), values, jnp.nan)
+
+
+class BinnedAveragePrecision(BinnedRankingMetric):
+    """The precision at the lower edge of each bin, mean over the labels that it finds, from 0 to 1.
+
+    Its distance from `AveragePrecision` is at most `Σ f⁺ (U - L)` over the bins, where f⁺ is the share of a class's
+    rows in the bin, U the precision at its end if no other row of it came first, and L the precision at its first row
+    of the class if all others did. A class without labels has none: NaN. Arguments are as `BinnedRankingMetric` says.
+
+    >>> from learner.metrics.base import Info
+    >>> from learner.steps.outputs import ClassificationOutput
+    >>> out = ClassificationOutput.from_logits(jnp.array([[0.0, 2.0], [0.0, 1.0], [0.0, 1.1]]), jnp.array([1, 1, 0]))
+    >>> metric = BinnedAveragePrecision(2, bins=10, average="binary")
+    >>> state = metric.update(metric.init(), out, Info(step=jnp.int32(0), weight=jnp.float32(3)))
+    >>> print(f"{metric.name} {metric.compute(state):.4f}")   # (1/1 + 2/3) / 2
+    Average Precision (binary, 10 bins) 0.8333
+    """
+
+    base = "Average Precision"
+    description = "precision at each probability, mean over the labels that it finds and over classes, 0 to 1"
+
+    def areas(self, found: Array, false: Array, support: Array, others: Array) -> Array:
+        """The precision down to each bin, where recall rises."""
+        hits = jnp.cumsum(found, 1) * support[:, None]
+        ranked = hits + jnp.cumsum(false, 1) * others[:, None]
+        values = (found * hits / jnp.where(ranked > 0, ranked, 1)).sum(1)
+        return jnp.where(support > 0, values, jnp.nan)

@@ -1,0 +1,156 @@
+"""What an output says of classes: the scores, the labels, and which of them count.
+
+There are three kinds, told apart by shapes. One label for each row (or token): `logits` `[..., classes]` with integer
+`targets` `[...]`. Several labels for each row: `logits` and `targets` `[..., classes]`, of 0 and 1. And one score for
+two classes, whose label is 0 or 1: both of one shape, where a metric has `classes=1`.
+
+What counts, but is no answer, is *strange*: a NaN among the scores, or a label that is none of the classes. A program
+cannot raise an error about a value; metrics are NaN with it, or count it as wrong, as each says.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.metrics.base import Array
+from learner.metrics.rows import kept_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Scores of a batch and their labels.
+
+    Attributes:
+      logits: float32 `[..., classes]`.
+      labels: int32, `[...]` of one label each, or `[..., classes]` of several: 1, 0, or -1 for what is neither.
+      counted: bool, which labels count, of their shape.
+    """
+
+    logits: Array
+    labels: Array
+    counted: Array
+
+    @property
+    def classes(self) -> int:
+        """How many there are; 1 of one score for two classes."""
+        return int(self.logits.shape[-1])
+
+    @property
+    def several(self) -> bool:
+        """Whether each class has a label of its own."""
+        return bool(self.labels.ndim == self.logits.ndim)
+
+    def flat(self) -> "Scores":
+        """With one axis of rows in front of the classes: tokens are rows."""
+        labels = (-1, self.classes) if self.several else (-1,)
+        logits = self.logits.reshape(-1, self.classes)
+        return Scores(logits, self.labels.reshape(labels), self.counted.reshape(labels))
+
+    def strange(self) -> Array:
+        """bool of the labels' shape: a label that is none of the classes, or a NaN among its scores."""
+        nan = jnp.isnan(self.logits)
+        if self.several:
+            return nan | (self.labels < 0)
+        return nan.any(-1) | (self.labels < 0) | (self.labels >= self.classes)
+
+    def uncertain(self) -> Array:
+        """bool of the labels' shape: what is strange, or has scores without probabilities (+inf has no softmax)."""
+        nan = jnp.isnan(self.probabilities())
+        return self.strange() | (nan if self.several else nan.any(-1))
+
+    def best(self, threshold: float | None = None) -> Array:
+        """int32 of the labels' shape, what is predicted: the class with the highest score, the smaller number of equal
+        ones; of several labels 1 where its probability is above the threshold (0.5), of two classes that of class 1.
+        """
+        edge = 0.0 if threshold is None else math.log(threshold) - math.log1p(-threshold)
+        if self.several:
+            return (self.logits > edge).astype(jnp.int32)
+        if threshold is not None:
+            return (self.logits[..., 1] - self.logits[..., 0] > edge).astype(jnp.int32)
+        return jnp.argmax(self.logits, -1).astype(jnp.int32)
+
+    def probabilities(self) -> Array:
+        """float32 `[..., classes]`: the softmax over classes, or of several labels the sigmoid of each."""
+        return jax.nn.sigmoid(self.logits) if self.several else jax.nn.softmax(self.logits)
+
+    def present(self) -> Array:
+        """bool `[..., classes]`: whether the class is a label of the row."""
+        return self.labels == 1 if self.several else self.one_of(self.labels)
+
+    def one_of(self, numbers: Array) -> Array:
+        """bool `[..., classes]`: where the class has the number."""
+        shape = (*numbers.shape, self.classes)
+        return jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) == numbers[..., None]
+
+
+def read_scores(name: str, output: Any, classes: int | None = None, ignore_label: int | None = None) -> Scores:
+    """The scores and labels of an output.
+
+    Args:
+      name: of the metric, for error messages.
+      output: has `logits`, `targets` and maybe a `mask` over the first of the targets' axes.
+      classes: how many there must be; `None`: any number.
+      ignore_label: the label that does not count.
+
+    Raises:
+      LearnerError: the shapes or dtypes are of none of the three kinds, or there are other classes.
+
+    >>> import types
+    >>> out = types.SimpleNamespace(logits=jnp.zeros((2, 3)), targets=jnp.array([1, -100]))
+    >>> scores = read_scores("Mine", out, ignore_label=-100)
+    >>> print(scores.classes, scores.several, scores.counted)
+    3 False [ True False]
+    """
+    logits, targets = jnp.asarray(output.logits), jnp.asarray(output.targets)
+    _check(name, output, logits, targets, classes)
+    counted = kept_rows(name, output, targets.shape)
+    several = logits.shape == targets.shape
+    # The labels of losses are often floats; no integer overflows here, which -100 would do in uint8.
+    labels = targets.astype(jnp.float32 if several else jnp.int32)
+    if ignore_label is not None:
+        counted &= labels != ignore_label
+    if several:
+        labels = jnp.where(labels == 1, 1, jnp.where(labels == 0, 0, -1)).astype(jnp.int32)
+        if logits.ndim == 1 or (classes == 1 and logits.shape[-1] != 1):
+            logits, labels, counted = logits[..., None], labels[..., None], counted[..., None]
+    return Scores(logits.astype(jnp.float32), labels, counted)
+
+
+def decided(name: str, scores: Scores, threshold: float | None = None) -> Array:
+    """What is predicted, as `Scores.best` says.
+
+    Raises:
+      LearnerError: there is a threshold, and one label for each row of more than two classes.
+    """
+    if threshold is not None and not scores.several and scores.classes != 2:
+        raise LearnerError(
+            f"{name} got one label for each row, of {scores.classes} classes; a threshold is for two classes, or for "
+            "several labels of a row"
+        )
+    return scores.best(threshold)
+
+
+def _check(name: str, output: Any, logits: Array, targets: Array, classes: int | None) -> None:
+    found = (
+        f"{name} got {type(output).__name__} with logits {logits.dtype}{list(logits.shape)} and targets "
+        f"{targets.dtype}{list(targets.shape)}"
+    )
+    one = logits.ndim >= 2 and logits.shape[:-1] == targets.shape and jnp.issubdtype(targets.dtype, jnp.integer)
+    several = logits.ndim >= 1 and logits.shape == targets.shape
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise LearnerError(f"{found}; it needs scores (floating-point logits), not predicted classes")
+    if not (one or several):
+        raise LearnerError(
+            f"{found}; it needs one class number for each row or token (integer targets of the logits' shape without "
+            "the last axis), or 0 and 1 for each label (targets of the logits' shape)"
+        )
+    if classes == 1 and not several:
+        raise LearnerError(f"{found}; with classes=1 it needs one score for each label, of one shape")
+    if classes not in (None, 1) and logits.shape[-1] != classes:
+        raise LearnerError(f"{found}; it has classes={classes}, and needs as many logits for each row")
+    if several and classes not in (None, 1) and logits.ndim < 2:
+        raise LearnerError(f"{found}; it needs a score for each of {classes} classes, or classes=1")

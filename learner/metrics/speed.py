@@ -1,0 +1,117 @@
+"""Metrics of a run's speed."""
+
+import abc
+import math
+
+from learner.metrics.base import HostMetric
+
+
+class _PerSecond(HostMetric):
+    """Something that steps have, per second. Of an epoch: all of it over all of the time."""
+
+    higher_is_better = True
+    undefined = "the clock did not move"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def update(self, steps: int, seconds: float) -> float:
+        """So many per second of these steps; NaN if the clock did not move."""
+        amount = self._amount(steps)
+        self._total += amount
+        self._seconds += seconds
+        return _per_second(amount, seconds)
+
+    @abc.abstractmethod
+    def _amount(self, steps: int) -> float:
+        """What is counted of these steps."""
+
+    def compute(self) -> float:
+        """So many per second of the epoch so far; NaN before the first step."""
+        return _per_second(self._total, self._seconds)
+
+    def reset(self) -> None:
+        """A new epoch begins."""
+        self._total = 0.0
+        self._seconds = 0.0
+
+
+class IterationSpeed(_PerSecond):
+    """Optimizer steps (in validation: batches) per second. Of an epoch: all of its steps over all of their time.
+
+    >>> speed = IterationSpeed()
+    >>> speed.update(steps=30, seconds=0.5)
+    60.0
+    >>> speed.update(steps=30, seconds=1.5)
+    20.0
+    >>> speed.compute()
+    30.0
+    """
+
+    name = "Iteration Speed"
+    unit = "steps/s"
+    description = "optimizer steps (in validation: batches) per second"
+
+    def _amount(self, steps: int) -> float:
+        return steps
+
+
+class RowsPerSecond(_PerSecond):
+    """Rows of the batches per second: the length of their leading axis, whatever of it is masked. Of an epoch: all of
+    its rows over all of the time of its steps.
+
+    Rows of all micro-batches of a step count, and those of all devices and processes.
+
+    >>> speed = RowsPerSecond()
+    >>> speed.worked(rows=960, weight=960.0)
+    >>> speed.update(steps=30, seconds=0.5)
+    1920.0
+    """
+
+    name = "Rows per Second"
+    unit = "rows/s"
+    description = "rows of the batches per second"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows = 0
+
+    def worked(self, rows: int, weight: float) -> None:
+        """The rows of the steps that `update` is told of next."""
+        self._rows = rows
+
+    def _amount(self, steps: int) -> float:
+        return self._rows
+
+
+class TokensPerSecond(_PerSecond):
+    """Tokens per second, which are what the loss is the mean over: the sum of the outputs' `weight`. Of an epoch: all
+    of its tokens over all of the time of its steps.
+
+    `SequenceOutput` weighs by the tokens that its mask keeps, so that padding does not count. An output whose loss is a
+    mean over rows weighs by rows: then this is a number of rows.
+
+    >>> speed = TokensPerSecond()
+    >>> speed.worked(rows=64, weight=5120.0)
+    >>> speed.update(steps=2, seconds=0.5)
+    10240.0
+    """
+
+    name = "Tokens per Second"
+    unit = "tokens/s"
+    description = "what the loss is a mean over (tokens that are not masked) per second"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens = 0.0
+
+    def worked(self, rows: int, weight: float) -> None:
+        """The tokens of the steps that `update` is told of next."""
+        self._tokens = weight
+
+    def _amount(self, steps: int) -> float:
+        return self._tokens
+
+
+def _per_second(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else math.nan

@@ -1,0 +1,252 @@
+"""Metrics of the machine that a run is on: how busy it is, and how much memory is taken.
+
+They are read now and then, while steps are made; a step in between has the number that was read last. What a process
+cannot be told (a CPU's devices do not say how much memory they use) is NaN, and the run says once why.
+"""
+
+import abc
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from learner.errors import LearnerError
+from learner.metrics.base import HostMetric
+
+MB = 1e6  # bytes
+
+
+class _Reading(HostMetric):
+    """Something that is read at the first steps of a split, and then when `every` seconds of steps have passed."""
+
+    higher_is_better = None
+
+    def __init__(self, every: float) -> None:
+        if isinstance(every, bool) or not isinstance(every, int | float) or not 0 <= every < math.inf:
+            raise LearnerError(f"every of {type(self).__name__} is {every!r}; it needs seconds, 0 or more")
+        self._every = every
+        self._waited, self._now = math.inf, math.nan
+        self.reset()
+
+    def update(self, steps: int, seconds: float) -> float:
+        """The number that was read last, be it now."""
+        self._waited += seconds
+        if self._waited >= self._every:
+            self._waited, self._now = 0.0, self._read()
+        return self._now
+
+    def reset(self) -> None:
+        """A new epoch begins."""
+        self._waited, self._now = math.inf, math.nan
+
+    @abc.abstractmethod
+    def _read(self) -> float:
+        """The number now."""
+
+
+class _Most(_Reading):
+    """A reading of which the largest counts."""
+
+    _largest = math.nan
+
+    def update(self, steps: int, seconds: float) -> float:
+        """The number that was read last, be it now."""
+        now = super().update(steps, seconds)
+        self._largest = now if math.isnan(self._largest) else max(self._largest, now)
+        return now
+
+    def compute(self) -> float:
+        """The largest number of the epoch so far; NaN where there is none."""
+        return self._largest
+
+    def reset(self) -> None:
+        """A new epoch begins."""
+        super().reset()
+        self._largest = math.nan
+
+
+class HostCPU(_Reading):
+    """How busy the machine's processors are, from 0 to 1: busy core seconds over core seconds, by all processes.
+
+    A step has what was measured between the last two readings. Of an epoch: all that was busy from its first reading to
+    its last one; of one that is over before a second reading: since the epoch before. It needs psutil: `pip install
+    'learner[system]'`.
+
+    Args:
+      every: seconds between two readings.
+
+    Raises:
+      LearnerError: there is no psutil; `every` is no number of seconds.
+
+    >>> cpu = HostCPU()
+    >>> cpu.name, cpu.unit
+    ('Host CPU', '')
+    """
+
+    name = "Host CPU"
+    unit = ""
+    description = "how busy the machine's processors are, 0 to 1"
+    undefined = "the processors' clocks did not move"
+
+    def __init__(self, every: float = 1.0) -> None:
+        _package("psutil", type(self).__name__)
+        self._last = _core_seconds()
+        self._first: tuple[float, float] | None = None
+        self._total = 0.0, 0.0
+        super().__init__(every)
+
+    def _read(self) -> float:
+        now = _core_seconds()
+        passed = now[0] - self._last[0], now[1] - self._last[1]
+        if passed[1] <= 0:
+            return self._now
+        self._last = now
+        if self._first is None:
+            self._first = passed
+        else:
+            self._total = self._total[0] + passed[0], self._total[1] + passed[1]
+        return passed[0] / passed[1]
+
+    def compute(self) -> float:
+        """Of the epoch so far; NaN before the first reading."""
+        busy, seconds = self._total if self._total[1] > 0 else self._first or (math.nan, 1.0)
+        return busy / seconds
+
+    def reset(self) -> None:
+        """A new epoch begins."""
+        super().reset()
+        self._first, self._total = None, (0.0, 0.0)
+
+
+class HostMemory(_Most):
+    """The main memory that the process takes, in MB (10⁶ bytes): its resident set. Of an epoch: the most that was read.
+
+    It is that of the run's own process, without those of its workers. It needs psutil: `pip install 'learner[system]'`.
+
+    Args:
+      every: seconds between two readings.
+
+    Raises:
+      LearnerError: there is no psutil; `every` is no number of seconds.
+
+    >>> memory = HostMemory()
+    >>> memory.update(steps=1, seconds=0.5) > 10   # Python and JAX take more
+    True
+    """
+
+    name = "Host Memory"
+    unit = "MB"
+    description = "main memory that the process takes; of an epoch: the most"
+    undefined = "it was not read: there was no step"
+
+    def __init__(self, every: float = 1.0) -> None:
+        _package("psutil", type(self).__name__)
+        super().__init__(every)
+
+    def _read(self) -> float:
+        memory: float = _package("psutil", "").Process().memory_info().rss / MB
+        return memory
+
+
+class DeviceMemory(_Most):
+    """The most memory that the process has had taken on a device so far, in MB (10⁶ bytes): of the fullest one.
+
+    It is JAX's `peak_bytes_in_use`, which sees what a program needs in between, and never falls. Devices that do not
+    count, such as CPUs, make it NaN.
+
+    Args:
+      every: seconds between two readings.
+
+    Raises:
+      LearnerError: `every` is no number of seconds.
+
+    >>> memory = DeviceMemory()
+    >>> memory.name, memory.unit
+    ('Device Memory', 'MB')
+    """
+
+    name = "Device Memory"
+    unit = "MB"
+    description = "most memory that was taken on a device so far"
+    undefined = "the devices do not say how much memory they use (CPUs do not)"
+
+    def __init__(self, every: float = 1.0) -> None:
+        super().__init__(every)
+
+    def _read(self) -> float:
+        known = [stats.get("peak_bytes_in_use") for device in jax.local_devices() if (stats := device.memory_stats())]
+        peaks = [float(peak) for peak in known if peak is not None]
+        return max(peaks) / MB if peaks else math.nan
+
+
+class GPUUse(_Reading):
+    """How busy the GPUs are, from 0 to 1: the part of the time in which a kernel was running, mean over GPUs.
+
+    It is NVML's `utilization.gpu`, over the last moment (up to a second) before a reading. Of an epoch: the mean of its
+    readings. It needs nvidia-ml-py: `pip install 'learner[system]'`; without an NVIDIA driver it is NaN.
+
+    Args:
+      gpus: their numbers, as `nvidia-smi` counts them; default: all of the machine.
+      every: seconds between two readings.
+
+    Raises:
+      LearnerError: there is no nvidia-ml-py, or no such GPU; `every` is no number of seconds.
+    """
+
+    name = "GPU Use"
+    unit = ""
+    description = "part of the time in which a GPU was computing, 0 to 1, mean over GPUs"
+    undefined = "there is no NVIDIA GPU, or its driver does not say how busy it is"
+
+    def __init__(self, gpus: Sequence[int] | None = None, every: float = 1.0) -> None:
+        nvml = _package("pynvml", type(self).__name__)
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError:
+            count = 0
+        if count and (wrong := [gpu for gpu in gpus or () if gpu not in range(count)]):
+            raise LearnerError(f"gpus of GPUUse has {wrong}; the machine's are {list(range(count))}")
+        self._gpus = list(range(count)) if gpus is None or not count else list(gpus)
+        self._total, self._count = 0.0, 0
+        super().__init__(every)
+
+    def _read(self) -> float:
+        nvml = _package("pynvml", type(self).__name__)
+        used = []
+        for gpu in self._gpus:
+            try:
+                used.append(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByIndex(gpu)).gpu / 100)
+            except nvml.NVMLError:
+                return math.nan
+        now = sum(used) / len(used) if used else math.nan
+        self._total, self._count = self._total + now, self._count + 1
+        return now
+
+    def compute(self) -> float:
+        """The mean of the epoch's readings so far; NaN where there are none."""
+        return self._total / self._count if self._count else math.nan
+
+    def reset(self) -> None:
+        """A new epoch begins."""
+        super().reset()
+        self._total, self._count = 0.0, 0
+
+
+def _core_seconds() -> tuple[float, float]:
+    """Since the machine was started, of all cores: busy, and in all."""
+    times = _package("psutil", "").cpu_times()
+    # A guest's time is in the user's as well.
+    total = sum(times) - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
+    return total - times.idle - getattr(times, "iowait", 0), total
+
+
+def _package(name: str, metric: str) -> Any:
+    """A package that not everybody has."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = {"pynvml": "nvidia-ml-py"}.get(name, name)
+        raise LearnerError(f"{metric} needs {package}: pip install 'learner[system]'") from error

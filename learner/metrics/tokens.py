@@ -1,0 +1,118 @@
+"""Sequences of tokens as metrics read them: which count, where they end, how long they are."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.metrics.arguments import is_int
+from learner.metrics.base import Array, rows_mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """What counts of a batch of sequences: the tokens that count come first.
+
+    Attributes:
+      ids: int32 `[batch, length]`; behind the end anything.
+      length: int32 `[batch]`, how many tokens of each row count.
+    """
+
+    ids: Array
+    length: Array
+
+    @property
+    def there(self) -> Array:
+        """bool `[batch, length]`: which tokens count."""
+        return jnp.arange(self.ids.shape[1])[None] < self.length[:, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """Where a sequence ends and what of it is no token, for metrics that compare whole sequences.
+
+    Args:
+      name: of the metric, for errors.
+      pad_id: a token that does not count, wherever it is.
+      eos_id: a token that ends a sequence: neither it nor what follows counts.
+
+    Raises:
+      LearnerError: an id that is no whole number; the same one for both.
+    """
+
+    name: str
+    pad_id: int | None
+    eos_id: int | None
+
+    def __post_init__(self) -> None:
+        for what, value in (("pad_id", self.pad_id), ("eos_id", self.eos_id)):
+            if value is not None and not is_int(value):
+                raise LearnerError(f"{what} of {self.name} is {value!r}; it needs the number of a token, or None")
+        if self.pad_id is not None and self.pad_id == self.eos_id:
+            raise LearnerError(
+                f"pad_id and eos_id of {self.name} are both {self.eos_id}; give eos_id alone: nothing behind it counts"
+            )
+
+    @property
+    def words(self) -> str:
+        """For the metric's name: `Exact Match ignoring 0 ending at 2`."""
+        ignored = "" if self.pad_id is None else f" ignoring {self.pad_id}"
+        return ignored + ("" if self.eos_id is None else f" ending at {self.eos_id}")
+
+    def pairs(self, output: Any) -> tuple[Tokens, Tokens, Array]:
+        """The predicted tokens, the target tokens, and which rows count, bool `[batch]`.
+
+        `predictions` and `targets` are integers `[batch, length]`, of two lengths or one. A mask `[batch]` says which
+        rows count; a mask `[batch, length]` which target tokens, and with them which predicted ones, unless the output
+        has a `prediction_mask` `[batch, length]`. A row of which the mask keeps no token does not count.
+
+        Raises:
+          LearnerError: for other shapes or dtypes.
+        """
+        predictions, targets = self._ids(output, "predictions"), self._ids(output, "targets")
+        if len(predictions) != len(targets):
+            raise LearnerError(f"{self.name} got {len(predictions)} predictions and {len(targets)} targets")
+        mask = rows_mask(output)
+        if mask is not None and mask.shape not in (targets.shape, targets.shape[:1]):
+            raise LearnerError(
+                f"{self.name} got a mask of shape {mask.shape}; it needs {targets.shape} or {targets.shape[:1]}"
+            )
+        rows = jnp.ones(len(targets), bool) if mask is None else mask.astype(bool)
+        of_targets = of_predictions = None
+        if rows.ndim == 2:
+            of_targets, rows = rows, rows.any(-1)
+            of_predictions = of_targets
+        given = getattr(output, "prediction_mask", None)
+        if given is not None:
+            of_predictions = given.astype(bool)
+        if of_predictions is not None and of_predictions.shape != predictions.shape:
+            raise LearnerError(
+                f"{self.name} got predictions of shape {predictions.shape} and a mask of shape {of_predictions.shape}; "
+                "where they are as long as they like, give the output a prediction_mask of their shape, or give the "
+                "metric pad_id or eos_id and the output a mask of rows"
+            )
+        return self._tokens(predictions, of_predictions, rows), self._tokens(targets, of_targets, rows), rows
+
+    def _ids(self, output: Any, field: str) -> Array:
+        ids = jnp.asarray(getattr(output, field))
+        if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise LearnerError(
+                f"{self.name} got {type(output).__name__} with {field} {ids.dtype}{list(ids.shape)}; it needs token "
+                "numbers: integers [batch, length]"
+            )
+        return ids.astype(jnp.int32)
+
+    def _tokens(self, ids: Array, mask: Array | None, rows: Array) -> Tokens:
+        kept = jnp.broadcast_to(rows[:, None], ids.shape)
+        if mask is not None:
+            kept &= mask
+        if self.pad_id is not None:
+            kept &= ids != self.pad_id
+        if self.eos_id is not None:
+            kept &= jnp.cumsum((ids == self.eos_id) & kept, axis=1, dtype=jnp.int32) == 0
+        if mask is None and self.pad_id is None:
+            ordered = ids  # what counts is first
+        else:
+            ordered = jnp.take_along_axis(ids, jnp.argsort(~kept, axis=1, stable=True), axis=1)
+        return Tokens(ordered, kept.sum(1, dtype=jnp.int32))
