@@ -3,6 +3,25 @@
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.base import MetricLogger
 from learner.loggers.files import RunFiles, file_name
+from learner.loggers.jsonl import JsonLines
 from learner.loggers.memory import MemoryLogger
+from learner.loggers.mlflow import MLflow
+from learner.loggers.table import Csv
+from learner.loggers.tensorboard import TensorBoard
+from learner.loggers.wandb import WandB
+from learner.loggers.webhook import Webhook
 
-__all__ = ["MemoryLogger", "MetricLogger", "RunFiles", "close_application_log", "file_name", "open_application_log"]
+__all__ = [
+    "Csv",
+    "JsonLines",
+    "MLflow",
+    "MemoryLogger",
+    "MetricLogger",
+    "RunFiles",
+    "TensorBoard",
+    "WandB",
+    "Webhook",
+    "close_application_log",
+    "file_name",
+    "open_application_log",
+]

@@ -10,13 +10,14 @@ from learner.loggers.appended import refuse_special
 _numbers = itertools.count(1)
 
 
-def open_application_log(directory: Path, setting: logging.Logger | bool | None) -> logging.Logger:
+def open_application_log(directory: Path, setting: logging.Logger | bool | None, process: int = 0) -> logging.Logger:
     """The logger of one run.
 
     Args:
       directory: of the run; it is made if it has to be.
       setting: `True` for `experiment.log` in the directory, which is appended to; `None` for none; or a logger, which
         is used as it is.
+      process: which one of several this is; all but the first have an `experiment-<process>.log`.
 
     Returns:
       A logger of the standard library. One that was made here passes nothing on to other loggers.
@@ -39,7 +40,8 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None)
     logger = logging.getLogger(f"learner.run{next(_numbers)}")
     logger.propagate = False
     logger.setLevel(logging.INFO)
-    logger.addHandler(_handler(directory) if setting else logging.NullHandler())
+    name = f"experiment-{process}.log" if process else "experiment.log"
+    logger.addHandler(_handler(Path(directory) / name) if setting else logging.NullHandler())
     return logger
 
 
@@ -54,9 +56,9 @@ class _RunHandler(logging.FileHandler):
     """Marks what was opened here."""
 
 
-def _handler(directory: Path) -> logging.Handler:
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    refuse_special(Path(directory) / "experiment.log")
-    handler = _RunHandler(Path(directory) / "experiment.log", encoding="utf-8", errors="backslashreplace")
+def _handler(path: Path) -> logging.Handler:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_special(path)
+    handler = _RunHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(message)s", "%Y-%m-%d %H:%M:%S"))
     return handler

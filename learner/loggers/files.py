@@ -1,6 +1,7 @@
 """The files of a run: the values of each step, the journal, the summary.
 
     <directory>/journal.jsonl                   a line for each event that is not a step (see `learner.journal`)
+    <directory>/model.json                      what arrays the model has, written at the start
     <directory>/summary.json                    written at the end
     <directory>/<split>/epoch-<n>/<Metric>.log  a line `value,weight` for each step, then `value,final`
 
@@ -170,10 +171,22 @@ class RunFiles:
         Raises:
           LearnerError: somebody removed the run's directory.
         """
+        self._replace("summary.json", json.dumps(encode(summary), indent=2, allow_nan=False))
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """Writes `model.json`, what arrays the model has: one on each line. A link that is there is replaced.
+
+        Raises:
+          LearnerError: somebody removed the run's directory.
+        """
+        told = ", ".join(f"{json.dumps(key)}: {json.dumps(model[key])}" for key in model if key != "arrays")
+        rows = ",\n".join(map(json.dumps, model["arrays"]))
+        self._replace("model.json", f'{{{told}, "arrays": [\n{rows}\n]}}')
+
+    def _replace(self, name: str, content: str) -> None:
         self._refuse_loss()
         self._directory.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(encode(summary), indent=2, allow_nan=False)
-        replace(str(self._directory / "summary.json"), content.encode() + b"\n")
+        replace(str(self._directory / name), content.encode() + b"\n")
 
     def close(self) -> None:
         """Writes what is left and closes the files."""
@@ -242,6 +255,38 @@ class RunFiles:
             os.truncate(path, sum(len(line) + 1 for line, _ in lines))
             self._epoch_lines = sum(entry.get("event") in NUMBERS for _, entry in lines)
         return AppendedFile(str(path))
+
+
+class NoFiles:
+    """What a process writes that leaves the files of a run to another one: nothing."""
+
+    def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
+        """See `RunFiles`."""
+
+    def close_split(self, split: str, epoch: int, values: Mapping[str, float | str], at_step: int | None) -> None:
+        """See `RunFiles`."""
+
+    def journal(self, event: str, **fields: Any) -> None:
+        """See `RunFiles`."""
+
+    def position(self) -> dict[str, Any]:
+        """See `RunFiles`."""
+        return {}
+
+    def to_disk(self, position: Mapping[str, Any]) -> None:
+        """See `RunFiles`."""
+
+    def cut(self, position: Mapping[str, Any], keep_in: Path | None = None, lenient: bool = False) -> None:
+        """See `RunFiles`."""
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """See `RunFiles`."""
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """See `RunFiles`."""
+
+    def close(self) -> None:
+        """See `RunFiles`."""
 
 
 def file_name(name: str) -> str:

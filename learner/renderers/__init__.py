@@ -5,14 +5,24 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from learner.events import Listener
+from learner.events import Listener, Overview
+from learner.renderers.notebook import NotebookRenderer, in_notebook
+from learner.renderers.overview import overview_lines
 from learner.renderers.plain import PlainRenderer, write_lines
 from learner.renderers.summary import heading, summary_lines
 
 if TYPE_CHECKING:
     from learner.renderers.rich import RichRenderer, render_summary
 
-__all__ = ["PlainRenderer", "RichRenderer", "default_renderer", "print_summary", "render_summary"]
+__all__ = [
+    "NotebookRenderer",
+    "PlainRenderer",
+    "RichRenderer",
+    "default_renderer",
+    "print_overview",
+    "print_summary",
+    "render_summary",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,10 +35,11 @@ def __getattr__(name: str) -> Any:
 
 
 def default_renderer() -> Listener:
-    """A `RichRenderer` where standard output is a terminal that can move its cursor; a `PlainRenderer` elsewhere.
-
-    Notebooks get plain lines, which stay readable when they are saved.
+    """A `NotebookRenderer` in the kernel of a notebook, a `RichRenderer` where standard output is a terminal that can
+    move its cursor, and a `PlainRenderer` elsewhere.
     """
+    if in_notebook():
+        return NotebookRenderer()
     if not _is_terminal(sys.stdout):
         return PlainRenderer()
     from learner.renderers.rich import RichRenderer
@@ -55,6 +66,24 @@ def print_summary(
     from learner.renderers.rich import render_summary
 
     Console(file=stream).print(render_summary(summary, directory))
+
+
+def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
+    """Prints what a run is going to be: with rich on a terminal, else as text without control characters.
+
+    Args:
+      overview: as `Learner.overview` gives it.
+      stream: where to print; `None`: `sys.stdout`.
+    """
+    if not _is_terminal(stream or sys.stdout):
+        write_lines(overview_lines(overview), stream)
+        return
+    from rich.console import Console
+
+    from learner.renderers.grids import render_overview
+
+    console = Console(file=stream)
+    console.print(render_overview(overview, console.width))
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -6,8 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from learner.events import EpochEnded, Event, Listener, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.events import (
+    EpochEnded,
+    Event,
+    Listener,
+    Message,
+    Overview,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    SplitEnded,
+    StepsEnded,
+)
 from learner.renderers import lines
+from learner.renderers.overview import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary import summary_lines
 from learner.text import duration
@@ -79,6 +91,8 @@ class PlainRenderer(Listener):
         if isinstance(event, RunStarted):
             self._directory, self._train_loss = event.directory, None
             return [lines.started(event)]
+        if isinstance(event, Overview):
+            return overview_lines(event)
         if isinstance(event, Message):
             return lines.message(event)
         if isinstance(event, RunEnded):

@@ -1,11 +1,27 @@
-"""The summary of a run as text: the best and the last value of each metric, and where everything is."""
+"""The summary of a run as text: the best and the last value of each metric, its time, where everything is, and what can
+be done next.
+"""
 
+import math
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from learner.journal import decode
-from learner.text import aligned, count, printable, short
+from learner.text import aligned, count, duration, printable, short
+
+TIMES = {
+    "compile": "compiling",
+    "data": "waiting for data",
+    "train": "training",
+    "valid": "validation",
+    "save": "saving",
+    "other": "the rest",
+}
+"""Parts of a run's time, and what they are called here."""
+LENGTHS = {"num_epochs": "epochs", "num_steps": "steps"}
+"""Ends of runs that came as far as they should, and what they counted."""
 
 
 def heading(summary: Mapping[str, Any]) -> str:
@@ -33,12 +49,50 @@ def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None)
     return [*lines, "files: " + ", ".join(map(printable, summary["artifacts"]))]
 
 
+def times(summary: Mapping[str, Any]) -> list[str]:
+    """What the time of the run went into, in a line; none where the summary does not say it, as in older runs.
+
+    >>> times({"seconds": {"total": 5.1, "compile": 1.2, "data": 0.0, "train": 3.9}})
+    ['time: 5.1 s: compiling 1.2 s (24 %), training 3.9 s (76 %)']
+    """
+    said = summary.get("seconds")
+    seconds = {key: float(x) for key, x in said.items() if _is_time(x)} if isinstance(said, Mapping) else {}
+    total = seconds.get("total", 0.0)
+    parts = [(TIMES[key], seconds[key]) for key in TIMES if seconds.get(key, 0.0) >= 0.01 * total > 0]
+    told = ", ".join(f"{what} {duration(part)} ({100 * part / total:.0f} %)" for what, part in parts)
+    return [f"time: {duration(total)}: {told}"] if told else []
+
+
+def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
+    """What can be done with the run next, in a line: commands where it has a `config.yaml`, else calls in Python.
+
+    >>> saved = {"stopped_by": "num_epochs", "epochs": 3, "checkpoints": [{}], "metrics": {"valid/Loss": {}}}
+    >>> print(*following({**saved, "artifacts": ["config.yaml"]}, "runs/a"))
+    next: learner evaluate runs/a | learner resume runs/a --num_epochs=6 | learner report runs/a
+    >>> print(*following({**saved, "artifacts": []}, "runs/a"))
+    next: learner.evaluate(data) | .num_epochs(6).resume() | learner report runs/a
+    """
+    if directory is None:
+        return []
+    place, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
+    told = []
+    if summary["checkpoints"] and any(key.startswith("valid") for key in summary["metrics"]):
+        told.append(f"learner evaluate {place}" if has_config else "learner.evaluate(data)")
+    why = str(summary["stopped_by"])
+    if summary["checkpoints"] and why in LENGTHS:
+        longer = 2 * summary[LENGTHS[why]]
+        told.append(f"learner resume {place} --{why}={longer}" if has_config else f".{why}({longer}).resume()")
+    elif summary["checkpoints"] and not why.startswith("early stopping"):
+        told.append(f"learner resume {place}" if has_config else ".resume()")
+    return ["next: " + " | ".join([*told, f"learner report {place}"])]
+
+
 def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
     """The table and the places as lines without control characters.
 
     >>> best = {"value": 0.25, "epoch": 2, "step": 90}
     >>> loss = {"unit": "", "higher_is_better": False, "best": best, "last": {"value": 0.5, "epoch": 3, "step": 135}}
-    >>> summary = {"stopped_by": "epochs", "epochs": 3, "steps": 135, "metrics": {"valid/Loss": loss},
+    >>> summary = {"stopped_by": "num_epochs", "epochs": 3, "steps": 135, "metrics": {"valid/Loss": loss},
     ...            "artifacts": ["valid"], "checkpoints": [{"epoch": 3, "step": 135, "path": "checkpoint/135"}]}
     >>> print("\\n".join(summary_lines(summary, "runs/a")))
     metric      best  epoch  last
@@ -46,8 +100,18 @@ def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] 
     directory: runs/a
     checkpoints: checkpoint/135 (epoch 3)
     files: valid
+    next: learner.evaluate(data) | .num_epochs(6).resume() | learner report runs/a
     """
-    return aligned(table(summary)) + places(summary, directory)
+    return aligned(table(summary)) + endings(summary, directory)
+
+
+def endings(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
+    """What follows the table: the time, the places, what can be done next."""
+    return [*times(summary), *places(summary, directory), *following(summary, directory)]
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def _text(point: Mapping[str, Any] | None) -> str:

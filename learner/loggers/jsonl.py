@@ -1,0 +1,102 @@
+"""`metrics.jsonl`: everything that a run measures, one JSON object a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.journal import encode
+from learner.loggers.appended import AppendedFile, value_texts, weight_texts
+from learner.loggers.base import EVERY, RunLogger
+from learner.loggers.tail import go_on, keeps
+
+
+class JsonLines(RunLogger):
+    """Writes one JSON object a line: for the start, for the steps, for what a whole split came to, and for the end.
+
+        {"event": "start", "time": 1769860800.0, "epoch": 1, "step": 0, "config": {...}, "environment": {...}, ...}
+        {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32, "values": {"Loss": 2.3}}
+        {"event": "split", "time": 1769860801.0, "split": "valid", "epoch": 1, "step": 45, "values": {"Loss": 0.5}}
+        {"event": "end", "time": 1769860802.0, "epoch": 1, "step": 45, "stopped_by": "num_epochs", "summary": {...}}
+
+    It is strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". A run that goes on
+    takes back the lines of steps that it makes again; one that begins replaces the file.
+
+    Args:
+      path: of the file; default: `metrics.jsonl` in the run's directory.
+      every_steps: see `RunLogger`.
+      every_epochs: see `RunLogger`.
+    """
+
+    def __init__(self, path: str | None = None, every_steps: int | None = EVERY, every_epochs: int = 1):
+        super().__init__(every_steps, every_epochs)
+        self._path = path
+        self._file: AppendedFile | None = None
+
+    def started(self, event: RunStarted) -> None:
+        """Opens the file where the run goes on."""
+        path = Path(self._path) if self._path is not None else event.directory / "metrics.jsonl"
+        keep = keeps(event)
+
+        def verdict(line: bytes) -> bool | None:
+            said = json.loads(line)
+            if said["event"] not in ("step", "split"):
+                return True
+            return keep(said["event"], said["split"], said["epoch"], said["step"], list(said["values"]))
+
+        go_on(path, event, verdict)
+        self._file = AppendedFile(str(path))
+        names = ("directory", "num_epochs", "num_steps", "steps_per_epoch", "parameters", "resumed", "monitor")
+        told = {name: getattr(event, name) for name in (*names, "config", "environment", "commit")}
+        metrics = [info.key for info in event.metrics]
+        self._write("start", time=event.time, epoch=event.epoch, step=event.step, metrics=metrics, **told)
+
+    def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
+        """A line for each."""
+        assert self._file is not None
+        head = f'{{"event": "step", "split": {json.dumps(event.split)}, "epoch": {event.epoch}, "step": '
+        named = [(json.dumps(name), json_texts(column)) for name, column in values.items()]
+        columns = [[f"{name}: {text}" for text in texts] for name, texts in named]
+        weights = weight_texts(event.weights[steps.start - event.first :: steps.step])
+        for step, weight, *numbers in zip(steps, weights, *columns, strict=True):
+            line = f'{head}{step}, "weight": {weight}, "values": {{{", ".join(numbers)}}}}}\n'
+            self._file.pending.append(line)
+        self._file.write()
+
+    def split(self, event: SplitEnded) -> None:
+        """A line."""
+        where = {"split": event.split, "epoch": event.epoch, "step": event.step, "at_step": event.at_step}
+        self._write("split", time=event.time, **where, values=event.values)
+
+    def ended(self, event: RunEnded) -> None:
+        """A line with the summary."""
+        where = {"epoch": event.epoch, "step": event.step, "seconds": event.seconds}
+        self._write("end", time=event.time, **where, stopped_by=event.stopped_by, summary=event.summary)
+
+    def failed(self, event: RunFailed) -> None:
+        """A line with the error."""
+        self._write("error", time=event.time, epoch=event.epoch, step=event.step, error=event.error)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        if self._file is not None:
+            self._file.pending.append(json.dumps(encode({"event": kind, **fields}), allow_nan=False) + "\n")
+            self._file.write()
+
+
+def json_texts(values: np.ndarray) -> list[str]:
+    """Each number of `[count]` as JSON.
+
+    >>> json_texts(np.float32([0.1, float("nan"), float("-inf")]))
+    ['0.1', '"NaN"', '"-Infinity"']
+    """
+    if np.isfinite(values).all():
+        return value_texts(values)
+    words = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+    return [words.get(text, text) for text in value_texts(values)]

@@ -1,0 +1,235 @@
+"""MLflow: parameters, metrics and files of a run, on a server or in a store."""
+
+import collections
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.journal import encode
+from learner.loggers.base import EVERY_DEAR, refuse_missing
+from learner.loggers.flat import flat
+from learner.loggers.once import OnceLogger
+from learner.loggers.png import pixels
+from learner.loggers.retries import Retries
+from learner.loggers.urls import refuse_url, without_user
+
+T = TypeVar("T")
+MOST_METRICS, MOST_OTHERS = 1000, 100  # that MLflow takes in one request
+LONGEST_KEY = 120  # of an image: it becomes a part of a file's name
+MOST_MESSAGES = 10_000  # of one start of a run; the newest
+SECONDS_BETWEEN_REQUESTS = 1.0
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # ours are bounded, and stop with the run
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+ENDED = ("num_epochs", "num_steps", "early stopping")
+
+
+class MLflow(OnceLogger):
+    """Logs a run to MLflow.
+
+    The values of whole splits are metrics by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
+    the optimizer step. The config becomes parameters, commit and environment become tags, texts (a confusion matrix),
+    messages and the summary become files of the run, and what can be drawn its images. A run that goes on goes on under
+    the same id, which `mlflow.json` in its directory keeps, and what the server has stands.
+
+    What a server does not take is sent again, with growing pauses; where that does not help either, there is one
+    warning, and nothing more is sent. Needs mlflow and pillow: `pip install "learner[mlflow]"`. Its telemetry and its
+    own retries are off, unless the environment says otherwise.
+
+    Args:
+      tracking_uri: `http://host:5000`, `sqlite:///mlflow.db`, a directory; default: what MLflow's environment says.
+      experiment: its name; it is made where there is none.
+      run_name: default: the name of the run's directory.
+      every_steps: see `RunLogger`.
+      every_epochs: see `RunLogger`.
+      retries: how often a request is tried again.
+      sleep: what waits between them.
+      clock: seconds, by which metrics are sent once in a second.
+
+    Raises:
+      LearnerError: mlflow or pillow is not installed, or the address is none.
+    """
+
+    file = "mlflow.json"
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "learner",
+        run_name: str | None = None,
+        every_steps: int | None = EVERY_DEAR,
+        every_epochs: int = 1,
+        retries: int = 3,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(every_steps, every_epochs)
+        if tracking_uri is not None and not isinstance(tracking_uri, str):
+            raise LearnerError(f"tracking_uri of MLflow is {tracking_uri!r}; it needs a text, such as sqlite:///m.db")
+        if tracking_uri is not None and tracking_uri.startswith("http"):
+            refuse_url(tracking_uri, "MLflow")
+        if not isinstance(experiment, str) or not experiment:
+            raise LearnerError(f"experiment of MLflow is {experiment!r}; it needs a name")
+        self._retries, self._clock = Retries(retries, sleep=sleep), clock
+        refuse_missing("mlflow", "mlflow", "MLflow")
+        refuse_missing("PIL", "mlflow", "MLflow")
+        self._uri, self._experiment, self._name = tracking_uri, experiment, run_name
+        self._client: Any = None
+        self._waiting: list[Any] = []
+        self._said: collections.deque[str] = collections.deque(maxlen=MOST_MESSAGES)
+        self._from = ""
+        self._sent = clock()
+
+    def on_event(self, event: Event) -> None:
+        """As `RunLogger`; errors of MLflow quote addresses, which may have a password in them."""
+        try:
+            super().on_event(event)
+        except LearnerError:
+            raise
+        except Exception as error:
+            raise LearnerError(without_user(f"{type(error).__name__}: {error}")) from None
+
+    def started(self, event: RunStarted) -> None:
+        """Finds the run, or makes it."""
+        super().started(event)
+        at = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(event.time))
+        self._from = f"from-step-{event.step}-at-{at}"  # it may be started from one checkpoint more than once
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)  # before it is imported
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._client = Metric, MlflowClient(self._uri)
+        told = {f"learner.{key}": str(value) for key, value in flat(event.environment).items()}
+        tags = {**told, "learner.directory": str(event.directory.absolute())}
+        if event.commit is not None:
+            tags["mlflow.source.git.commit"] = event.commit
+        known: Mapping[str, str] = {}
+        if self.handed.known:
+            known = self._ask(self._client.get_run, self.handed.id).data.params
+            self._ask(self._client.update_run, self.handed.id, status="RUNNING")
+        else:
+            name = self._name or event.directory.absolute().name
+            run = self._ask(self._client.create_run, self._experiment_id(), run_name=name)
+            self.handed.id = run.info.run_id
+        with self.handed.over():
+            params = {key_of(key): str(value) for key, value in flat(event.config).items()}
+            self._log(params={key: value for key, value in params.items() if key not in known}, tags=tags)
+            self._keep("config.json", event.config)
+
+    def send_steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
+        """Collects them, and sends what there is once in a second."""
+        at = round(1000 * event.time)
+        for name, column in values.items():
+            key = key_of(f"step/{event.split}/{name}")
+            self._waiting += [self._metric(key, x, at, step) for step, x in zip(steps, column.tolist(), strict=True)]
+        if self._clock() - self._sent >= SECONDS_BETWEEN_REQUESTS or len(self._waiting) >= MOST_METRICS:
+            self._send()
+
+    def send_split(self, event: SplitEnded) -> None:
+        """Sends them, texts as files."""
+        at = round(1000 * event.time)
+        numbers = {name: value for name, value in event.values.items() if not isinstance(value, str)}
+        texts = {name: value for name, value in event.values.items() if isinstance(value, str)}
+        self._waiting += [self._metric(key_of(f"{event.split}/{n}"), x, at, event.step) for n, x in numbers.items()]
+        self._send()
+        for name, text in texts.items():
+            file = key_of(f"{event.split}/{name}/step-{event.step}.txt").replace(":", "_")
+            self._ask(self._client.log_text, self.handed.id, text, file)
+        for name, draw in event.pictures.items():
+            self._picture(key_of(f"{event.split} {name}"), draw(), event.step, at)
+
+    def message(self, event: Message) -> None:
+        """Collects it; all of them are sent at the end."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time))
+        self._said.append(f"{at} {logging.getLevelName(event.level):5} {event.text}\n")
+
+    def ended(self, event: RunEnded) -> None:
+        """Sends the summary and how the run ended."""
+        self._send()
+        self._send_messages()
+        self._keep("summary.json", event.summary)
+        self._log(tags={"learner.stopped_by": event.stopped_by})
+        status = "FINISHED" if event.stopped_by.startswith(ENDED) else "KILLED"
+        self._ask(self._client.set_terminated, self.handed.id, status=status)
+
+    def failed(self, event: RunFailed) -> None:
+        """Sends the error."""
+        if self._client is not None and self.handed.id:
+            self._send()
+            self._send_messages()
+            self._log(tags={"learner.error": event.error})
+            self._ask(self._client.set_terminated, self.handed.id, status="FAILED")
+
+    def _experiment_id(self) -> str:
+        found = self._ask(self._client.get_experiment_by_name, self._experiment)
+        made = self._ask(self._client.create_experiment, self._experiment) if found is None else found.experiment_id
+        return str(made)
+
+    def _send(self) -> None:
+        """All metrics that wait. What is sent twice, because an answer was lost, is one value for MLflow."""
+        waiting, self._waiting = self._waiting, []
+        with self.handed.over():
+            for metrics in _parts(waiting, MOST_METRICS):
+                self._ask(self._client.log_batch, self.handed.id, metrics=metrics)
+        self._sent = self._clock()
+
+    def _send_messages(self) -> None:
+        """As a file of this start of the run."""
+        if self._said:
+            self._ask(self._client.log_text, self.handed.id, "".join(self._said), f"messages/{self._from}.txt")
+
+    def _picture(self, key: str, picture: np.ndarray, step: int, at: int) -> None:
+        from PIL import Image
+
+        image = Image.fromarray(pixels(picture))
+        key = re.sub(r"[/:]", "_", key)[:LONGEST_KEY]
+        of_step = {"key": key, "step": step, "timestamp": at, "synchronous": True}
+        self._ask(self._client.log_image, self.handed.id, image, **of_step)
+
+    def _log(self, params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None) -> None:
+        from mlflow.entities import Param, RunTag
+
+        made = [Param(key, value) for key, value in (params or {}).items()]
+        for part in _parts(made, MOST_OTHERS):
+            self._ask(self._client.log_batch, self.handed.id, params=part)
+        made = [RunTag(key, value) for key, value in (tags or {}).items()]
+        for part in _parts(made, MOST_OTHERS):
+            self._ask(self._client.log_batch, self.handed.id, tags=part)
+
+    def _keep(self, name: str, content: Mapping[str, Any]) -> None:
+        self._ask(self._client.log_dict, self.handed.id, encode(content), name)
+
+    def _ask(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
+        return self._retries.call(lambda: function(*args, **named), _passes)
+
+
+def key_of(name: str) -> str:
+    """A name with the characters that MLflow takes.
+
+    >>> key_of("valid/F-beta (0.5)")
+    'valid/F-beta _0.5_'
+    """
+    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
+
+
+def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it may go better the next time: not what the server understood and refused."""
+    status = getattr(error, "get_http_status_code", lambda: 500)()
+    return isinstance(error, OSError) or (hasattr(error, "get_http_status_code") and (status == 429 or status >= 500))

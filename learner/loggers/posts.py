@@ -1,0 +1,100 @@
+"""Requests that post JSON to an address, and to no other one."""
+
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urljoin
+
+from learner.errors import LearnerError
+from learner.loggers.urls import refuse_url, server_of
+
+TOKEN = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # RFC 9110, 5.6.2
+CONTENT = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # and 5.5
+
+
+class RefusedError(LearnerError):
+    """A request that was not taken; `code`: of the answer, if there was one."""
+
+    def __init__(self, code: int | None, text: str):
+        super().__init__(text)
+        self.code = code
+
+
+def passes(error: Exception) -> bool:
+    """Whether it may go better the next time.
+
+    >>> passes(RefusedError(503, "busy")), passes(RefusedError(404, "not here"))
+    (True, False)
+    """
+    return isinstance(error, RefusedError) and (error.code is None or error.code in (408, 429) or error.code >= 500)
+
+
+def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> None:
+    """Posts bytes. A server that points elsewhere is not followed: the request would become one without content, and
+    take its headers, which may be secret, to a server that nobody has named.
+
+    Raises:
+      RefusedError: the server did not take it within `timeout` seconds, or is not there.
+    """
+    request = urllib.request.Request(url, data, dict(headers), method="POST")
+    try:
+        with urllib.request.build_opener(_Stay).open(request, timeout=timeout) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        error.close()
+        answered = f"{server_of(url)} answered {error.code} {error.reason}"
+        where = error.headers.get("Location") if 300 <= error.code < 400 else None
+        if where is not None:
+            answered += f" and points to {_shown(url, where)}, which is not followed: give the address that is meant"
+        raise RefusedError(error.code, answered) from None
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or error
+        raise RefusedError(None, f"{server_of(url)} cannot be reached: {why}") from None
+
+
+def header_problems(headers: object) -> list[str]:
+    """What is wrong with headers, without their values: those may be secret.
+
+    >>> header_problems({"Authorization": "Bearer x"})
+    []
+    >>> header_problems({"Authorization": "Bearer x\\n"})
+    ["the header 'Authorization' has a line break or another character that headers cannot have"]
+    """
+    if not isinstance(headers, Mapping):
+        return [f"headers is of type {type(headers).__name__}; it needs a mapping of names to texts"]
+    return [problem for name, value in headers.items() if (problem := _problem(name, value))]
+
+
+def _problem(name: object, value: object) -> str:
+    if not isinstance(name, str):
+        return f"a header's name is of type {type(name).__name__}; it needs a text"
+    if not TOKEN.fullmatch(name):
+        begin = TOKEN.match(name)  # the rest may be a value
+        shown = repr(f"{begin[0]}...") if begin else "a character that none has"
+        return f"a header's name begins with {shown}; it needs letters, digits and '-' only"
+    if not isinstance(value, str):
+        return f"the header {name!r} has a {type(value).__name__}; it needs a text"
+    if not CONTENT.fullmatch(value):
+        return f"the header {name!r} has a line break or another character that headers cannot have"
+    return ""
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Leaves answers that point elsewhere to those who take them for errors."""
+
+    def http_error_302(self, *args: Any) -> None:
+        """Does not follow."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
+
+
+def _shown(url: str, where: str) -> str:
+    try:
+        meant = urljoin(url, where)
+        refuse_url(meant, "the answer")
+    except ValueError:
+        return "another place"
+    return server_of(meant)

@@ -1,0 +1,53 @@
+"""Trying again what a server did not take."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from learner.errors import LearnerError
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Retries:
+    """Calls something until it works, so many times more at most, with pauses that double.
+
+    Args:
+      times: how often it is tried again.
+      pause: seconds before that for the first time.
+      sleep: what waits.
+
+    Raises:
+      LearnerError: `times` is no whole number that is 0 or more.
+
+    >>> pauses, answers = [], iter([None, None, "taken"])
+    >>> def post():
+    ...     if (answer := next(answers)) is None:
+    ...         raise TimeoutError
+    ...     return answer
+    >>> Retries(3, sleep=pauses.append).call(post, lambda error: isinstance(error, TimeoutError)), pauses
+    ('taken', [1.0, 2.0])
+    """
+
+    times: int = 3
+    pause: float = 1.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
+            raise LearnerError(f"retries is {self.times!r}; it needs a whole number, 0 or more")
+
+    def call(self, what: Callable[[], T], passes: Callable[[Exception], bool]) -> T:
+        """What `what()` returns. Its errors come out of here where trying again does not help, as `passes` says, or
+        did not.
+        """
+        for number in range(self.times):
+            try:
+                return what()
+            except Exception as error:
+                if not passes(error):
+                    raise
+            self.sleep(self.pause * 2**number)
+        return what()

@@ -1,0 +1,124 @@
+"""`metrics.csv`: what a run measures, as one table."""
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from learner.events import RunStarted, SplitEnded, StepsEnded
+from learner.loggers.appended import AppendedFile, final_text, value_texts, weight_texts
+from learner.loggers.base import EVERY, RunLogger
+from learner.loggers.tail import go_on, keeps
+
+WHERE = ["kind", "split", "epoch", "step", "weight"]
+
+
+class Csv(RunLogger):
+    """Writes a table with a row for each step, and one for what each whole split came to.
+
+        kind,split,epoch,step,weight,Loss,Accuracy
+        step,train,1,1,32,2.3,0.0625
+        split,train,1,45,,1.2,0.65
+        split,valid,1,45,,0.5,0.92
+
+    Every row has all columns: those of the metrics that are known at the start, and of one that comes later (a hook's
+    number) a further one at the end, for which the file is written anew, whole or not at all. What a row has no value
+    for is empty. Numbers that are not finite are nan, inf and -inf; texts are as JSON has them, on one line. A run that
+    goes on takes back the rows of steps that it makes again; one that begins replaces the file.
+
+    Args:
+      path: of the file; default: `metrics.csv` in the run's directory.
+      every_steps: see `RunLogger`.
+      every_epochs: see `RunLogger`.
+    """
+
+    def __init__(self, path: str | None = None, every_steps: int | None = EVERY, every_epochs: int = 1):
+        super().__init__(every_steps, every_epochs)
+        self._path = path
+        self._file: AppendedFile | None = None
+        self._names: list[str] = []
+
+    def started(self, event: RunStarted) -> None:
+        """Opens the file where the run goes on."""
+        path = Path(self._path) if self._path is not None else event.directory / "metrics.csv"
+        keep = keeps(event)
+        self._names = _header(path) if event.resumed else []
+
+        def verdict(line: bytes) -> bool | None:
+            kind, split, epoch, step, _, *values = _row(line)
+            if kind == "kind":
+                return None
+            names = [name for name, value in zip(self._names, values, strict=True) if value]
+            return keep(kind, split, int(epoch), int(step), names)
+
+        go_on(path, event, verdict)
+        self._file = AppendedFile(str(path))
+        self._take_in([info.name for info in event.metrics])
+
+    def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
+        """A row for each."""
+        assert self._file is not None
+        self._take_in(list(values))
+        empty = [""] * len(steps)
+        columns = [value_texts(values[name]) if name in values else empty for name in self._names]
+        weights = weight_texts(event.weights[steps.start - event.first :: steps.step])
+        head = _line(["step", event.split, str(event.epoch)]).removesuffix("\n")
+        for row in zip(map(str, steps), weights, *columns, strict=True):
+            self._file.pending.append(f"{head},{','.join(row)}\n")
+        self._file.write()
+
+    def split(self, event: SplitEnded) -> None:
+        """A row."""
+        assert self._file is not None
+        self._take_in(list(event.values))
+        texts = [final_text(event.values[name]) if name in event.values else "" for name in self._names]
+        self._file.pending.append(_line(["split", event.split, str(event.epoch), str(event.step), "", *texts]))
+        self._file.write()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _take_in(self, names: Sequence[str]) -> None:
+        """Gives the table the columns that it does not have yet."""
+        new = [name for name in dict.fromkeys(names) if name not in self._names]
+        if not new and self._names:
+            return
+        assert self._file is not None
+        self._names += new
+        self._file.close()
+        path = self._file.path
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{path}.tmp")  # of a process that was killed; a link would be written through
+        with open(f"{path}.tmp", "x", encoding="utf-8", newline="") as wider:
+            wider.write(_line([*WHERE, *self._names]))
+            if os.path.exists(path):
+                with open(path, encoding="utf-8", newline="") as before:
+                    next(before, None)
+                    wider.writelines(line.rstrip("\n") + "," * len(new) + "\n" for line in before)
+        os.replace(f"{path}.tmp", path)
+        self._file = AppendedFile(path)
+
+
+def _header(path: Path) -> list[str]:
+    """The metrics that a file has columns for."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        line = file.readline()
+    return _row(line)[len(WHERE) :] if line.endswith(b"\n") else []
+
+
+def _row(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode()]))
+
+
+def _line(fields: Sequence[str]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerow(fields)
+    return written.getvalue()

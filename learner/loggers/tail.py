@@ -1,0 +1,104 @@
+"""Taking lines back from the end of a file that only grows, so that a run that goes on has each of them once."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from learner.events import RunStarted
+from learner.loggers.appended import refuse_special
+
+BLOCK = 2**20
+
+History = Mapping[str, Sequence[tuple[int, int, float | str]]]
+
+
+def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | None]) -> None:
+    """Removes lines that the end of a file has too many. What lies before them is not read.
+
+    Args:
+      path: of the file; it need not be there.
+      verdict: of a line, with its end: `True`: it stays; `False`: it goes; `None`: it stays, and so does all before it.
+        It is asked from the last line on. A last line without its end was torn, and goes.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "numbers")
+    >>> path.write_text("1\\n2\\n13\\n2\\n13\\n1")
+    13
+    >>> cut_tail(path, lambda line: None if line == b"1\\n" else line != b"13\\n")
+    >>> path.read_text()
+    '1\\n2\\n2\\n'
+    """
+    refuse_special(path)
+    if not os.path.exists(path):
+        return
+    with open(path, "r+b") as file:
+        first, kept = None, list[bytes]()
+        stay = list[bytes]()
+        for offset, line in _from_the_end(file):
+            said = verdict(line) if line.endswith(b"\n") else False
+            if said is None:
+                break
+            if said:
+                stay.append(line)
+            else:
+                first, kept = offset, list(stay)
+        if first is not None:
+            file.truncate(first)
+            file.seek(first)
+            file.write(b"".join(reversed(kept)))
+
+
+def go_on(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | None]) -> None:
+    """Takes the file of a logger to where the run begins or goes on: see `cut_tail`; one that begins has a new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_special(path)
+    if started.resumed:
+        cut_tail(path, verdict)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def keeps(started: RunStarted) -> Callable[[str, str, int, int, Sequence[str]], bool | None]:
+    """Tells what of an earlier start of a run stays where it goes on, as a verdict for `cut_tail`.
+
+    It is asked by the kind of the values (`"step"` or `"split"`), the split, the epoch, the step and the names.
+    Steps that the run makes again go. Values of a whole split stay where the run knows them: at the step where it goes
+    on some may have been measured before the checkpoint, and some after it.
+    """
+    known: dict[str, set[tuple[int, int]]] = {}
+
+    def verdict(kind: str, split: str, epoch: int, step: int, names: Sequence[str]) -> bool | None:
+        if step > started.step:
+            return False
+        if step < started.step:
+            return None
+        return kind == "step" or any((epoch, step) in _points(known, started.history, f"{split}/{n}") for n in names)
+
+    return verdict
+
+
+def _points(known: dict[str, set[tuple[int, int]]], history: History, key: str) -> set[tuple[int, int]]:
+    if key not in known:
+        known[key] = {(epoch, step) for epoch, step, _ in history.get(key, ())}
+    return known[key]
+
+
+def _from_the_end(file: BinaryIO, block: int = BLOCK) -> Iterator[tuple[int, bytes]]:
+    """Each line with its end, and where it begins."""
+    position, rest = file.seek(0, os.SEEK_END), b""
+    while position > 0:
+        size = min(block, position)
+        position -= size
+        file.seek(position)
+        content = file.read(size) + rest
+        begin = content.find(b"\n") + 1 if position else 0
+        if position and not 0 < begin < len(content):
+            rest = content  # no line begins in it
+            continue
+        rest, offset = content[:begin], position + len(content)
+        *whole, torn = content[begin:].split(b"\n")
+        for line in [torn, *(line + b"\n" for line in reversed(whole))]:
+            offset -= len(line)
+            if line:
+                yield offset, line

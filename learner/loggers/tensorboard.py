@@ -1,0 +1,136 @@
+"""TensorBoard: scalars, texts, pictures and hyper-parameters as its event files."""
+
+import contextlib
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.loggers.appended import refuse_special
+from learner.loggers.base import EVERY_DEAR, RunLogger, refuse_missing
+from learner.loggers.tfevents import Records
+
+FILE = re.compile(r"events\.out\.tfevents\.\d{10}\..*\.learner")
+SECONDS_BETWEEN_WRITES = 2.0
+
+
+class TensorBoard(RunLogger):
+    """Writes event files for TensorBoard: `tensorboard --logdir runs` shows all runs below `runs`.
+
+    The values of whole splits are scalars by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
+    the optimizer step. Metrics without a number are texts, and pictures where they can be drawn. Config, environment,
+    commit and summary are texts too, and the config is the run's hyper-parameters. A run that goes on writes a further
+    file, whose beginning tells TensorBoard to forget the later steps of those before.
+
+    Needs tensorboardX: `pip install "learner[tensorboard]"`.
+
+    Args:
+      directory: of the files; default: `tensorboard` in the run's directory.
+      every_steps: see `RunLogger`.
+      every_epochs: see `RunLogger`.
+      clock: seconds, by which the files are written every two of them.
+
+    Raises:
+      LearnerError: tensorboardX is not installed.
+    """
+
+    def __init__(
+        self,
+        directory: str | None = None,
+        every_steps: int | None = EVERY_DEAR,
+        every_epochs: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(every_steps, every_epochs)
+        refuse_missing("tensorboardX", "tensorboard", "TensorBoard")
+        self._directory, self._clock = directory, clock
+        self._file: Any = None
+        self._written = clock()
+
+    def started(self, event: RunStarted) -> None:
+        """Opens the next file."""
+        from tensorboardX.record_writer import RecordWriter
+
+        place = Path(self._directory) if self._directory is not None else event.directory / "tensorboard"
+        refuse_special(place)
+        if not event.resumed:
+            remove_event_files(place)
+        place.mkdir(parents=True, exist_ok=True)
+        self._file = RecordWriter(_next_file(place, int(event.time)))
+        self._records = Records(self._file.write)
+        self._records.begin(event.time)
+        if event.resumed:
+            self._records.go_on(event.time, event.step + 1)
+        told = {"config": event.config, "environment": event.environment, "commit": event.commit}
+        for name, content in told.items():
+            if content:
+                self._records.text(f"run/{name}", content, event.time, event.step)
+        keys = [info.key for info in event.metrics if info.numeric]
+        self._end = self._records.settings(event.config, keys, event.time)
+        self._write()
+
+    def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
+        """Scalars of single steps."""
+        tags = [f"step/{event.split}/{name}" for name in values]
+        for step, *numbers in zip(steps, *(column.tolist() for column in values.values()), strict=True):
+            self._records.scalars(event.time, step, tags, numbers)
+        if self._clock() - self._written >= SECONDS_BETWEEN_WRITES:
+            self._write()
+
+    def split(self, event: SplitEnded) -> None:
+        """Scalars of a whole split, texts and pictures."""
+        numbers = {f"{event.split}/{name}": x for name, x in event.values.items() if not isinstance(x, str)}
+        self._records.scalars(event.time, event.step, list(numbers), list(numbers.values()))
+        for name, value in event.values.items():
+            if isinstance(value, str):
+                self._records.text(f"{event.split}/{name}", value, event.time, event.step)
+        for name, draw in event.pictures.items():
+            self._records.picture(f"{event.split}/{name}", draw(), event.time, event.step)
+        self._write()
+
+    def ended(self, event: RunEnded) -> None:
+        """The summary, and the end of the session of hyper-parameters."""
+        self._records.text("run/summary", event.summary, event.time, event.step)
+        self._end(event.time)
+
+    def failed(self, event: RunFailed) -> None:
+        """The error, as a text."""
+        if self._file is not None:
+            self._records.text("run/error", event.error, event.time, event.step)
+
+    def close(self) -> None:
+        """Writes what is left and closes the file."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.flush()
+            finally:
+                file.close()
+
+    def _write(self) -> None:
+        self._file.flush()
+        self._written = self._clock()
+
+
+def remove_event_files(directory: Path) -> None:
+    """Removes the event files that a run of ours left; others stay, and so does what lies behind a link."""
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    for path in directory.glob("events.out.tfevents.*"):
+        if FILE.fullmatch(path.name):
+            path.unlink()
+    with contextlib.suppress(OSError):  # others are there
+        directory.rmdir()
+
+
+def _next_file(place: Path, second: int) -> str:
+    """A name that comes after those of all others: TensorBoard reads files by their names, and their seconds."""
+    seconds = [int(path.name.split(".")[3]) for path in place.iterdir() if FILE.fullmatch(path.name)]
+    second = max([second, *(each + 1 for each in seconds)])
+    return os.fspath(place / f"events.out.tfevents.{second:010d}.{platform.node()}.learner")

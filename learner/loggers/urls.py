@@ -1,0 +1,51 @@
+"""Addresses of servers."""
+
+import re
+from urllib.parse import urlsplit
+
+from learner.errors import LearnerError
+
+
+def refuse_url(url: object, what: str) -> None:
+    """Raises `LearnerError` for what is no address of a web server.
+
+    >>> refuse_url("http://127.0.0.1:5000", "the webhook")
+    >>> refuse_url("htp://example.org", "the webhook")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: the webhook has the address 'htp://...'; it needs one such as https://example.org/path
+    """
+    scheme, host = "", None
+    if isinstance(url, str):
+        scheme = url.partition("://")[0]
+        try:
+            parts = urlsplit(url)
+            host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+        except ValueError:
+            host = None
+        if not url.isprintable() or " " in url:
+            host = None
+    if not host:
+        shown = repr(url)
+        if isinstance(url, str) and ("://" in url or "@" in url):  # the rest may be secret
+            shown = repr(f"{scheme}://..." if "://" in url else f"***@{url.rpartition('@')[2]}")
+        raise LearnerError(f"{what} has the address {shown}; it needs one such as https://example.org/path")
+
+
+def server_of(url: str) -> str:
+    """The address without what may be secret in it.
+
+    >>> server_of("https://me:word@hooks.example.org:8080/services/T0/B0/secret?key=1")
+    'https://hooks.example.org:8080'
+    """
+    parts = urlsplit(url)
+    port = "" if parts.port is None else f":{parts.port}"
+    return f"{parts.scheme}://{parts.hostname}{port}"
+
+
+def without_user(text: str) -> str:
+    """A text whose addresses do not say user and password.
+
+    >>> without_user("GET http://me:word@127.0.0.1:5000/api failed")
+    'GET http://***@127.0.0.1:5000/api failed'
+    """
+    return re.sub(r"(?<=//)[^\s/?#]*@", "***@", text)

@@ -1,0 +1,159 @@
+"""Weights & Biases: a run's values, config and summary, on its server or offline in files of its own."""
+
+import html
+import logging
+import os
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.events import Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.journal import encode
+from learner.loggers.base import EVERY_DEAR, refuse_missing
+from learner.loggers.once import OnceLogger, new_id
+from learner.loggers.png import pixels
+
+MODES = ("online", "offline")
+SECONDS_TO_START = 30.0
+
+
+class WandB(OnceLogger):
+    """Logs a run to Weights & Biases.
+
+    The values of whole splits are logged by key (`valid/Loss`), those of single steps as `step/train/Loss`, with
+    `epoch` and `step`, which is the axis of all plots. Texts (a confusion matrix) are logged as `text/valid/...`, what
+    can be drawn as `picture/valid/...`; the newest texts and what the run came to are in the summary, commit and
+    environment in the config, messages in its log. A run that goes on goes on under the same id, which `wandb.json` in
+    its directory keeps, and what was logged stands.
+
+    Needs wandb and pillow: `pip install "learner[wandb]"`. It reads the key of the account by itself. Offline the files
+    lie in `wandb/` of the run's directory, one directory for each start; `wandb sync` sends them.
+
+    Args:
+      project: its name.
+      name: of the run; default: the name of its directory.
+      mode: `"online"` or `"offline"`; default: what wandb's environment says.
+      every_steps: see `RunLogger`.
+      every_epochs: see `RunLogger`.
+
+    Raises:
+      LearnerError: wandb or pillow is not installed, or there is no such mode.
+    """
+
+    file = "wandb.json"
+
+    def __init__(
+        self,
+        project: str = "learner",
+        name: str | None = None,
+        mode: str | None = None,
+        every_steps: int | None = EVERY_DEAR,
+        every_epochs: int = 1,
+    ):
+        super().__init__(every_steps, every_epochs)
+        if mode is not None and mode not in MODES:
+            raise LearnerError(f"mode of WandB is {mode!r}; it needs 'online', 'offline', or None")
+        refuse_missing("wandb", "wandb", "WandB")
+        refuse_missing("PIL", "wandb", "WandB")
+        self._project, self._name = project, name
+        self._mode: Any = mode
+        self._run: Any = None
+
+    def started(self, event: RunStarted) -> None:
+        """Begins the run, or goes on with it."""
+        super().started(event)
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        self.handed.id = self.handed.id or new_id()
+        asked: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
+        if "x_sync_dir_suffix" in wandb.Settings.model_fields:  # or two starts in one second share their files
+            asked["x_sync_dir_suffix"] = new_id()
+        settings = wandb.Settings(**asked, init_timeout=SECONDS_TO_START)
+        with self.handed.over():
+            self._run = wandb.init(
+                project=self._project,
+                name=self._name or event.directory.absolute().name,
+                id=self.handed.id,
+                dir=str(event.directory.absolute()),
+                mode=self._mode,
+                resume="allow" if self.handed.known else None,
+                settings=settings,
+            )
+        told = {"environment": event.environment} | ({} if event.commit is None else {"commit": event.commit})
+        self._run.config.update(encode({**event.config, **told}), allow_val_change=True)
+        self._run.define_metric("*", step_metric="step")
+        self._step = -1
+
+    def send_steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
+        """A row for each step."""
+        names = [f"step/{event.split}/{name}" for name in values]
+        columns = [column.tolist() for column in values.values()]
+        rows = [self._row(step) for step in steps]
+        with self.handed.over():
+            for row, step, *numbers in zip(rows, steps, *columns, strict=True):
+                named = dict(zip(names, numbers, strict=True))
+                self._run.log({**named, "epoch": event.epoch, "step": step}, step=row)
+
+    def send_split(self, event: SplitEnded) -> None:
+        """A row with its texts and pictures; the texts go into the summary, too."""
+        numbers = {f"{event.split}/{name}": x for name, x in event.values.items() if not isinstance(x, str)}
+        texts = {f"{event.split}/{name}": x for name, x in event.values.items() if isinstance(x, str)}
+        seen = {f"text/{key}": _text(text) for key, text in texts.items()}
+        seen |= {f"picture/{event.split}/{name}": _picture(draw()) for name, draw in event.pictures.items()}
+        row = self._row(event.step)
+        with self.handed.over():
+            self._run.log({**numbers, **seen, "epoch": event.epoch, "step": event.step}, step=row)
+            self._run.summary.update(texts)
+
+    def message(self, event: Message) -> None:
+        """A line of the run's log, where this wandb has such a thing."""
+        if hasattr(self._run, "write_logs"):
+            self._run.write_logs(f"{logging.getLevelName(event.level)}  {event.text}")
+
+    def ended(self, event: RunEnded) -> None:
+        """Closes the run with its summary."""
+        best = {
+            f"best/{key}": metric["best"]["value"] for key, metric in event.summary["metrics"].items() if metric["best"]
+        }
+        self._run.summary.update(encode({**best, "stopped_by": event.stopped_by, "seconds": event.seconds}))
+        self._finish(0)
+
+    def failed(self, event: RunFailed) -> None:
+        """Closes the run with its error."""
+        if self._run is not None:
+            self._run.summary.update({"error": event.error})
+            self._finish(1)
+
+    def close(self) -> None:
+        """Closes the run, if it is open."""
+        self._finish(1)
+
+    def _row(self, step: int) -> int:
+        """Of a step. wandb takes rows in order and those of an earlier start not again: what comes late, such as a
+        validation that was cut short, has a later row and its own `step`.
+        """
+        if step != self._step:
+            self._step, self.handed.row = step, max(step, self.handed.row + 1)
+        return self.handed.row
+
+    def _finish(self, code: int) -> None:
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.finish(exit_code=code)
+
+
+def _text(text: str) -> Any:
+    """As it stands, whatever it has in it."""
+    import wandb
+
+    return wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
+
+
+def _picture(picture: np.ndarray) -> Any:
+    """To the bit: arrays would be scaled where all their values are small."""
+    import wandb
+    from PIL import Image
+
+    return wandb.Image(Image.fromarray(pixels(picture)))

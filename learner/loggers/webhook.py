@@ -1,0 +1,132 @@
+"""Webhooks: what people want to hear of a run is posted to an address as JSON."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+from learner.errors import near, one_error
+from learner.events import Event, Listener, RunEnded, RunFailed, RunStarted, SplitEnded
+from learner.journal import encode
+from learner.loggers.posts import header_problems, passes, post
+from learner.loggers.retries import Retries
+from learner.loggers.urls import refuse_url, without_user
+
+KINDS = ("start", "best", "end", "preemption", "failure")
+PREEMPTED = ("sigterm", "time limit")
+
+
+class Webhook(Listener):
+    """Posts JSON objects to an address: when a run ends, fails, has to make room, or has a new best value.
+
+        {"event": "best", "time": 1769860800.0, "directory": "runs/digits", "epoch": 3, "step": 135,
+         "metric": "valid/Loss", "value": 0.25, "before": 0.31}
+        {"event": "end", ..., "stopped_by": "num_epochs", "seconds": 12.5, "summary": {...}}
+        {"event": "preemption", ..., "stopped_by": "sigterm", "seconds": 12.5, "summary": {...}}
+        {"event": "failure", ..., "error": "ValueError('...')"}
+        {"event": "start", ..., "resumed": false, "config": {...}, "environment": {...}, "commit": "..."}
+
+    What the server does not take is posted again, with growing pauses; where that does not help either, there is one
+    warning, and nothing more is posted. A server that points to another address is not followed.
+
+    Args:
+      url: the address, `https://...` or `http://...`.
+      on: which of the events are posted.
+      monitors: the metrics by key whose new best values are; default: the one that decides about the best checkpoint.
+      headers: further headers of the requests, such as `{"Authorization": "Bearer ..."}`.
+      timeout: seconds that an answer may take.
+      retries: how often a request is tried again.
+      sleep: what waits between them.
+
+    Raises:
+      LearnerError: the address is none, has a user in it or is not ASCII; there is no such event; a header has a value
+        that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        on: Sequence[str] = ("best", "end", "preemption", "failure"),
+        monitors: Sequence[str] = (),
+        headers: dict[str, str] | None = None,
+        timeout: float = 5.0,
+        retries: int = 3,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        refuse_url(url, "the webhook")
+        chosen, self.monitors = (((words,) if isinstance(words, str) else tuple(words)) for words in (on, monitors))
+        problems = [f"on has {kind!r}: {near(str(kind), KINDS)}" for kind in chosen if kind not in KINDS]
+        problems += address_problems(url) + header_problems({} if headers is None else headers)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            problems.append(f"timeout of Webhook is {timeout!r}; it needs a number of seconds greater than 0")
+        if problems:
+            raise one_error(problems, "Webhook cannot be used")
+        self._url, self._on, self._timeout = url, chosen, float(timeout)
+        self._headers = {"Content-Type": "application/json", "User-Agent": "learner", **(headers or {})}
+        self._retries = Retries(retries, sleep=sleep)
+        self._directory = ""
+        self._best: dict[str, float | None] = {}
+        self._higher: dict[str, bool] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Posts what is to be posted of it."""
+        if isinstance(event, RunStarted):
+            self._started(event)
+        elif isinstance(event, SplitEnded):
+            self._look(event)
+        elif isinstance(event, RunEnded):
+            kind = "preemption" if event.stopped_by in PREEMPTED else "end"
+            how = {"stopped_by": event.stopped_by, "seconds": event.seconds, "summary": event.summary}
+            self._post(kind, event, epoch=event.epoch, step=event.step, **how)
+        elif isinstance(event, RunFailed):
+            self._post("failure", event, epoch=event.epoch, step=event.step, error=event.error)
+
+    def _started(self, event: RunStarted) -> None:
+        self._directory = str(event.directory)
+        directions = {info.key: info.higher_is_better for info in event.metrics}
+        keys = self.monitors or ([event.monitor] if event.monitor else [])
+        self._higher = {key: bool(directions[key]) for key in keys if directions.get(key) is not None}
+        for key, higher in self._higher.items():
+            numbers = [value for _, _, value in event.history.get(key, ()) if is_number(value)]
+            self._best[key] = (max if higher else min)(numbers, default=None)
+        told = {name: getattr(event, name) for name in ("resumed", "config", "environment", "commit")}
+        self._post("start", event, epoch=event.epoch, step=event.step, **told)
+
+    def _look(self, event: SplitEnded) -> None:
+        for key, higher in self._higher.items():
+            split, name = key.split("/", 1)
+            value = event.values.get(name) if split == event.split else None
+            before = self._best[key]
+            if is_number(value) and (before is None or (value > before if higher else value < before)):
+                self._best[key] = value
+                numbers = {"metric": key, "value": value, "before": before}
+                self._post("best", event, epoch=event.epoch, step=event.step, **numbers)
+
+    def _post(self, kind: str, event: Event, **content: Any) -> None:
+        if kind not in self._on:
+            return
+        said = {"event": kind, "time": event.time, "directory": self._directory, **content}
+        data = json.dumps(encode(said), allow_nan=False).encode()
+        self._retries.call(lambda: post(self._url, data, self._headers, self._timeout), passes)
+
+
+def address_problems(url: str) -> list[str]:
+    """What posting cannot do with an address, without what may be secret in it.
+
+    >>> address_problems("https://me:word@example.org/hook")
+    ["the webhook's address is https://***@...: give user and password as the header 'Authorization', 'Basic ...'"]
+    """
+    problems = []
+    if without_user(url) != url:
+        how = "give user and password as the header 'Authorization', 'Basic ...'"
+        problems.append(f"the webhook's address is {url.partition('://')[0]}://***@...: {how}")
+    if not url.isascii():
+        how = "where that is its path, write %C3%B6 for ö, as urllib.parse.quote does"
+        problems.append(f"the webhook's address has characters that are not ASCII: {how}")
+    return problems
+
+
+def is_number(value: float | str | None) -> TypeGuard[float]:
+    """Whether it is a number that can be the best: no text, and not NaN."""
+    return isinstance(value, float | int) and not math.isnan(value)

@@ -1,0 +1,75 @@
+"""The table of metrics beside a bar: what each is now, its best value, and how it went."""
+
+from collections.abc import Sequence
+
+from learner.renderers.trends import BLOCKS, Trend, important, sparkline
+from learner.text import count, printable, short
+
+GAP = 2
+WIDEST_NAME, SHORTEST_NAME = 28, 10
+NARROWEST = 6  # of a column of numbers
+SHORTEST_TREND, LONGEST_TREND = 8, 32
+
+
+def board(
+    trends: Sequence[Trend], width: int, most: int, monitor: str | None = None, characters: str = BLOCKS
+) -> list[str]:
+    """A line of titles and one for each metric. Where there is little room, names are cut, then the epoch of the best
+    value is left out, then the trend, then the best value.
+
+    Args:
+      trends: of the metrics.
+      width: what a line may take, in characters.
+      most: lines for metrics; the most important ones get them.
+      monitor: the metric that decides about the best checkpoint, if any.
+      characters: of the trend, from low to high.
+
+    >>> from learner.events import MetricInfo
+    >>> loss = Trend(MetricInfo("valid", "Loss", higher_is_better=False))
+    >>> for epoch in range(1, 9):
+    ...     loss.add(epoch, 45 * epoch, 1 / epoch)
+    >>> print("\\n".join(board([loss], width=44, most=4)))
+    metric         now    best  epoch  trend
+    valid/Loss   0.125   0.125      8  █▄▃▂▂▁▁▁
+    """
+    shown = important(trends, most, monitor)
+    if not shown:
+        return []
+    numbers = [_column(title, texts) for title, texts in _texts(shown).items()]
+    now, best, epoch = (GAP + len(column[0]) for column in numbers)
+    names = [printable(trend.info.key) for trend in shown]
+    least = min(max(SHORTEST_NAME, width - now - best - GAP - SHORTEST_TREND), width - now)
+    name = max(len("metric"), min(WIDEST_NAME, least, max(map(len, names))))
+    room = width - name - now
+    if room < 0:
+        return []
+    kept = [room >= best, room >= best + GAP + SHORTEST_TREND, room >= best + epoch + GAP + SHORTEST_TREND]
+    numbers = [column for column, wanted in zip(numbers, (True, kept[0], kept[2]), strict=True) if wanted]
+    columns = [[_cut(text, name) for text in ("metric", *names)], *numbers]
+    if kept[1]:
+        length = min(LONGEST_TREND, room - best - (epoch if kept[2] else 0) - GAP)
+        columns.append(["trend", *(_trend(trend, length, characters) for trend in shown)])
+    lines = [(" " * GAP).join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    hidden = len(trends) - len(shown)
+    return [*lines, *([_cut(f"and {count(hidden, 'more metric')}", width).rstrip()] if hidden else [])]
+
+
+def _texts(trends: Sequence[Trend]) -> dict[str, list[str]]:
+    return {
+        "now": ["-" if trend.now is None else short(trend.now) for trend in trends],
+        "best": ["-" if trend.best is None else short(trend.best.value) for trend in trends],
+        "epoch": ["-" if trend.best is None else str(trend.best.epoch) for trend in trends],
+    }
+
+
+def _column(title: str, texts: Sequence[str]) -> list[str]:
+    width = max(NARROWEST if title != "epoch" else 0, *map(len, (title, *texts)))
+    return [text.rjust(width) for text in (title, *texts)]
+
+
+def _trend(trend: Trend, length: int, characters: str) -> str:
+    return sparkline([value for _, value in trend.curve.points(length)], characters)
+
+
+def _cut(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else text[: max(0, width - 1)] + "."

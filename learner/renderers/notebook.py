@@ -1,0 +1,181 @@
+"""A run in a notebook: a table and curves that change while it goes on."""
+
+import collections
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.events import (
+    EpochEnded,
+    Event,
+    Listener,
+    Message,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    SplitEnded,
+    StepsEnded,
+)
+from learner.renderers import lines, page
+from learner.renderers.board import board
+from learner.renderers.progress import Progress
+from learner.renderers.summary import places
+from learner.renderers.trends import Trends
+
+SECONDS_BETWEEN_UPDATES = 0.5
+MOST_MESSAGES = 10
+WIDTH = 80  # of the text for those who show no HTML
+
+Display = Callable[[Mapping[str, str], str, bool], object]
+
+
+class NotebookRenderer(Listener):
+    """Shows a run below the cell that started it: what every metric is now, its best value, and curves of the metrics.
+
+    It is one output of the cell, which is replaced as the run goes on: HTML without scripts, and text for those who
+    show none. So it is saved with the notebook, and a cell that is run again begins a new one. A run that goes on while
+    nobody looks sends its updates all the same; a notebook that was closed meanwhile has what it last received, and
+    `learner report` or `learner plot` the rest.
+
+    Curves of `train` are those of some single steps until there are whole epochs.
+
+    Args:
+      display: gets the output by type (`text/html`, `text/plain`), the name of its place, and whether something is
+        there already; default: that of the notebook.
+      clock: seconds; it need not begin anywhere in particular.
+      every_seconds: the time from one update to the next, at least, and from one that an epoch's end brings to the next
+        of those. How a run ends is shown at once.
+
+    Raises:
+      LearnerError: this is no notebook, and there is no `display`.
+
+    >>> shown = []
+    >>> renderer = NotebookRenderer(lambda output, place, update: shown.append((output["text/plain"], update)))
+    >>> from pathlib import Path
+    >>> renderer.on_event(RunStarted(0.0, Path("runs/a"), 10, None, 45, (), parameters=10378))
+    >>> renderer.on_event(RunFailed(0.0, 1, 30, "ValueError: no loss"))
+    >>> for text, update in shown:
+    ...     print(update, text.splitlines())
+    False ['runs/a: 10 epochs of 45 steps, 10,378 parameters', 'epoch 1/10  starting']
+    True ['runs/a: 10 epochs of 45 steps, 10,378 parameters', 'failed at epoch 1, step 30: ValueError: no loss']
+    """
+
+    def __init__(
+        self,
+        display: Display | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        every_seconds: float = SECONDS_BETWEEN_UPDATES,
+    ) -> None:
+        if display is None and not in_notebook():
+            raise LearnerError(
+                "NotebookRenderer shows a run in a notebook, and this is none; elsewhere there are RichRenderer, for "
+                "terminals, and PlainRenderer"
+            )
+        self._display = display or _display
+        self._clock, self._every_seconds = clock, every_seconds
+        self._place = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._progress, self._trends = Progress(self._clock), Trends()
+        self._steps: StepsEnded | None = None
+        self._texts: dict[str, str] = {}
+        self._said: collections.deque[Message] = collections.deque(maxlen=MOST_MESSAGES)
+        self._messages = 0
+        self._directory: os.PathLike[str] | None = None
+        self._heading = self._end = ""
+        self._files: list[str] = []
+        self._is_there = self._changed = False
+        self._time = 0.0  # of the newest event
+        self._shown_at = self._epoch_shown_at = self._clock() - self._every_seconds
+
+    def on_event(self, event: Event) -> None:
+        """Takes it up, and shows it if it is time."""
+        if isinstance(event, RunStarted):
+            if self._place:  # of a run before this one
+                self._begin()
+            self._place = f"learner-{uuid.uuid4().hex}"
+            self._heading, self._directory = lines.started(event), event.directory
+        self._progress.on_event(event)
+        self._trends.on_event(event)
+        self._changed, self._time = True, event.time
+        if isinstance(event, StepsEnded):
+            self._steps = event
+        elif isinstance(event, SplitEnded):
+            texts = {name: value for name, value in event.values.items() if isinstance(value, str)}
+            self._texts |= {f"{event.split}/{name}": value for name, value in texts.items()}
+        elif isinstance(event, Message):
+            self._said.append(event)
+            self._messages += 1
+        elif isinstance(event, (RunEnded, RunFailed)):
+            self._take_end(event)
+        # after steps that take long an epoch's values shall not wait for the next ones
+        shown_at = self._epoch_shown_at if isinstance(event, EpochEnded) else self._shown_at
+        if self._end or self._clock() - shown_at >= self._every_seconds:
+            self._show()
+            if isinstance(event, EpochEnded):
+                self._epoch_shown_at = self._shown_at
+
+    def close(self) -> None:
+        """Shows what was not shown yet."""
+        if self._place and self._changed:
+            self._show()
+
+    def _take_end(self, event: RunEnded | RunFailed) -> None:
+        if isinstance(event, RunFailed):
+            self._end = lines.failed(event)
+            return
+        self._end = lines.ended(event)
+        if event.show_summary:
+            self._files = places(event.summary, self._directory)
+
+    def _show(self) -> None:
+        if not self._place:  # a message before the run
+            return
+        self._shown_at, self._changed = self._clock(), False
+        self._display({"text/html": self._html(), "text/plain": self._plain()}, self._place, self._is_there)
+        self._is_there = True
+
+    def _status(self) -> str:
+        """How it ended, or where it is."""
+        if self._end:
+            return self._end
+        steps = self._steps
+        position = lines.position(steps.split, *self._progress.position(steps)) if steps else "starting"
+        speed, left = lines.speed(self._progress.speed), lines.left(self._progress.seconds_left())
+        return "  ".join(filter(None, (self._progress.label(), position, speed, left)))
+
+    def _html(self) -> str:
+        trends, monitor = self._trends.newest(), self._trends.monitor
+        parts = [page.paragraph(self._heading, strong=True), page.paragraph(self._status())]
+        if not self._end:  # a picture that was saved while a run went on says when that was
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._time))
+            parts += [self._bar(), page.paragraph(f"as of {at} UTC")]
+        parts += [page.table(trends, monitor), page.charts(trends, monitor), page.texts(self._texts)]
+        parts += [page.messages(self._said, self._messages - len(self._said)), *map(page.paragraph, self._files)]
+        return f'<div style="font-size: 13px; line-height: 1.4; overflow-x: auto">{"".join(parts)}</div>'
+
+    def _bar(self) -> str:
+        done, total = self._progress.position(self._steps) if self._steps else (0, None)
+        return "" if total is None else f'<progress value="{done}" max="{total}" style="width: 280px"></progress>'
+
+    def _plain(self) -> str:
+        rows = board(self._trends.newest(), WIDTH, page.MOST_METRICS, self._trends.monitor)
+        said = [line for message in self._said for line in lines.message(message)]
+        return "\n".join([self._heading, self._status(), *rows, *lines.texts(self._texts), *said, *self._files])
+
+
+def in_notebook() -> bool:
+    """Whether this runs in the kernel of a notebook. Nothing is imported for that: a kernel has IPython already."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return any(base.__name__ == "ZMQInteractiveShell" for base in type(shell).__mro__)
+
+
+def _display(output: Mapping[str, str], place: str, update: bool) -> Any:
+    from IPython.display import display
+
+    display(dict(output), raw=True, display_id=place, update=update)

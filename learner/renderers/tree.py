@@ -1,0 +1,135 @@
+"""The arrays of a model as a tree that fits on a screen: deep parts are folded into one row."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from learner.events import ArrayInfo
+
+ROWS = 40
+"""Of a tree whose depth nobody chose."""
+MOST = 1000
+"""Of any tree."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An array, or several that are put together.
+
+    Attributes:
+      level: how deep it stands, from 0.
+      name: below the row that it belongs to.
+      shape: of an array; `None`: several.
+      dtype: if it is the same for all.
+      kind: empty for what is trained, `frozen`, or the kind of the arrays; of several if it is the same for all.
+      parameters: how many numbers they have that are parameters.
+      bytes: their size.
+      arrays: that are folded into this row; 1: none.
+    """
+
+    level: int
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    kind: str
+    parameters: int
+    bytes: int
+    arrays: int = 1
+
+
+class Node:
+    """A part of a model: an array, or what others are put together in."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.array: ArrayInfo | None = None
+        self.children: dict[str, Node] = {}
+
+    def all(self) -> Iterator[ArrayInfo]:
+        """The arrays in it."""
+        if self.array is not None:
+            yield self.array
+        for child in self.children.values():
+            yield from child.all()
+
+
+def folded(arrays: Sequence[ArrayInfo], depth: int | None = None) -> list[Row]:
+    """The tree of the arrays, and a last row for all of them.
+
+    Args:
+      arrays: of a model.
+      depth: how many levels are shown; what is below is folded. `None`: as many as make no more than 40 rows.
+
+    >>> blocks = [ArrayInfo(f"blocks.{i}.w", (2, 2), "float32", "params", True, 16) for i in range(50)]
+    >>> for row in folded([*blocks, ArrayInfo("head", (2,), "float32", "params", False, 8)]):
+    ...     print(row.arrays, row.parameters, row.kind or "trained", row.name)
+    50 200 trained blocks
+    1 2 frozen head
+    1 202 trained total
+    """
+    root = _tree(arrays)
+    depths = [depth] if depth is not None else range(_height(root), 0, -1)
+    rows: list[Row] = []
+    for each in depths:
+        rows = list(_rows(root, 0, each))
+        if len(rows) <= ROWS:
+            break
+    most = MOST if depth is not None else ROWS
+    if len(rows) > most:
+        rows = [*rows[: most - 1], _rest(root, rows[: most - 1])]
+    return [*rows, dataclasses.replace(_row(0, "total", list(arrays)), shape=None, arrays=1, dtype="", kind="")]
+
+
+def _tree(arrays: Sequence[ArrayInfo]) -> Node:
+    root = Node("")
+    for array in arrays:
+        node = root
+        for part in (array.path or "array").split("."):
+            node = node.children.setdefault(part, Node(part))
+        node.array = array
+    return root
+
+
+def _height(node: Node) -> int:
+    return 1 + max((_height(child) for child in node.children.values()), default=-1)
+
+
+def _rows(node: Node, level: int, depth: int) -> Iterator[Row]:
+    for child in node.children.values():
+        found = list(child.all())
+        if len(found) == 1:
+            below = found[0].path.split(".")[level:] if found[0].path else [child.name]
+            yield _row(level, ".".join(below) if child.children else child.name, found)
+        elif level + 1 >= depth:
+            yield _row(level, child.name, found)
+        else:
+            yield dataclasses.replace(_row(level, child.name, found), arrays=1, dtype="", kind="")
+            yield from _rows(child, level + 1, depth)
+
+
+def _row(level: int, name: str, arrays: list[ArrayInfo]) -> Row:
+    dtypes, kinds = {x.dtype for x in arrays}, {_kind(x) for x in arrays}
+    return Row(
+        level,
+        name,
+        arrays[0].shape if len(arrays) == 1 else None,
+        dtypes.pop() if len(dtypes) == 1 else "",
+        kinds.pop() if len(kinds) == 1 else "",
+        sum(math.prod(x.shape) for x in arrays if x.kind == "params"),
+        sum(x.bytes for x in arrays),
+        len(arrays),
+    )
+
+
+def _kind(array: ArrayInfo) -> str:
+    if array.kind != "params":
+        return array.kind
+    return "" if array.trainable else "frozen"
+
+
+def _rest(root: Node, shown: list[Row]) -> Row:
+    """What has no row any more, of a tree with one level or with more rows than anybody reads."""
+    tops = [row for row in shown if row.level == 0]
+    left = list(root.children.values())[len(tops) :]
+    arrays = [array for child in left for array in child.all()]
+    return _row(0, "...", arrays)

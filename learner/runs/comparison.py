@@ -1,0 +1,198 @@
+"""Runs side by side: what differs in their configs, and what came out."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from learner.errors import LearnerError, near
+from learner.history import Point
+from learner.runs.flat import text_of
+from learner.runs.run import Run
+from learner.text import aligned, duration, printable, short
+
+ALWAYS_DIFFER = ("directory",)
+FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")
+ABSENT = object()
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+      settings: the keys of the configs that differ.
+      metrics: the keys of the metrics that are shown.
+      rows: a mapping for each run: `run`, `directory`, `status`, `epochs`, `steps`, `seconds`, the settings by key
+        (with `config.` before one that is called like another column), and for each metric `<key> best`, `<key> best
+        epoch` and `<key> last`, `None` where a run has none.
+    """
+
+    settings: tuple[str, ...]
+    metrics: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def columns(self) -> list[str]:
+        """The names in each row, in order."""
+        return list(self.rows[0])
+
+    def lines(self, settings: int | None = None) -> list[str]:
+        """A table for people.
+
+        Args:
+          settings: how many of the settings at most; `None`: all.
+        """
+        shown = self.settings[:settings]
+        names = ["run", "status", "epochs", "steps", "time", *map(_last_part(self.settings), shown)]
+        for key in self.metrics:
+            names += [key, "epoch", "last"]
+        return aligned([list(map(printable, names)), *(self._cells(row, shown) for row in self.rows)])
+
+    def _cells(self, row: Row, shown: Sequence[str]) -> list[str]:
+        cells = [printable(row["run"]), short(row["status"]), str(row["epochs"]), str(row["steps"])]
+        cells += [duration(row["seconds"]), *(short(text_of(row[_column(key)])) for key in shown)]
+        for key in self.metrics:
+            values = (row[f"{key} {what}"] for what in ("best", "best epoch", "last"))
+            cells += [
+                "-" if value is None else str(value) if isinstance(value, int) else short(value) for value in values
+            ]
+        return cells
+
+
+@dataclasses.dataclass(frozen=True)
+class _Told:
+    """What is shown of a run, so that hundreds of long ones need not be in memory at once."""
+
+    fixed: Row
+    config: dict[str, Any]
+    best: dict[str, Point | None]
+    last: dict[str, Point | None]
+    higher: frozenset[str]
+
+    @classmethod
+    def of(cls, run: Run) -> "_Told":
+        fixed = {
+            "run": run.name,
+            "directory": str(run.directory),
+            "status": str(run.status),
+            "epochs": run.epochs,
+            "steps": run.step,
+            "seconds": round(run.seconds, 3),
+        }
+        best, last = ({key: find(key) for key in run.history} for find in (run.best, run.history.last))
+        higher = frozenset(key for key, info in run.metrics.items() if info.higher_is_better)
+        return cls(fixed, run.config, best, last, higher)
+
+
+def compare(runs: Iterable[Run], metrics: Sequence[str] = (), sort: str | None = None) -> Comparison:
+    """Lays runs side by side.
+
+    Args:
+      runs: one or more. Each is let go before the next one is taken, so a generator needs the memory of one.
+      metrics: keys (`valid/Loss`) or names (`Loss`, for all splits that have it); default: those of validation that
+        most of the runs have, else those of training.
+      sort: a column to sort by: a metric by its best value, the best run first; a setting or `seconds`, `steps`,
+        `epochs`, `status` or `run`, the smallest first. Runs without it are last. Default: in the order given.
+
+    Raises:
+      LearnerError: there is no such metric or column.
+    """
+    told = list(map(_Told.of, runs))
+    known = list(dict.fromkeys(key for run in told for key in run.last))
+    chosen = [key for name in metrics for key in _keys(name, known)] or _usual(told, known)
+    chosen += [sort] if sort in known and sort not in chosen else []
+    settings = _differing(told)
+    rows = [_row(run, settings, chosen) for run in told]
+    if sort is not None:
+        rows = _sorted(rows, told, sort, chosen, settings)
+    return Comparison(tuple(settings), tuple(chosen), tuple(rows))
+
+
+def _keys(name: str, known: Sequence[str]) -> list[str]:
+    found = [key for key in known if name in (key, key.split("/", 1)[1])]
+    if not found:
+        names = [*known, *dict.fromkeys(key.split("/", 1)[1] for key in known)]
+        raise LearnerError(f"no run has a metric {name!r}: {near(name, names)}")
+    return found
+
+
+def _usual(runs: Sequence[_Told], known: Sequence[str]) -> list[str]:
+    """The metrics of validation, else of training, that at least half of the runs have."""
+    common = [key for key in known if 2 * sum(key in run.last for run in runs) >= len(runs)]
+    return [key for key in common if key.startswith("valid")] or [key for key in common if key.startswith("train/")]
+
+
+def _differing(runs: Sequence[_Told]) -> list[str]:
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    configs = [run.config for run in runs if run.config]
+    return [
+        key
+        for key in keys
+        if key not in ALWAYS_DIFFER
+        and any(_differ(config.get(key, ABSENT), configs[0].get(key, ABSENT)) for config in configs)
+    ]
+
+
+def _differ(a: Any, b: Any) -> bool:
+    return type(a) is not type(b) or a != b
+
+
+def _row(run: _Told, settings: Sequence[str], metrics: Sequence[str]) -> Row:
+    row = {**run.fixed, **{_column(key): run.config.get(key) for key in settings}}
+    for key in metrics:
+        best, last = run.best.get(key), run.last.get(key)
+        row |= {f"{key} best": _value(best), f"{key} best epoch": best and best.epoch, f"{key} last": _value(last)}
+    return row
+
+
+def _value(point: Point | None) -> float | str | None:
+    return None if point is None else point.value
+
+
+def _sorted(
+    rows: list[Row], runs: Sequence[_Told], sort: str, metrics: Sequence[str], settings: Sequence[str]
+) -> list[Row]:
+    key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
+    names = {_last_part(settings)(setting): _column(setting) for setting in settings}
+    column, sign = names.get(sort, "seconds" if sort == "time" else sort), 1.0
+    if key is not None:
+        best = f"{key} best"
+        column = best if any(row[best] is not None for row in rows) else f"{key} last"
+        sign = -1.0 if any(key in run.higher for run in runs) else 1.0
+    if column not in rows[0]:
+        raise LearnerError(f"there is no column {sort!r} to sort by: {near(sort, [*metrics, *names, *rows[0]])}")
+
+    def place(row: Row) -> tuple[int, float, str]:
+        value = row[column]
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return 2, 0.0, ""
+        number = isinstance(value, int | float)
+        return (0, sign * value, "") if number else (1, 0.0, text_of(value))
+
+    return sorted(rows, key=place)
+
+
+def _column(setting: str) -> str:
+    """A setting may be called as another column is."""
+    return f"config.{setting}" if setting in FIXED else setting
+
+
+def _cell(value: float | str | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else short(value)
+
+
+def _last_part(keys: Sequence[str]) -> Callable[[str], str]:
+    """The shortest end of a key that no other of them has."""
+
+    def name(key: str) -> str:
+        parts = key.split(".")
+        for length in range(1, len(parts)):
+            end = "." + ".".join(parts[-length:])
+            if sum(("." + other).endswith(end) for other in keys) == 1:
+                return end[1:]
+        return key
+
+    return name

@@ -1,0 +1,105 @@
+"""The curves of a report: every metric of every run, with its places on each axis, as JSON can hold them."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.runs.run import Run
+from learner.runs.series import thinned
+
+MOST = 1000
+"""Points of a curve."""
+BAND = 200
+"""Points of the mean over runs that differ in their seed alone."""
+SEED = "seed"
+Curve = dict[str, Any]
+
+
+def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The metrics of runs that are numbers, in the order in which they appear.
+
+    Returns:
+      For each `name`, `unit` and `curves`: mappings with the index of the `run` (or, for the mean of several, `runs`),
+      the `split`, whether a value is that of one `step`, the places `x` by axis (`step`, `epoch`, `time` in minutes),
+      and `y`, and where a point is more than one value `low` and `high`. `None` stands for what is not finite.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for index, run in enumerate(runs):
+        for key in run.history:
+            split, name = key.split("/", 1)
+            if all(isinstance(value, str) for value in run.history[key]):
+                continue
+            metric = found.setdefault(name, {"name": name, "unit": run.metrics[key].unit, "curves": []})
+            metric["curves"] += [{"run": index, "split": split, **curve} for curve in _curves(run, key)]
+    for metric in found.values():
+        metric["curves"] += _bands(runs, metric["curves"])
+    return list(found.values())
+
+
+def _curves(run: Run, key: str) -> list[Curve]:
+    """The values of whole splits, and before them those of each step where there are some."""
+    points = [point for point in run.points(key) if not isinstance(point.value, str)]
+    step = np.array([point.step for point in points])
+    value = np.array([point.value for point in points], np.float64)
+    made = [_curve(run, False, *thinned(step, value, MOST))]
+    if key.startswith("train/") and len(series := run.steps(key, MOST)):
+        made.insert(0, _curve(run, True, series.step, series.mean, series.low, series.high))
+    return made
+
+
+def _curve(run: Run, each: bool, step: Any, y: Any, low: Any, high: Any) -> Curve:
+    axes = run.axes(step.astype(np.float64))
+    x = {"step": step.tolist(), "epoch": axes["epoch"].round(5).tolist(), "time": (axes["time"] / 60).round(5).tolist()}
+    curve = {"each": each, "x": x, "y": _numbers(y)}
+    same = np.array_equal(low, high, equal_nan=True)
+    return curve if same else {**curve, "low": _numbers(low), "high": _numbers(high)}
+
+
+def _numbers(values: Any) -> list[float | None]:
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+
+
+def _bands(runs: Sequence[Run], made: Sequence[Curve]) -> list[Curve]:
+    """The mean of runs whose configs differ in nothing but the seed, between the lowest and the highest of them."""
+    bands = []
+    for members in seeds(runs):
+        chosen = [curve for curve in made if curve["run"] in members]
+        kinds = itertools.groupby(sorted(chosen, key=_kind), key=_kind)
+        for (split, each), group in ((kind, list(curves)) for kind, curves in kinds):
+            if len(group) > 1:
+                together = [curve["run"] for curve in group]
+                bands.append({"run": together[0], "runs": together, "split": split, "each": each, **_band(group)})
+    return bands
+
+
+def _kind(curve: Mapping[str, Any]) -> tuple[str, bool]:
+    return curve["split"], curve["each"]
+
+
+def seeds(runs: Sequence[Run]) -> list[list[int]]:
+    """Indices of runs that are the same but for their seed, two or more; the configs of runs from Python say too
+    little for it.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        if run.has_config and run.config:
+            same = {key: value for key, value in run.config.items() if key not in (SEED, "directory")}
+            groups.setdefault(repr(sorted(same.items())), []).append(index)
+    return [members for members in groups.values() if len(members) > 1]
+
+
+def _band(group: Sequence[Curve]) -> Curve:
+    """On places where all of them have values."""
+    first = max(curve["x"]["step"][0] for curve in group)
+    last = min(curve["x"]["step"][-1] for curve in group)
+    places = group[0]["x"]["step"]
+    kept = [place for place in places if first <= place <= last]
+    step = np.array(kept[:: max(1, len(kept) // BAND)])
+    # What is not finite in one of them is not finite in the mean.
+    stacked = np.array([np.interp(step, curve["x"]["step"], np.array(curve["y"], np.float64)) for curve in group])
+    x = {axis: np.interp(step, group[0]["x"]["step"], group[0]["x"][axis]).round(5).tolist() for axis in group[0]["x"]}
+    low, high = (_numbers(edge) for edge in (stacked.min(0), stacked.max(0)))
+    return {"x": x, "y": _numbers(stacked.mean(0)), "low": low, "high": high}

@@ -1,0 +1,72 @@
+"""Configs as flat mappings, so that two of them can be laid side by side."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from learner.journal import encode
+
+DEEPEST = 100
+"""Mappings and lists inside of each other."""
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config by dotted keys. A class stands at its own key, its arguments below; lists of plain values stay whole.
+
+    >>> flat({"seed": 0, "model": {"class_path": "models.MLP", "init_args": {"features": [64, 10]}}})
+    {'seed': 0, 'model': 'models.MLP', 'model.features': [64, 10]}
+    >>> flat({"metrics": [{"class_path": "Accuracy"}, "Perplexity"]})
+    {'metrics.0': 'Accuracy', 'metrics.1': 'Perplexity'}
+    """
+    return dict(_pairs("", config))
+
+
+def text_of(value: Any) -> str:
+    """A value of a config on one line.
+
+    >>> [text_of(value) for value in ("adam", 1e-3, None, [64, 10], True)]
+    ['adam', '0.001', '-', '[64, 10]', 'true']
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else str(encode(value))
+
+
+def is_deep(value: Any) -> bool:
+    """Whether what JSON gave has mappings and lists nested more than 100 deep, as no run writes them: what
+    walks through them would not come to their end.
+
+    >>> import functools
+    >>> is_deep({"a": [{"b": 1}]}), is_deep(functools.reduce(lambda inner, _: [inner], range(101), 1))
+    (False, True)
+    """
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return False
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+    return True
+
+
+def _pairs(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and "class_path" in value:
+        yield key, value["class_path"]
+        value = value.get("init_args") or {}
+        value = value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _pairs(f"{key}.{name}" if key else str(name), inner)
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        for index, inner in enumerate(value):
+            yield from _pairs(f"{key}.{index}", inner)
+    else:
+        yield key, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it: YAML also knows dates, sets and bytes."""
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)

@@ -1,0 +1,164 @@
+"""The values of each step of a run that goes on: read once, and held in bounded memory however long it is."""
+
+import bisect
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.loggers.files import file_name
+from learner.runs.series import LONGEST, Floats, Series, first_column, is_plain
+from learner.runs.thinned import MOST, Thinned, merged, series_of, single
+
+LARGE = 2 << 20
+"""Bytes above which a series is sketched before it is read."""
+PLACES = 256
+"""Where a sketch looks."""
+BLOCK = 1024
+"""Bytes that it reads there."""
+
+
+class GrowingSeries:
+    """A training metric at each optimizer step. It is read on by small parts, and each line once.
+
+    Args:
+      directory: of the run.
+      split: such as `train`.
+      name: of the metric.
+      most: points that are held, an even number.
+    """
+
+    def __init__(self, directory: Path, split: str, name: str, most: int = MOST):
+        self._place, self._file = place_of(directory, split, name)
+        self._thinned = Thinned(most)
+        self._epoch, self._at, self._rest, self._last = 0, 0, b"", 0
+        self._sketch: Series | None = None
+
+    def read(self, epochs: Sequence[int], ends: Mapping[int, int], limit: int) -> int:
+        """Reads on.
+
+        Args:
+          epochs: those that have files, in order.
+          ends: the last step of each epoch, where known.
+          limit: bytes that may be read.
+
+        Returns:
+          How many were read; fewer than `limit` at the end.
+
+        Raises:
+          ValueError: the file became shorter than it was: the run was taken back.
+          OSError: a file cannot be read.
+        """
+        left = limit
+        for epoch in epochs[bisect.bisect_left(epochs, self._epoch) :]:
+            if epoch != self._epoch:
+                self._epoch, self._at, self._rest = epoch, 0, b""
+                self._last = ends.get(epoch - 1, self._last)
+            left -= self._read(self._place / f"epoch-{epoch}" / self._file, left)
+            if left <= 0:
+                return limit
+        self._sketch = None
+        return limit - left
+
+    def _read(self, path: Path, limit: int) -> int:
+        if not is_plain(path):
+            return 0
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._at:
+                raise ValueError(f"{path} became shorter")
+            file.seek(self._at)
+            content = file.read(limit)
+        self._at += len(content)
+        lines, newline, self._rest = (self._rest + content).rpartition(b"\n")
+        if newline:
+            values = first_column(lines + newline)
+            self._thinned.add(np.arange(self._last + 1, self._last + 1 + len(values)), values)
+            self._last += len(values)
+        elif len(self._rest) > LONGEST:
+            self._rest = b""  # nothing that a run wrote
+        return len(content)
+
+    def sketch(self, epochs: Sequence[int], ends: Mapping[int, int]) -> None:
+        """Looks at some places of files that are large, to have a picture until they are read. Their steps are about
+        right.
+        """
+        paths = [self._place / f"epoch-{epoch}" / self._file for epoch in epochs]
+        sizes = [path.stat().st_size if is_plain(path) else 0 for path in paths]
+        if sum(sizes) < LARGE:
+            return
+        begins = np.cumsum([0, *sizes])
+        found: list[tuple[int, int, Floats]] = []  # the file, where in it, and the values there
+        lines = read = 0
+        for place in np.linspace(0, begins[-1] - 1, PLACES).astype(int):
+            number = int(np.searchsorted(begins, place, "right")) - 1
+            at = max(0, min(int(place - begins[number]), sizes[number] - BLOCK))
+            with paths[number].open("rb") as file:
+                file.seek(at)
+                block = file.read(BLOCK)
+            inner = block[block.find(b"\n") + 1 : block.rfind(b"\n") + 1]
+            if inner:
+                values = first_column(inner)
+                lines, read = lines + len(values), read + len(inner)
+                found.append((number, at, values))
+        if lines:
+            self._sketch = _sketch(found, list(epochs), sizes, ends, lines / read)
+
+    def series(self, since: float = 0) -> Series:
+        """What is known of it, from the step `since` on or further back."""
+        known = self._thinned.series(since)
+        if self._sketch is None:
+            return known
+        later = self._sketch.step > self._last
+        step, mean, low, high = (
+            np.concatenate([getattr(known, name), getattr(self._sketch, name)[later]])
+            for name in ("step", "mean", "low", "high")
+        )
+        return Series(step, mean, low, high, known.together)
+
+    @property
+    def last_step(self) -> int:
+        """The newest that is known of; about right while it is sketched."""
+        return max(self._last, 0 if self._sketch is None else int(self._sketch.step[-1]))
+
+    @property
+    def is_sketched(self) -> bool:
+        """Whether a part of it was looked at in some places only, so far."""
+        return self._sketch is not None
+
+
+def place_of(directory: Path, split: str, name: str) -> tuple[Path, str]:
+    """The directory with the epochs of a split, and the name of a metric's files there."""
+    try:
+        return directory / file_name(split), f"{file_name(name)}.log"
+    except LearnerError:  # a name that no file of a run can have
+        return directory / "no such split", "no such metric.log"
+
+
+def epochs_in(place: Path) -> list[int]:
+    """The numbers of `epoch-1`, `epoch-2`, ... in a directory."""
+    try:
+        names = [entry.name.removeprefix("epoch-") for entry in os.scandir(place) if entry.name.startswith("epoch-")]
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) < 16)
+
+
+def _sketch(
+    found: Sequence[tuple[int, int, Floats]],
+    epochs: Sequence[int],
+    sizes: Sequence[int],
+    ends: Mapping[int, int],
+    lines_per_byte: float,
+) -> Series:
+    """The values that were found, where they are about."""
+    firsts, last = [], 0.0
+    for epoch, size in zip(epochs, sizes, strict=True):
+        firsts.append(float(ends.get(epoch - 1, last)))
+        last = ends.get(epoch, firsts[-1] + size * lines_per_byte)
+    points = []
+    for number, at, values in found:
+        step = np.full(len(values), int(firsts[number] + at * lines_per_byte) + len(values))
+        points.append(merged(single(step, values), len(values))[:, 0])
+    return series_of(np.stack(points, 1), len(found[0][2]))

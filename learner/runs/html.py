@@ -1,0 +1,61 @@
+"""Pieces of an HTML page. Texts are escaped: they may be somebody else's."""
+
+from collections.abc import Collection, Iterable, Sequence
+from html import escape
+
+Rows = Iterable[Sequence[str]]
+
+
+def table(head: Sequence[str], rows: Rows, about: str, numbers: Collection[int] = ()) -> str:
+    """A table that the keyboard can scroll where it is wider than the page.
+
+    Args:
+      head: titles of the columns.
+      rows: texts; the first one heads its row.
+      about: what it shows, for those who do not see it.
+      numbers: columns that stand to the right.
+
+    >>> print(table(["run", "steps"], [["<a>", "6"]], "runs", [1]))
+    <div class="scroll" tabindex="0" role="region" aria-label="runs"><table><thead><tr><th scope="col">run</th>\
+<th scope="col" class="number">steps</th></tr></thead><tbody><tr><th scope="row">&lt;a&gt;</th>\
+<td class="number">6</td></tr></tbody></table></div>
+    """
+    kinds = [' class="number"' if column in numbers else "" for column in range(len(head))]
+    titles = "".join(f'<th scope="col"{kind}>{escape(text)}</th>' for text, kind in zip(head, kinds, strict=True))
+    lines = []
+    for first, *others in rows:
+        cells = "".join(f"<td{kind}>{escape(text)}</td>" for text, kind in zip(others, kinds[1:], strict=True))
+        lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+    return scrolled(f"<table><thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody></table>", about)
+
+
+def scrolled(content: str, about: str) -> str:
+    """HTML that the keyboard can scroll."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(about)}">{content}</div>'
+
+
+def details(title: str, content: str, opened: bool = False) -> str:
+    """HTML that is shown when its title is chosen."""
+    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{content}</details>"
+
+
+def heading(text: str, level: int = 2) -> str:
+    """A heading.
+
+    >>> heading("a & b", 3)
+    '<h3>a &amp; b</h3>'
+    """
+    return f"<h{level}>{escape(text)}</h{level}>"
+
+
+def percent(share: float) -> str:
+    """A part of a whole.
+
+    >>> [percent(share) for share in (0.1234, 1.0, 0.0, 0.0001, float("nan"))]
+    ['12.3 %', '100.0 %', '0.0 %', '< 0.1 %', '-']
+    """
+    if share != share:
+        return "-"
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * share:.1f} %"
