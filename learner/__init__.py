@@ -11,29 +11,48 @@ Bring a model, an optax optimizer and data; `LearnerBuilder` configures the rest
     result = learner.fit(train, valid)
 """
 
-from learner.builder import LearnerBuilder
-from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
-from learner.fit import Learner
-from learner.history import History
-from learner.loading import LoadedCheckpoint, load_checkpoint
-from learner.result import LearningResult
-from learner.run import EpochInfo
-from learner.schedules import ReduceOnPlateau
-from learner.steps.model import Linen
-from learner.steps.outputs import (
-    ClassificationOutput,
-    MultiLabelOutput,
-    RegressionOutput,
-    SequenceOutput,
-    TrainOutput,
-    weighted_mean,
-)
-from learner.steps.state import TrainState
-from learner.stopping import Interrupter, MetricEarlyStopping
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that only read files do without JAX
+    from learner.builder import LearnerBuilder
+    from learner.checkpoint.checkpointer import Checkpointer
+    from learner.config import Config
+    from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
+    from learner.fit import Learner
+    from learner.history import History
+    from learner.hosts import connect
+    from learner.loading import LoadedCheckpoint, load_checkpoint
+    from learner.rate_range import RangeTest
+    from learner.records import load_model, save_model
+    from learner.result import LearningResult
+    from learner.run import EpochInfo
+    from learner.schedules import ReduceOnPlateau
+    from learner.steps.gradients import GradientsAccumulator, value_and_grad
+    from learner.steps.model import Linen
+    from learner.steps.outputs import (
+        ClassificationOutput,
+        GeneratedOutput,
+        MultiLabelOutput,
+        RegressionOutput,
+        SegmentationOutput,
+        SequenceOutput,
+        TrainOutput,
+        weighted_mean,
+    )
+    from learner.steps.parts import eval_mode, parameters, take, train_mode, with_parameters
+    from learner.steps.precision import LossScale, Policy
+    from learner.steps.state import TrainState
+    from learner.steps.update import Optimizer
+    from learner.stopping import Interrupter, MetricEarlyStopping
 
 __all__ = [
+    "Checkpointer",
     "ClassificationOutput",
+    "Config",
     "EpochInfo",
+    "GeneratedOutput",
+    "GradientsAccumulator",
     "History",
     "Interrupter",
     "Learner",
@@ -42,15 +61,90 @@ __all__ = [
     "LearningResult",
     "Linen",
     "LoadedCheckpoint",
+    "LossScale",
     "MetricEarlyStopping",
     "MultiLabelOutput",
     "NonFiniteError",
+    "Optimizer",
     "OutOfMemoryError",
+    "Policy",
+    "RangeTest",
     "ReduceOnPlateau",
     "RegressionOutput",
+    "SegmentationOutput",
     "SequenceOutput",
     "TrainOutput",
     "TrainState",
+    "connect",
+    "eval_mode",
     "load_checkpoint",
+    "load_model",
+    "parameters",
+    "save_model",
+    "take",
+    "train_mode",
+    "value_and_grad",
     "weighted_mean",
+    "with_parameters",
 ]
+
+_PLACES = {
+    "Checkpointer": "learner.checkpoint.checkpointer",
+    "ClassificationOutput": "learner.steps.outputs",
+    "Config": "learner.config",
+    "EpochInfo": "learner.run",
+    "GeneratedOutput": "learner.steps.outputs",
+    "GradientsAccumulator": "learner.steps.gradients",
+    "History": "learner.history",
+    "Interrupter": "learner.stopping",
+    "Learner": "learner.fit",
+    "LearnerBuilder": "learner.builder",
+    "LearnerError": "learner.errors",
+    "LearningResult": "learner.result",
+    "Linen": "learner.steps.model",
+    "LoadedCheckpoint": "learner.loading",
+    "LossScale": "learner.steps.precision",
+    "MetricEarlyStopping": "learner.stopping",
+    "MultiLabelOutput": "learner.steps.outputs",
+    "NonFiniteError": "learner.errors",
+    "Optimizer": "learner.steps.update",
+    "OutOfMemoryError": "learner.errors",
+    "Policy": "learner.steps.precision",
+    "RangeTest": "learner.rate_range",
+    "ReduceOnPlateau": "learner.schedules",
+    "RegressionOutput": "learner.steps.outputs",
+    "SegmentationOutput": "learner.steps.outputs",
+    "SequenceOutput": "learner.steps.outputs",
+    "TrainOutput": "learner.steps.outputs",
+    "TrainState": "learner.steps.state",
+    "connect": "learner.hosts",
+    "eval_mode": "learner.steps.parts",
+    "load_checkpoint": "learner.loading",
+    "load_model": "learner.records",
+    "parameters": "learner.steps.parts",
+    "save_model": "learner.records",
+    "take": "learner.steps.parts",
+    "train_mode": "learner.steps.parts",
+    "value_and_grad": "learner.steps.gradients",
+    "weighted_mean": "learner.steps.outputs",
+    "with_parameters": "learner.steps.parts",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What is public, and the modules in here."""
+        if name in _PLACES:
+            value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+            return value
+        module = f"{__name__}.{name}"
+        if not name.startswith("_"):
+            try:
+                return importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                if error.name != module:
+                    raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -8,26 +8,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from learner.check import nonfinite_leaves
+import jax
+
+from learner.check import wrong_values
 from learner.checkpoint.options import CheckpointOptions
 from learner.directory import problem_with
 from learner.errors import LearnerError, one_error
 from learner.events import Listener
 from learner.fit import Learner
-from learner.loading import made, refuse_unknown
+from learner.loading import made, makes_model, refuse_unknown
 from learner.loggers.files import refuse_same_files
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
+from learner.optimizers.base import Match, matcher
+from learner.optimizers.freezing import nothing_left, trained_of, unfrozen
+from learner.optimizers.lengths import untold
 from learner.options import Options
+from learner.profile import Window, check_steps
+from learner.records import Recorder
 from learner.resuming import ALLOWED
-from learner.schedules import ReduceOnPlateau
+from learner.schedules import ReduceOnPlateau, Schedule
 from learner.steps.finite import POLICIES, Watch
 from learner.steps.measure import Measure
-from learner.steps.model import family_of
-from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule
+from learner.steps.model import Family, NothingToTrainError, family_of, unmade_family
+from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
+from learner.steps.precision import MATMUL, Policy, policy_of
+from learner.steps.remat import remat_of
 from learner.steps.step import Step, step_fn
 from learner.stopping import Interrupter, MetricEarlyStopping
-from learner.strategies import choose_devices
+from learner.strategies import Strategy, choose_devices
 
 
 class LearnerBuilder:
@@ -113,7 +122,7 @@ class LearnerBuilder:
         return self
 
     def renderer(self, renderer: Listener | None) -> Self:
-        """How a person sees the run; `None`: silent. Default: rich on a terminal, plain lines elsewhere."""
+        """How a person sees the run; `None`: silent. Default: what suits a notebook, a terminal, or a file."""
         if renderer is not None and not isinstance(renderer, Listener):
             raise LearnerError(f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None")
         self._options.renderer = renderer
@@ -126,9 +135,18 @@ class LearnerBuilder:
         self._options.application_logger = logger
         return self
 
-    def summary(self, show: bool = True) -> Self:
-        """Prints the summary at the end: the best value and epoch of each metric, and where the artifacts are."""
+    def summary(self, show: bool = True, depth: int | None = None) -> Self:
+        """Prints what the run is going to be before it begins: the model's arrays, where it runs, the length, the work
+        of a step, the memory; and the summary at the end: the best value and epoch of each metric, the time, where the
+        files are, and what to do next.
+
+        Args:
+          show: whether it does.
+          depth: how many levels of the model are shown; what is deeper is put together. Default: as many as make no
+            more than 40 rows.
+        """
         self._options.show_summary = bool(show)
+        self._options.summary_depth = None if depth is None else _whole("summary(depth=)", depth, 1)
         return self
 
     # -- length and steps ----------------------------------------------------------------------------------------------
@@ -176,8 +194,73 @@ class LearnerBuilder:
         return self
 
     def devices(self, devices: int | str | Sequence[Any]) -> Self:
-        """Where it runs: `1`, or a list with one `jax.Device`. Default: JAX's first device."""
+        """Where it runs: on how many devices, on `"all"`, or on which (`jax.Device`, or their ids). Default: one.
+
+        Several are `Replicated`: each has a replica of everything and a share of every batch. Where there are several
+        processes, all of their devices are used, `Sharded`, by default too. See `strategy` for more.
+        """
         self._options.devices = choose_devices(devices)
+        return self
+
+    def strategy(self, strategy: Strategy) -> Self:
+        """How it runs on which devices: `SingleDevice(device)`, `Replicated(devices)`, or `Sharded(mesh, rules)`, which
+        splits the model as well. It takes the place of `devices`.
+        """
+        if not isinstance(strategy, Strategy):
+            raise LearnerError(f"strategy got {strategy!r}; it needs Replicated(), Sharded(mesh, rules) or the like")
+        self._options.devices = strategy
+        return self
+
+    def precision(self, policy: str | Policy, matmul: str | None = None) -> Self:
+        """In which dtype the model is computed, in training and in validation: `"float32"` (default; nothing is cast),
+        `"bfloat16"`, `"float16"`, or a `Policy(param, compute, output)`.
+
+        With a name parameters, the optimizer's state, running statistics, losses and the sums of metrics stay float32;
+        parameters and floating-point arrays of the batch are cast for the step, and what it returns is float32 again
+        before metrics see it. With float16 the loss is scaled (see `LossScale`); a step whose gradients overflow
+        changes nothing but the scale, and `experiment.log` has it. `on_nonfinite` acts once the scale is 1, or when the
+        loss itself is not finite.
+
+        Args:
+          policy: a name or a `Policy`. A layer with a dtype of its own keeps it.
+          matmul: how exact matrix products and convolutions of float32 numbers are on accelerators: `"default"`,
+            `"high"` or `"highest"`, as in `jax.default_matmul_precision`. Default: as JAX is set.
+        """
+        self._options.precision = policy_of(policy)
+        self._options.matmul = None if matmul is None else _one_of("precision(matmul=)", matmul, MATMUL)
+        return self
+
+    def remat(self, policy: str | Callable[..., Any] | None) -> Self:
+        """Keeps less of the train step's forward pass in memory: what the policy does not save, the backward pass
+        computes again. Default: everything is kept.
+
+        Where the layers of a model are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`), `"nothing_saveable"` keeps what
+        goes from one layer to the next, and `"dots_saveable"` the matrix products too, which costs less time. Without
+        a loop the whole forward pass is wrapped in `jax.checkpoint`, where `"nothing_saveable"` wins nothing, as all of
+        it would be there again at once; save matrix products, or wrap the blocks of the model one by one, with
+        `nnx.remat`, `nn.remat` or `eqx.filter_checkpoint`, and leave this option alone. On a CPU the compiler joins
+        what is computed twice outside of loops, so that nothing is won there. `docs/precision.md` has figures.
+
+        Args:
+          policy: the name of one in `jax.checkpoint_policies` that takes no arguments, or a function, such as
+            `jax.checkpoint_policies.save_only_these_names("hidden")`.
+        """
+        self._options.remat = None if policy is None else remat_of(policy)
+        return self
+
+    def freeze(self, *match: Match) -> Self:
+        """Leaves parameters as they are: no gradient of them is computed, and no optimizer state is kept. What is said
+        in several calls adds up. Statistics such as those of BatchNorm are no parameters, and go on.
+
+        Args:
+          match: regular expressions, as texts or compiled, that are searched for in the paths of parameters
+            (`"^backbone"`, `"conv[12]"`), or predicates `(path, array) -> bool`.
+
+        >>> builder = LearnerBuilder("runs/tuned").freeze("^backbone", "norm")
+        """
+        for each in match:
+            matcher(each)
+        self._options.freeze += match
         return self
 
     def compilation_cache(self, directory: str | Path) -> Self:
@@ -197,6 +280,7 @@ class LearnerBuilder:
         every_epochs: int | None = None,
         every_steps: int | None = None,
         every_seconds: float | None = None,
+        record: Recorder | None = None,
         directory: str | None = None,
     ) -> Self:
         """Saves at epoch ends, or whenever is said, and keeps the newest, the best, and some for good. When a
@@ -213,6 +297,9 @@ class LearnerBuilder:
           every_epochs: a save at the end of every so many epochs; default: 1 where no other `every_` is given.
           every_steps: a save after every so many optimizer steps of the run.
           every_seconds: a save between two dispatches once so many seconds have passed since the last.
+          record: a recorder, such as `CompactRecorder()`: the model of each checkpoint is also written into a file
+            beside it, `model-<epoch>.mpk.gz` (`model-step-<step>.mpk.gz` inside of an epoch), for `load_model`. The
+            file stays as long as its checkpoint does.
           directory: any path that Orbax takes; default: `checkpoint/` in the run's directory.
         """
         if keep_last is None:
@@ -230,6 +317,7 @@ class LearnerBuilder:
                 every_epochs=every_epochs,
                 every_steps=every_steps,
                 every_seconds=every_seconds,
+                record=record,
                 directory=place,
             )
         return self
@@ -373,6 +461,20 @@ class LearnerBuilder:
         self._options.watchdog_ends = _one_of("watchdog(then=)", then, ("log", "end")) == "end"
         return self
 
+    def profile(self, steps: tuple[int, int | None]) -> Self:
+        """Profiles some steps: where their time goes (the device, waiting for data, the host, metrics and loggers).
+
+        The answer is in the log and in `profile/profile.json` in the run's directory, beside a trace that TensorBoard's
+        profiler opens, and Perfetto (https://ui.perfetto.dev) as `perfetto_trace.json.gz`. Taking it slows the steps a
+        little. Of several processes the first one is looked at. `learner profile CONFIG` needs no run.
+
+        Args:
+          steps: `(10, 20)`: the steps 11 to 20, so that nothing is compiled meanwhile. `(10, None)`: those of about a
+            second from there on. No dispatch is longer than they are: where steps are short, choose some hundreds.
+        """
+        self._options.profile = Window(*check_steps(steps))
+        return self
+
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
         """Calls `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 
@@ -385,6 +487,13 @@ class LearnerBuilder:
     def every(self, steps: int, fn: Callable[..., Any]) -> Self:
         """Calls `fn(info, model)` after every so many optimizer steps; see `on_epoch_end`."""
         self._options.every.append((_whole("every(steps=)", steps, 1), _hook("every", fn)))
+        return self
+
+    def learner_class(self, kind: type[Learner]) -> Self:
+        """What `build` returns an object of: a subclass of `Learner` that has a `loop` of its own, for instance."""
+        if not (isinstance(kind, type) and issubclass(kind, Learner)):
+            raise LearnerError(f"learner_class got {kind!r}; it needs a subclass of learner.Learner")
+        self._options.learner_class = kind
         return self
 
     def _config_text(self, text: str) -> Self:
@@ -411,10 +520,12 @@ class LearnerBuilder:
 
         Args:
           model: an `nnx.Module`, `Linen(module, variables)`, an Equinox module, any pytree of arrays, or a function
-            without arguments that makes one. It is copied.
+            without arguments that makes one. It is copied. Where the strategy splits models, a function is traced, and
+            each device makes its part of the arrays: the model is nowhere whole.
           optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
             `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`.
-          lr: a float, an optax schedule (a function of the optimizer step), or `ReduceOnPlateau(...)`.
+          lr: a float, a schedule of `learner.schedules` or optax (a function of the optimizer step), or
+            `ReduceOnPlateau(...)`.
           train: training data, if not given to `fit`.
           valid: validation data, if not given to `fit`.
           train_step: `(model, batch)` or `(model, batch, rng)` to an output; default: the model's method of that name.
@@ -429,24 +540,30 @@ class LearnerBuilder:
         problems += wrong
         family = train_fn = valid_fn = None
         try:
-            model = made(model)
-            family = family_of(model, trainable, shared=update is not None)
+            wanted = trained_of(trainable, options.freeze) if options.freeze else trainable
+            family, model = _family_of(model, wanted, update is not None, options.devices)
+            problems += unfrozen(options.freeze, family, model)
             train_fn = None if update is not None else step_fn(model, "train_step", train_step)
             valid_fn = step_fn(model, "valid_step", valid_step)
-            problems += _wrong_values(family)
+            problems += [] if family.fresh else wrong_values(family.params)
+            if options.checkpoints is not None and options.checkpoints.record is not None and not family.fresh:
+                options.checkpoints.record.check(model)
             if train_fn is None and valid_fn is None and update is None:
                 problems.append(
                     f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, "
                     "batch), or pass "
                     "build(..., train_step=fn) with fn(model, batch)"
                 )
+        except NothingToTrainError as error:
+            problems.append(nothing_left(options.freeze, trainable, error.family) or str(error))
         except LearnerError as error:
             problems.append(str(error))
         if update is not None:
-            problems += _wrong_update(update, optimizer, train_step, options.accumulate)
+            problems += _wrong_update(update, optimizer, train_step, options)
         elif family is not None:
             own_grads = train_fn is not None and train_fn.returns_gradients
-            problems += check_optimizer(optimizer, family.params, options.accumulate, own_grads)
+            params = jax.eval_shape(options.precision.kept, family.params) if options.precision.casts else family.params
+            problems += check_optimizer(untold(optimizer), params, options.accumulate, own_grads)
         if problems or family is None:
             raise one_error(problems, "this learner cannot be built")
         for kind in ("train", "valid"):
@@ -466,8 +583,12 @@ class LearnerBuilder:
             *measures,
             options.accumulate,
             watch=options.on_nonfinite,
+            policy=options.precision,
+            matmul=options.matmul,
+            remat=options.remat,
         )
-        return Learner(options, step, scale, copy.deepcopy(plateau), train, valid)
+        made: type[Learner] = options.learner_class or Learner
+        return made(options, step, scale, copy.deepcopy(plateau), train, valid)
 
 
 def _whole(name: str, value: Any, least: int) -> int:
@@ -516,9 +637,15 @@ def _rate(lr: Any) -> tuple[Callable[[Any], Any] | None, float, ReduceOnPlateau 
     """The schedule, the first scale, the plateau scheduler, and what is wrong."""
     if isinstance(lr, ReduceOnPlateau):
         return None, lr.rate, lr, []
+    if isinstance(lr, Schedule) and lr.waits:  # `fit` looks at it, when it knows the length of the run
+        return lr, 1.0, None, []
     if is_schedule(lr):
         return lr, 1.0, None, check_schedule(lr)
-    what = "it needs a float, an optax schedule, or ReduceOnPlateau(...)"
+    what = "it needs a float, an optax schedule or one of learner.schedules, or ReduceOnPlateau(...)"
+    if problem := no_schedule(lr):
+        return None, 0.0, None, [f"the learning rate is {problem}"]
+    if hasattr(lr, "init") and hasattr(lr, "update"):
+        return None, 0.0, None, [f"the learning rate is an optimizer; {what}"]
     if isinstance(lr, bool | str) or lr is None or isinstance(lr, type):
         return None, 0.0, None, [f"the learning rate is {lr!r}; {what}"]
     try:
@@ -533,13 +660,15 @@ def _rate(lr: Any) -> tuple[Callable[[Any], Any] | None, float, ReduceOnPlateau 
     return None, rate, None, wrong
 
 
-def _wrong_values(family: Any) -> list[str]:
-    bad = nonfinite_leaves(family.params)
-    shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
-    return [f"the model's initial parameters have NaN or infinite values in {shown}"] if bad else []
+def _family_of(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[Family, Any]:
+    """The family, and the model, or one that has its type."""
+    if strategy is not None and strategy.splits and makes_model(model):
+        return unmade_family(model, trainable, shared=shared)
+    model = made(model)
+    return family_of(model, trainable, shared=shared), model
 
 
-def _wrong_update(update: Any, optimizer: Any, train_step: Any, accumulate: int) -> list[str]:
+def _wrong_update(update: Any, optimizer: Any, train_step: Any, options: Options) -> list[str]:
     problems = []
     if not callable(update):
         problems.append(f"update is {update!r}; it needs a function (state, batch, lr, rng) -> (state, output)")
@@ -547,6 +676,15 @@ def _wrong_update(update: Any, optimizer: Any, train_step: Any, accumulate: int)
         problems.append(
             "update= replaces the train step and the optimizer; pass None as the optimizer and no train_step"
         )
-    if accumulate > 1:
+    if options.precision.casts:
+        problems.append(
+            f"update= differentiates by itself, so precision {options.precision.description!r} cannot cast inside of "
+            "it: cast there, and leave precision out (or give its matmul= alone: precision('float32', matmul='high'))"
+        )
+    if options.remat is not None:
+        problems.append("update= differentiates by itself, so remat cannot act on it; use jax.checkpoint there")
+    if options.freeze:
+        problems.append("update= changes what it likes, so freeze cannot act on it; leave those parameters alone there")
+    if options.accumulate > 1:
         problems.append("update= makes a whole step of each batch; it cannot be used with grads_accumulation")
     return problems

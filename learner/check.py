@@ -3,20 +3,28 @@ error.
 """
 
 import dataclasses
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.errors import JaxRuntimeError
 
+from learner.data.feed import listed
 from learner.errors import LearnerError
-from learner.metrics.base import CollectingMetric, Info, Metric
+from learner.metrics.base import CollectingMetric, Info, Metric, all_within
 from learner.steps.measure import Measure
-from learner.steps.outputs import TrainOutput
+from learner.steps.outputs import ClassificationOutput, SegmentationOutput, SequenceOutput, TrainOutput
 from learner.steps.state import TrainState, named_leaves
 from learner.steps.step import Step, weight_of
 
 PyTree = Any
+GIVEN = "the batch"  # in place of a split
+READ = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of their targets
 
 
 def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
@@ -32,26 +40,25 @@ def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
 
     def once(state: TrainState, batch: PyTree) -> None:
         key = jax.random.fold_in(state.rng, 0)
-        model = step.family.merge(state.params, state.model_state, key, train=True)
         if step.update is not None:
+            model = step.family.merge(state.params, state.model_state, key, train=True)
             result = step.update(model, batch, state.lr_scale, key)
             if not (isinstance(result, tuple) and len(result) == 2):
                 raise LearnerError(f"update= returned {type(result).__name__}; it needs to return (state, output)")
             step.updated(result[0], state)
             seen.append(result[1])
         else:
-            assert step.train is not None
-            returned, new_model = step.train(model, batch, key)
-            step.model_state_after(model, new_model, state.model_state)
-            seen.append(returned)
+            seen.append(step.run_train(state.params, state.model_state, batch, key)[0])
         own = isinstance(seen[-1], TrainOutput)
         if own and step.update is None:
             step.grads_like(state.params, seen[-1].grads)
-        problems.extend(_problems(seen[-1].output if own else seen[-1], step.train_measure, name, batch, values, state))
+            problems.extend(_wrong_with_own_grads(step))
+        output = seen[-1].output if own else seen[-1]
+        problems.extend(_problems(step, output, step.train_measure, name, batch, values, state))
 
     problems: list[str] = []
     values = batch
-    _trace(once, (state, batch), name, batch)
+    _trace(once, (state, batch), name, batch, "train")
     return problems, isinstance(seen[-1], TrainOutput)
 
 
@@ -60,21 +67,22 @@ def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> lis
     problems: list[str] = []
 
     def once(state: TrainState, traced: PyTree) -> None:
-        output = step.evaluate(state, traced, jnp.int32(0))
-        problems.extend(_problems(output, step.valid_measure, "valid_step", traced, batch, state))
+        output = step.run_valid(state, traced, jnp.int32(0))
+        problems.extend(_problems(step, output, step.valid_measure, "valid_step", traced, batch, state))
 
-    _trace(once, (state, batch), f"valid_step (on {split})", batch)
+    _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
     return problems
 
 
 def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
     """Raises `LearnerError` where the valid step reads what the first batch does not have."""
-    _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch)
+    _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch, GIVEN)
 
 
-def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree) -> None:
+def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, split: str) -> None:
     try:
-        jax.eval_shape(once, *arguments)
+        with Tracing(name, split, lambda: batch):
+            jax.eval_shape(once, *arguments)
     except KeyError as error:
         key = error.args[0] if error.args else None
         if isinstance(batch, dict) and key not in batch:
@@ -84,10 +92,83 @@ def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree) -> N
         raise
 
 
-def _problems(output: Any, measure: Measure, name: str, traced: PyTree, batch: PyTree, state: TrainState) -> list[str]:
+class Tracing:
+    """Around what may trace a step: where its model does not fit a batch, an error tells the shapes of that.
+
+    Args:
+      name: of the step.
+      split: of the data, or `GIVEN`.
+      batch: makes the batch, or its shapes; it is called after an error alone.
+
+    Raises:
+      LearnerError: in place of what JAX and flax raise where shapes, dtypes or structures do not fit each other. Other
+        exceptions get a note.
+
+    >>> with Tracing("train_step", "train", lambda: {"x": np.zeros((2, 3), np.float32)}):
+    ...     raise RuntimeError("mine")
+    Traceback (most recent call last):
+    RuntimeError: mine
+    while tracing train_step with a train batch (x: float32[2, 3])
+    """
+
+    def __init__(self, name: str, split: str, batch: Callable[[], PyTree]) -> None:
+        self._name, self._split, self._batch = name, split, batch
+
+    def __enter__(self) -> None:
+        """Nothing is done before an error."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        """Tells the batch."""
+        if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
+            return
+        which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
+        which = f"{which} ({listed(self._batch())})"
+        if not _may_be_of_shapes(error):
+            error.add_note(f"while tracing {self._name} with {which}")
+            return
+        raise LearnerError(
+            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({_place(error)})"
+        ) from error
+
+
+def _may_be_of_shapes(error: Exception) -> bool:
+    """Whether it is what JAX and flax raise where shapes, dtypes or structures do not fit each other."""
+    flax = sys.modules.get("flax.errors")
+    return isinstance(error, TypeError | ValueError) or (flax is not None and isinstance(error, flax.FlaxError))
+
+
+def _place(error: Exception) -> str:
+    """The last line of a code that is nobody's package, or the last one that there is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = str(Path(__file__).parent)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((here, "<"))]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}, line {frame.lineno}"
+
+
+def _wrong_with_own_grads(step: Step) -> list[str]:
+    """Options that act on the gradients that the learner computes."""
+    computes = "but train_step computes its own gradients (TrainOutput)"
+    problems = []
+    if step.policy.scaling is not None:
+        problems.append(
+            f"precision {step.policy.description!r} scales the loss before it is differentiated, {computes}: return an "
+            "output with a loss, or use precision('bfloat16')"
+        )
+    if step.remat is not None:
+        problems.append(f"remat is set, {computes}: use jax.checkpoint in it, or return an output with a loss")
+    return problems
+
+
+def _problems(
+    step: Step, output: Any, measure: Measure, name: str, traced: PyTree, batch: PyTree, state: TrainState
+) -> list[str]:
     wrong = _wrong_output(output, name)
     if wrong:
         return [wrong]
+    if wrong_dtypes := step.policy.problems(output, name):
+        return wrong_dtypes
+    output = step.policy.returned(output)
     return [*_wrong_labels(output, measure, name, traced, batch), *_wrong_metrics(output, measure, name, traced, state)]
 
 
@@ -134,7 +215,8 @@ def _fields(output: Any) -> list[str]:
 
 
 def _wrong_labels(output: Any, measure: Measure, name: str, traced: PyTree, batch: PyTree) -> list[str]:
-    """Labels outside of the classes, where the output's targets are a field of the batch as it came.
+    """Labels outside of the classes, where the output's targets are a field of the batch as it came and something reads
+    them: the loss of an output of this package, or a metric.
 
     A label that a metric ignores is none.
     """
@@ -146,23 +228,35 @@ def _wrong_labels(output: Any, measure: Measure, name: str, traced: PyTree, batc
         or logits.ndim != targets.ndim + 1
     ):
         return []
+    metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
+    if not isinstance(output, READ) and not any("targets" in metric.fields for metric in metrics):
+        return []
+    parts = [part for metric in metrics for part in all_within(metric)]
     classes = logits.shape[-1]
     for path, leaf in named_leaves(traced).items():
         if leaf is targets and not isinstance(given := named_leaves(batch)[path], jax.core.Tracer):
-            ignored = [metric.ignore_label for metric in measure.metrics if hasattr(metric, "ignore_label")]
+            ignored = [part.ignore_label for part in parts if hasattr(part, "ignore_label")]
             labels = np.asarray(given)
             labels = labels[~np.isin(labels, [label for label in ignored if label is not None])]
             if labels.size and (labels.min() < 0 or labels.max() >= classes):
                 return [
                     f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have "
-                    f"{classes} classes (0 to {classes - 1})"
+                    f"{classes} classes (0 to {classes - 1}); where some are not to count, give the output a mask, or "
+                    f"its metrics ignore_label={_outside(labels, classes)}"
                 ]
     return []
 
 
+def _outside(labels: np.ndarray, classes: int) -> int:
+    """The label outside of the classes that is there most often."""
+    found, counts = np.unique(labels[(labels < 0) | (labels >= classes)], return_counts=True)
+    return int(found[counts.argmax()])
+
+
 def _wrong_metrics(output: Any, measure: Measure, name: str, batch: PyTree, state: TrainState) -> list[str]:
     problems = []
-    info = Info(state.step, jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale, state.lr_scale)
+    weight, known = jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale
+    info = Info(state.step, weight, known, known, **dict.fromkeys(measure.asks, known))
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
     for metric in metrics:
         missing = [f for f in metric.fields if getattr(output, f, None) is None]
@@ -203,6 +297,22 @@ def _types(tree: PyTree) -> list[str]:
 
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:
-    """The paths of leaves with a NaN or an infinity."""
-    inexact = {name: x for name, x in named_leaves(tree).items() if jnp.issubdtype(x.dtype, jnp.inexact)}
-    return [name for name, x in inexact.items() if not np.isfinite(np.asarray(x)).all()]
+    """The paths of leaves with a NaN or an infinity. What is only a shape yet has none."""
+    arrays = {name: x for name, x in named_leaves(tree).items() if not isinstance(x, jax.ShapeDtypeStruct)}
+    inexact = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    spread = {name: x for name, x in inexact.items() if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1}
+    finite = _finite(spread) if spread else {}  # where they lie
+    finite |= {name: np.isfinite(np.asarray(x)).all() for name, x in inexact.items() if name not in spread}
+    return [name for name in inexact if not finite[name]]
+
+
+@jax.jit
+def _finite(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: jnp.isfinite(x).all() for name, x in arrays.items()}
+
+
+def wrong_values(params: PyTree) -> list[str]:
+    """What is wrong with the numbers that a model is initialised with."""
+    bad = nonfinite_leaves(params)
+    shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
+    return [f"the model's initial parameters have NaN or infinite values in {shown}"] if bad else []

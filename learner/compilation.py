@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,19 @@ from typing import Any
 import jax
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-_listeners: list[Callable[[float], None]] = []
+MADE = (COMPILED, "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
+_listeners: list[Callable[[str, float], None]] = []
 _lock = threading.Lock()
 _registered = False
 
 
 class CompileTimes:
     """Counts the programs that are compiled while it is open, and the seconds that takes.
+
+    Attributes:
+      count: how many programs.
+      seconds: of compiling them, in all threads.
+      own: seconds of tracing, lowering and compiling in the thread that opened this.
 
     >>> with CompileTimes() as times:
     ...     _ = jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(7))
@@ -25,32 +32,46 @@ class CompileTimes:
 
     def __init__(self) -> None:
         self.count = 0
-        self.seconds = 0.0
+        self.seconds = self.own = 0.0
+        self._spans: list[tuple[float, float]] = []  # of the thread, apart from each other
+        self._thread = threading.get_ident()
 
-    def _compiled(self, seconds: float) -> None:
-        self.count += 1
-        self.seconds += seconds
+    def _heard(self, event: str, seconds: float) -> None:
+        if event == COMPILED:
+            self.count += 1
+            self.seconds += seconds
+        if threading.get_ident() != self._thread:
+            return
+        now = time.perf_counter()
+        began = now - seconds
+        while self._spans and self._spans[-1][0] >= began:  # a part of this, such as a function that it calls
+            first, last = self._spans.pop()
+            self.own -= last - first
+        began = max(began, self._spans[-1][1]) if self._spans else began
+        self._spans.append((began, now))
+        self.own += now - began
 
     def __enter__(self) -> "CompileTimes":
         global _registered
+        self._thread = threading.get_ident()
         with _lock:
             if not _registered:  # JAX has no public way to take a listener back
                 jax.monitoring.register_event_duration_secs_listener(_heard)
                 _registered = True
-            _listeners.append(self._compiled)
+            _listeners.append(self._heard)
         return self
 
     def __exit__(self, *_: object) -> None:
         with _lock:
-            _listeners.remove(self._compiled)
+            _listeners.remove(self._heard)
 
 
 def _heard(event: str, duration_secs: float, **_: Any) -> None:
-    if event == COMPILED:
+    if event in MADE:
         with _lock:
             listeners = list(_listeners)
         for listener in listeners:
-            listener(duration_secs)
+            listener(event, duration_secs)
 
 
 def use_cache(platform: str, directory: str | None) -> str | None:

@@ -9,9 +9,12 @@ from typing import Any
 
 from learner.errors import LearnerError
 from learner.loggers.cut import metric_files
+from learner.loggers.tensorboard import remove_event_files
 
 MARK = "journal.jsonl"
-FILES = (MARK, "experiment.log", "config.yaml", "summary.json")
+FILES = (MARK, "experiment.log", "config.yaml", "model.json", "summary.json")
+OF_LOGGERS = ("metrics.jsonl", "metrics.csv", "mlflow.json", "wandb.json")
+TRACES = (".xplane.pb", "trace.json.gz")
 STEP = re.compile(r"\d+(\.(partial|removed)(\..*)?)?")
 
 
@@ -60,8 +63,18 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
 
 def remove_run(directory: Path) -> None:
     """Removes what a run wrote, and nothing else that lies there."""
-    for name in FILES:
-        (directory / name).unlink(missing_ok=True)
+    for path in [
+        *(directory / name for name in (*FILES, *OF_LOGGERS)),
+        *directory.glob("experiment-[0-9]*.log"),
+    ]:
+        path.unlink(missing_ok=True)
+    remove_event_files(directory / "tensorboard")
+    _remove_profile(directory / "profile")
+    from learner.checkpoint.records import is_record  # with JAX, which those who only read a run do without
+
+    for path in directory.glob("checkpoint/model-*"):
+        if is_record(path.name):
+            path.unlink()
     for place in _checkpoints(directory):
         place.unlink() if place.is_symlink() else shutil.rmtree(place)
         _remove_if_empty(place.parent)
@@ -75,6 +88,15 @@ def _checkpoints(directory: Path) -> list[Path]:
     """The checkpoints of a run, also those that were cut off, and what it set aside."""
     places = [*directory.glob("checkpoint/*"), *directory.glob("superseded/*")]
     return [place for place in places if place.is_dir() and STEP.fullmatch(place.name)]
+
+
+def _remove_profile(directory: Path) -> None:
+    """The traces of a run, and what it said of them."""
+    traces = [path for path in directory.glob("plugins/profile/*/*") if path.name.endswith(TRACES)]
+    for path in [*traces, directory / "profile.json"]:
+        path.unlink(missing_ok=True)
+        for parent in list(path.parents)[: len(path.relative_to(directory).parts)]:
+            _remove_if_empty(parent)
 
 
 def _remove_if_empty(directory: Path) -> None:

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 
 class LearnerError(ValueError):
-    """Wrong input: an option, a model, an optimizer, data or a run directory that cannot be used as given."""
+    """Wrong input: an option, a model, an optimizer, data or a run directory that cannot be used as given.
+
+    Attributes:
+      problems: each of them, where the message joins several.
+    """
+
+    problems: tuple[str, ...] = ()
+
+
+class ProcessError(LearnerError):
+    """Another process of the run has failed, or does not come any more."""
 
 
 class NonFiniteError(LearnerError):
@@ -39,9 +49,11 @@ def one_error(problems: Sequence[str], title: str = "this cannot be trained") ->
     """
     if len(problems) == 1:
         return LearnerError(problems[0])
-    return LearnerError(
+    error = LearnerError(
         "\n  ".join([f"{title}, {len(problems)} problems:"] + [f"{i}. {p}" for i, p in enumerate(problems, 1)])
     )
+    error.problems = tuple(problems)
+    return error
 
 
 def near(name: str, known: Sequence[str]) -> str:
@@ -49,12 +61,28 @@ def near(name: str, known: Sequence[str]) -> str:
 
     >>> near("valid/Acuracy", ["train/Loss", "valid/Accuracy"])
     "did you mean 'valid/Accuracy'?"
+    >>> near("adamw", ["Adam", "AdamW"])
+    "did you mean 'AdamW'?"
     >>> near("zzz", ["train/Loss"])
     "there are: 'train/Loss'"
     """
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    same = [each for each in known if each.lower() == name.lower()]
+    close = same or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return "did you mean " + " or ".join(map(repr, close)) + "?"
     return "there are: " + ", ".join(map(repr, known)) if known else "there are none"
+
+
+def near_path(pattern: str, paths: Sequence[str]) -> str:
+    """The same for a regular expression that was to match one of the paths; of many, the first are shown.
+
+    >>> near_path(r"^out\\.kernl$", ["hidden.kernel", "out.kernel"])
+    "did you mean 'out.kernel'?"
+    """
+    import re
+
+    words = re.sub(r"[^\w.]+", ".", pattern.replace("\\.", ".")).strip(".")
+    hint = near(words, paths)
+    return hint if "did you mean" in hint else near("", paths[:8]) + (" and others" if len(paths) > 8 else "")

@@ -5,14 +5,16 @@ turns them into the events below. Everybody else is a `Listener`: it has a threa
 (`Outlet`), so that it can neither slow nor stop training.
 """
 
+import collections
 import dataclasses
-import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+MOST = 64  # times the size of a queue: what may wait of the events that are not of steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,70 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True)
+class ArrayInfo:
+    """An array of a model. `kind` is `params`, or the name of its collection or type of variable (`batch_stats`);
+    `bytes` is the size of all of it.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    trainable: bool
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Overview(Event):
+    """What a run is going to be, for people; where `summary()` asks for it, it comes before `RunStarted`.
+
+    Attributes:
+      model: the class of the model and its library.
+      arrays: of the model.
+      optimizer: in words, or `None` where `update=` replaces it.
+      strategy: where it runs, in words; `devices`: how many they are.
+      rows: of a batch; `spread`: over how many devices they are spread.
+      accumulate: batches that make one optimizer step.
+      batches: of an epoch, `None`: not known; `steps_per_epoch`, `num_epochs` and `steps` (of the run) likewise.
+      flops: floating-point operations of one optimizer step over all devices; `flops_exact`: whether there are no more
+        of them.
+      memory: bytes on each device by what has them, before anything is computed.
+      room: bytes that each device has, `None`: it does not tell.
+      peak: bytes on each device that the compiled training needs at most, `None`: it is not compiled yet;
+        `temporaries`: those of them that are in use while it runs only.
+      depth: of the tree of arrays that is shown; `None`: as deep as is of use.
+    """
+
+    model: str
+    arrays: tuple[ArrayInfo, ...]
+    optimizer: str | None
+    strategy: str
+    devices: int
+    rows: int
+    spread: int
+    accumulate: int
+    batches: int | None
+    steps_per_epoch: int | None
+    num_epochs: int | None
+    steps: int | None
+    flops: int
+    flops_exact: bool
+    memory: Mapping[str, int]
+    room: int | None = None
+    peak: int | None = None
+    temporaries: int | None = None
+    depth: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class RunStarted(Event):
-    """Before the first step. `num_epochs`, `num_steps`, `steps_per_epoch`: `None` where not known or not set."""
+    """Before the first step. `num_epochs`, `num_steps`, `steps_per_epoch`: `None` where not known or not set.
+
+    A run that goes on (`resumed`) makes the steps after `step`. `history` has the values of whole splits up to there,
+    by key, each as `(epoch, step, value)`. `monitor`: the metric that decides about the best checkpoint. `config`: the
+    hyper-parameters; `environment`: versions and devices; `commit`: that of git where the command was run. All three
+    are what JSON can say.
+    """
 
     directory: Path
     num_epochs: int | None
@@ -53,6 +117,11 @@ class RunStarted(Event):
     step: int = 0
     resumed: bool = False
     initial: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    history: Mapping[str, Sequence[tuple[int, int, float | str]]] = dataclasses.field(default_factory=dict)
+    monitor: str | None = None
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    commit: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +159,8 @@ class SplitEnded(Event):
     """A split's values over all of it: after its last step of an epoch, or after a validation.
 
     `values` maps a metric's name to a float, or to its text where it is not numeric. `at_step` tells validations inside
-    an
-    epoch: the optimizer step; `None` for the only one at the end.
+    an epoch: the optimizer step; `None` for the only one at the end. `pictures` has a function for each metric that
+    can be drawn: it gives uint8 `[height, width]` or `[height, width, 3]`, and is called by those who want it.
     """
 
     split: str
@@ -100,6 +169,7 @@ class SplitEnded(Event):
     values: Mapping[str, float | str]
     seconds: float
     at_step: int | None = None
+    pictures: Mapping[str, Callable[[], np.ndarray]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +226,9 @@ class Listener:
 
     An exception detaches it with one warning; training goes on.
 
+    Attributes:
+      monitors: metrics by key that it needs; a run without one of them does not start.
+
     >>> class Printer(Listener):
     ...     def on_event(self, event):
     ...         print(type(event).__name__)
@@ -163,56 +236,76 @@ class Listener:
     Message
     """
 
+    monitors: Sequence[str] = ()
+
     def on_event(self, event: Event) -> None:
         """Something happened."""
 
     def close(self) -> None:
         """The run is over, also after an error: give back what was taken."""
 
+    def left_behind(self) -> None:
+        """It hangs in `on_event`, and the run is over: give back at once what others need, waiting for nobody."""
+
 
 class Outlet:
     """Delivers events to one listener from a thread and a bounded queue of its own.
 
-    Where the queue is full, events are dropped and counted. A listener that raises is detached, with one call of
-    `warn`.
+    Where `size` events wait, those of steps are dropped and counted. The others are few, and people wait for them: how
+    a run ended, a split's values. They are dropped only where a listener that hangs has left `MOST * size` of them.
+    A listener that raises is detached, with one call of `warn`.
     """
 
     def __init__(self, listener: Listener, warn: Callable[[str], None], size: int = 1024):
-        self._listener, self._warn = listener, warn
-        self._queue: queue.Queue[Event | None] = queue.Queue(size)
+        self._listener, self._warn, self._size = listener, warn, size
+        self._waiting: collections.deque[Event] = collections.deque()
+        self._news = threading.Condition()  # its lock is held for no longer than an event is put or taken
         self._dropped = 0
-        self._detached = False
+        self._detached = self._closing = False
         name = f"learner-{type(listener).__name__}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def put(self, event: Event) -> None:
         """Never waits and never raises."""
-        if self._detached:
-            return
-        try:
-            self._queue.put_nowait(event)
-        except queue.Full:
-            self._dropped += 1
+        most = self._size if isinstance(event, StepsEnded) else MOST * self._size
+        with self._news:
+            if self._detached or self._closing:
+                return
+            if len(self._waiting) < most:
+                self._waiting.append(event)
+                self._news.notify()
+            else:
+                self._dropped += 1
+
+    def end(self) -> None:
+        """Nothing follows: the listener is closed once it has what is queued. Does not wait for that."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
 
     def close(self, seconds: float = 5.0) -> None:
         """Delivers what is queued and closes the listener; one that hangs is left behind after `seconds`."""
-        try:
-            self._queue.put(None, timeout=seconds)
-        except queue.Full:
-            self._dropped += 1
+        self.end()
         self._thread.join(seconds)
         name = type(self._listener).__name__
         if self._thread.is_alive():
+            self._call(self._listener.left_behind)
             self._warn(f"{name} hangs and was left behind")
         if self._dropped:
             self._warn(f"{name} was too slow: {self._dropped} events were not shown to it")
 
     def _work(self) -> None:
-        while (event := self._queue.get()) is not None:
+        while (event := self._next()) is not None:
             if not self._detached:
                 self._call(lambda event=event: self._listener.on_event(event))  # type: ignore[misc]
         self._call(self._listener.close)
+
+    def _next(self) -> Event | None:
+        """Waits for it; `None`: there is none any more."""
+        with self._news:
+            self._news.wait_for(lambda: self._waiting or self._closing)
+            return self._waiting.popleft() if self._waiting else None
 
     def _call(self, deliver: Callable[[], None]) -> None:
         try:

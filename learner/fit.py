@@ -6,44 +6,67 @@ said by `learner.run`; what it computes by `learner.steps`.
 
 import contextlib
 import dataclasses
+import functools
+import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from learner import directory
-from learner.check import check_predict, check_train, check_valid
+from learner import asking, directory
+from learner.check import GIVEN, Tracing, check_predict, check_train, check_valid, wrong_values
 from learner.checkpoint import DamagedError
 from learner.checkpoint.items import from_items, to_items
 from learner.data.feed import batch_arrays, bytes_of
+from learner.data.source import source_of
+from learner.directory import problem_with
 from learner.errors import LearnerError, one_error
+from learner.events import Overview
 from learner.history import History, read_history
-from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid
+from learner.hosts import Hosts, hosts
+from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid, run_length
 from learner.loading import Taken, take_initial
 from learner.lock import locked
 from learner.memory import Needs, RoomFor, explained
+from learner.onebyone import OneByOne
+from learner.optimizers.lengths import schedules_in, texts_in, told, untold
 from learner.options import Options
+from learner.overview import made_overview, planned
+from learner.profile import Profile, Window, check_steps
+from learner.profiler import MOST
+from learner.rate_range import RangeTest, Watcher, check_range
+from learner.report import ShardingReport, sharding_report
 from learner.result import LearningResult
-from learner.resuming import Differing, Restored, differences, restore, restore_newest, set_stopping
+from learner.resuming import Differing, Restored, data_of, differences, restore, restore_newest, set_stopping
 from learner.run import Run, validate
 from learner.runner import Runner
-from learner.schedules import ReduceOnPlateau
+from learner.schedules import Exponential, ReduceOnPlateau, Schedule
+from learner.schedules.whole import settled
 from learner.session import Start, opened
 from learner.signals import TERMINATED, on_signals
 from learner.start import (
+    ALONE,
     decide_dispatch,
     feeder_for,
+    flight_of,
     make_runner,
     open_store,
     refuse_checkpoints,
     remove_checkpoints,
 )
-from learner.steps.state import TrainState
+from learner.steps.evaluated import evaluated, evaluates_others
+from learner.steps.measure import Measure
+from learner.steps.optimizer import check_schedule
+from learner.steps.state import TrainState, named_leaves
 from learner.steps.step import Step
-from learner.stopping import Asked
-from learner.strategies import SingleDevice
+from learner.stopping import Asked, Interrupter
+from learner.strategies import Strategy, choose_devices
+from learner.together import description, refuse_together, together
 from learner.worker import Pace, Worker
 
 PyTree = Any
@@ -70,16 +93,26 @@ class Learner:
     """Trains a model. `LearnerBuilder.build` makes it.
 
     `init`, `train_step` and `valid_step` are pure functions of arrays, for `jax.jit`, `jax.vmap` and loops of one's
-    own; `fit` dispatches the same steps.
+    own; `fit` dispatches the same steps. Called as they are they run the programs of `fit` on one device, one step at a
+    time and to the same bits; within a transformation they are what it makes of them, whose last bits may differ.
+
+    A subclass may have another `loop`; `LearnerBuilder.learner_class` makes one of it.
     """
 
     def __init__(
         self, options: Options, step: Step, lr: float, plateau: ReduceOnPlateau | None, train: Any, valid: Any
     ):
         self._options, self._step, self._lr, self._plateau = options, step, lr, plateau
+        self._schedule = step.schedule if isinstance(step.schedule, Schedule) else None  # for a run of any length
+        self._optimizer = step.optimizer  # the same; its groups may have schedules
+        if self._schedule is not None and self._schedule.waits:
+            self._step = dataclasses.replace(step, schedule=None)
+        self._step = dataclasses.replace(self._step, optimizer=untold(step.optimizer))
+        self._settled = False
         self._train_data, self._valid_data = train, valid
         self._looked = {"train": False, "valid": False}  # at the steps, by `train_step` and `valid_step`
         self._runner: Runner | None = None
+        self._one_by_one: OneByOne | None = None
         self._fitted = False
         self._taken: Taken | None = None
         if options.start is None:
@@ -89,11 +122,29 @@ class Learner:
 
     def init(self) -> TrainState:
         """The state before the first step. Its arrays are copies of the model's, or of what `initial_from` names."""
+        self._settle_alone()
         self._take_initial()
         return self._blank()
 
     def _blank(self) -> TrainState:
         return self._step.init(self._lr, self._options.seed)
+
+    def _placed(self) -> TrainState:
+        """The same, where the strategy has its parts."""
+        places = None if self._strategy.resident else self._strategy
+        state = self._step.init(self._lr, self._options.seed, places)
+        if self._step.family.fresh is not None and (wrong := wrong_values(state.params)):
+            raise one_error(wrong)
+        return state
+
+    def _shapes(self) -> TrainState:
+        """The shapes of the same."""
+        shapes: TrainState = self._strategy.placed_shapes(jax.eval_shape(self._blank))
+        return shapes
+
+    @functools.cached_property
+    def _strategy(self) -> Strategy:
+        return self._options.devices or choose_devices()
 
     def _take_initial(self) -> None:
         """Reads what `initial_from` names, once; a run that goes on from a checkpoint of its own never does."""
@@ -115,8 +166,12 @@ class Learner:
             )
         if self._step.train is None and self._step.update is None:
             raise LearnerError(no_step("train_step"))
+        self._settle_alone()
         if not self._looked["train"]:
             self._look_at_train(state, batches[0])
+        if not _is_traced(state, batches):
+            with Tracing("train_step", GIVEN, lambda: batches[-1]):
+                return self._alone().train(state, batches)
         state, metrics, weight = self._step.whole(state, list(batches))
         return state, self._named("train", metrics) | {"weight": weight}
 
@@ -125,11 +180,23 @@ class Learner:
         if self._step.valid is None:
             raise LearnerError(no_step("valid_step"))
         if not self._looked["valid"]:
-            if problems := check_valid(self._step, state, batch, "the batch"):
+            if problems := check_valid(self._step, state, batch, GIVEN):
                 raise one_error(problems)
             self._looked["valid"] = True
+        if not _is_traced(state, batch):
+            with Tracing("valid_step", GIVEN, lambda: batch):
+                return self._alone().valid(state, batch)
         metrics, weight, _ = self._step.valid_metrics(state, batch, jnp.int32(0))
         return self._named("valid", metrics) | {"weight": weight}
+
+    def _alone(self) -> OneByOne:
+        if self._one_by_one is None or self._one_by_one.step is not self._step:
+            self._one_by_one = OneByOne(self._step, self._options, self._strategy.platform)
+        return self._one_by_one
+
+    def model_of(self, state: TrainState) -> Any:
+        """The model of a state, of the type that was given to `build`, in eval mode; it has copies of its arrays."""
+        return self._rebuild(jax.tree.map(jnp.copy, state))
 
     def _named(self, kind: str, metrics: PyTree) -> dict[str, Any]:
         measure = self._step.train_measure if kind == "train" else self._step.valid_measure
@@ -144,6 +211,12 @@ class Learner:
         self._looked["train"] = True
 
     # -- training ------------------------------------------------------------------------------------------------------
+
+    def loop(self, run: Run) -> str:
+        """What `fit` does once a run is open, until it returns why the run ended: the loop of `learner.fit`. A subclass
+        that has its own uses the words of it; logs, events, checkpoints and resuming are theirs.
+        """
+        return loop(run)
 
     def fit(self, train: Any = None, valid: Any = None) -> LearningResult:
         """Trains, and leaves the run in its directory.
@@ -169,51 +242,85 @@ class Learner:
                 "this learner was fitted already; build a new one, with resume() to go on where it ended or "
                 "with another directory"
             )
+        here = hosts()
+        with together(here):
+            result = self._fit_with(here, train, valid)
+        if result is None:
+            sys.exit(TERMINATED)
+        return result
+
+    def _fit_with(self, here: Hosts, train: Any, valid: Any) -> LearningResult | None:
+        """With the other processes of the run, of which the first one alone looks after the directory. `None`: it ended
+        by SIGTERM, and so is the process to end.
+        """
         options = self._options
-        going_on = self._goes_on()
+        going_on = here.once(self._begins)
         if not going_on:
-            directory.refuse_run(options.directory, overwrite=options.overwrite)
-            refuse_checkpoints(options)
             self._take_initial()
         inputs = self._inputs(train, valid)
         if options.checkpoints is not None:
             inputs.source("train").keep_state()
+        if here.count > 1:
+            refuse_together(options, self._strategy)
+            rate = self._lr, texts_in(self._step.schedule, self._step.optimizer), self._plateau is None
+            said = description(options, self._step, self._strategy, inputs, rate, going_on)
+            here.agree("what they train", said)
         options.directory.mkdir(parents=True, exist_ok=True)
-        with locked(options.directory):
-            return self._fit(inputs, going_on)
+        with locked(options.directory) if here.index == 0 else contextlib.nullcontext():
+            if here.index == 0:
+                asking.forget(options.directory)
+            return self._fit_in(here, inputs, going_on)
 
-    def _fit(self, inputs: Inputs, going_on: bool) -> LearningResult:
-        """In a directory that no other process uses."""
+    def _begins(self) -> bool:
+        """Whether the run in the directory goes on. A run that may not begin there is an error."""
+        options, going_on = self._options, self._goes_on()
+        if not going_on:
+            directory.refuse_run(options.directory, overwrite=options.overwrite)
+            refuse_checkpoints(options)
+        return going_on
+
+    def _prepare(self, going_on: bool) -> None:
+        if not going_on:
+            directory.refuse_run(self._options.directory, overwrite=self._options.overwrite)  # one may have begun since
+        directory.prepare(self._options.directory, keep=going_on)
+        if not going_on:
+            remove_checkpoints(self._options)
+
+    def _recover(self) -> None:
+        with contextlib.closing(open_store(self._options)) as store:
+            store.recover()
+
+    def _fit_in(self, here: Hosts, inputs: Inputs, going_on: bool) -> LearningResult | None:
+        """In a directory that nobody else uses."""
         options = self._options
         if going_on:
-            with contextlib.closing(open_store(options)) as store:
-                store.recover()
+            here.once(self._recover)
         allow = (options.start or {}).get("allow", ())
-        restored = self._restored(lambda progress: differences(progress, inputs, options, allow)) if going_on else None
+        differing = lambda progress: differences(progress, inputs, options, allow)  # noqa: E731
+        restored = self._restored(differing, here) if going_on else None
         if restored is not None:
             if (finished := self._finished(restored)) is not None:
                 return finished
-            position, data = restored.position, restored.progress.get("data")
+            position, data = restored.position, data_of(restored.progress, here.index)
             inputs.source("train").refuse_position(position.epoch, position.batch, data)
-        if not going_on:
-            directory.refuse_run(options.directory, overwrite=options.overwrite)  # one may have begun since
-        state = self.init() if restored is None else restored.state
+        if restored is None:
+            self._take_initial()
+        state = self._placed() if restored is None else restored.state
         if restored is not None and (self._plateau is None or restored.progress["plateau"] is None):
-            state = dataclasses.replace(state, lr_scale=jnp.float32(self._lr))  # the rate may be another one now
+            lr_scale = self._strategy.place(np.float32(self._lr))  # the rate may be another one now
+            state = dataclasses.replace(state, lr_scale=lr_scale)
         self._fitted = True
-        directory.prepare(options.directory, keep=going_on)
-        if not going_on:
-            remove_checkpoints(options)
+        here.once(lambda: self._prepare(going_on))
         asked = Asked()
         lr = self._lr if self._step.schedule is None and self._plateau is None else None
-        start = Start(
-            options, self._step, self._plateau, self._rebuild, inputs, state, restored, going_on, asked, lr, self._taken
-        )
+        settings = options, self._step, self._plateau, self._rebuild, self._strategy
+        start = Start(*settings, inputs, state, restored, going_on, asked, lr, self._taken, here)
         with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
-            run.stopped_by = loop(run)
+            run.stopped_by = self.loop(run)
         self._runner = run.runner
-        if asked.reason == "sigterm" and options.on_sigterm == "exit":  # be it that it came with the last save
-            sys.exit(TERMINATED)
+        ended_by = run.ended_by if here.count > 1 else asked.reason  # a signal that comes later is for this one alone
+        if ended_by == "sigterm" and options.on_sigterm == "exit":  # be it that it came with the last save
+            return None
         return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
 
     def _goes_on(self) -> bool:
@@ -231,21 +338,56 @@ class Learner:
     def _inputs(self, train: Any, valid: Any) -> Inputs:
         train = self._train_data if train is None else train
         valid = self._valid_data if valid is None else valid
-        inputs = read_inputs(self._options, train, valid)
+        inputs = read_inputs(self._options, train, valid, self._strategy)
+        wrong = self._settle(inputs.source("train").batches)
         shapes = jax.eval_shape(self._blank)
-        self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau)
+        self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau, self._strategy, wrong)
         return inputs
 
-    def _restored(self, differing: Differing = lambda progress: []) -> Restored | None:
+    def _settle(self, batches: int | None) -> list[str]:
+        """The schedules learn how long the run is; returns what is wrong with them then."""
+        run = run_length(self._options, batches)
+        optimizer, wrong = told(self._optimizer, run)
+        self._step = dataclasses.replace(self._step, optimizer=optimizer)
+        if self._schedule is not None:
+            schedule, wrong_with_rate = settled(self._schedule, run)
+            self._step = dataclasses.replace(self._step, schedule=schedule)
+            wrong = wrong_with_rate + wrong + ([] if schedule is None else check_schedule(schedule))
+        self._settled = not wrong
+        return wrong
+
+    def _settle_alone(self) -> None:
+        """The same without `fit`, which reads the data."""
+        if self._settled:
+            return
+        schedules = schedules_in(self._schedule, self._optimizer)
+        waiting = [(what, each) for what, each in schedules if isinstance(each, Schedule) and each.waits]
+        if not waiting:
+            return
+        data, options = self._train_data, self._options
+        if data is None and options.num_steps is None:
+            what, schedule = waiting[0]
+            raise LearnerError(
+                f"{what or 'the learning rate'}: {schedule!r} counts with the length of the run, which is known with "
+                "the training data: give it to build(..., train=), set num_steps(n), or use "
+                "schedule.resolved(num_steps=..., steps_per_epoch=...)"
+            )
+        batches = None if data is None else source_of(data, "train", batch_size=options.batch_size).batches
+        with jax.ensure_compile_time_eval():
+            wrong = self._settle(batches)
+        if wrong:
+            raise one_error(wrong)
+
+    def _restored(self, differing: Differing = lambda progress: [], here: Hosts = ALONE) -> Restored | None:
         """The checkpoint to go on from: `None` when there is none and that is all right."""
         start = self._options.start or {}
         allow = start.get("allow", ())
-        store = open_store(self._options)
+        store, into = open_store(self._options, hosts=here), (self._shapes(), self._step.filled)
         try:
             if start.get("resume"):
-                return restore_newest(store, self._blank, allow, differing)
+                return restore_newest(store, *into, allow, differing)
             epoch = start.get("epoch", None if "step" in start else "latest")
-            return restore(store, store.find(epoch, start.get("step")), self._blank, allow, differing)
+            return restore(store, store.find(epoch, start.get("step")), *into, allow, differing)
         finally:
             store.close()
 
@@ -265,28 +407,31 @@ class Learner:
         if summary.get("steps") != position.step or position.due:
             return None
         self._fitted = True
-        strategy = options.devices or SingleDevice()
-        self._runner = make_runner(self._step, restored.state, strategy)
+        self._runner = make_runner(self._step, restored.state, self._strategy)
         return self._result(self._runner.state, read_history(options.directory), summary["stopped_by"], summary)
 
     def _result(
         self, state: TrainState, history: History, stopped_by: str, summary: Mapping[str, Any]
     ) -> LearningResult:
-        copied = jax.tree.map(jnp.copy, state)
+        assert self._runner is not None
+        copied = self._runner.copy(state)
         return LearningResult(self._rebuild(copied), history, stopped_by, summary, self._best_model)
 
     def _rebuild(self, state: TrainState) -> Any:
-        return self._step.family.rebuild(state.params, state.model_state)
+        return self._step.family.rebuild(evaluated(state.params, state.opt_state), state.model_state)
 
     def _best_model(self) -> Any:
         if self._options.checkpoints is None:
             return None
         store = open_store(self._options)
         try:
-            state = self._blank()
+            state = self._shapes()
+            needed = ("model", "optim") if evaluates_others(named_leaves(state.opt_state)) else ("model",)
             for entry in store.ranked():
                 with contextlib.suppress(DamagedError):
-                    items = store.restore(entry.step, {"model": to_items(state)["model"]})
+                    items = store.restore(
+                        entry.step, {name: x for name, x in to_items(state).items() if name in needed}
+                    )
                     return self._rebuild(from_items(items, state))
             return None
         finally:
@@ -305,7 +450,8 @@ class Learner:
         if wrong := [p for split, first in firsts for p in check_valid(self._step, runner.state, first, split)]:
             raise one_error(wrong)
         needs = Needs(inputs.firsts, bytes_of(runner.state))
-        worker = Worker({split: self._options.metrics_of(split) for split in inputs.valid}, None, History(), (), Pace())
+        metrics = {split: self._options.metrics_of(split) for split in inputs.valid}
+        worker = Worker(metrics, None, History(), (), Pace(), flight=flight_of(runner.strategy))
         try:
             for split, source in inputs.valid.items():
                 feeder, plan = feeder_for(inputs, split, runner.strategy, self._options, lambda text: None)
@@ -320,11 +466,146 @@ class Learner:
                 source.close()
         return {key.removeprefix("valid/").removeprefix("valid-"): values[-1] for key, values in worker.history.items()}
 
+    def sharding_report(self, train: Any = None) -> ShardingReport:
+        """Where every array of the state would lie and what the compiled training needs, without training: no state is
+        made and nothing is written. `print` shows it as tables.
+
+        Args:
+          train: as for `fit`; its first batches are read.
+        """
+        inputs = self._inputs(train, None)
+        try:
+            shapes = jax.eval_shape(self._blank)
+            return sharding_report(self._options, self._step, shapes, self._strategy, inputs)
+        finally:
+            for source in (inputs.source("train"), *inputs.valid.values()):
+                source.close()
+
+    def overview(self, train: Any = None, *, compiled: bool = True) -> Overview:
+        """What a run would be, without training: the arrays of its model, the operations of a step, its length, and
+        what of memory it needs. No state is made and nothing is written. `learner.renderers.print_overview` prints it,
+        as `summary()` of the builder does before a run.
+
+        Args:
+          train: as for `fit`; its first batches are read.
+          compiled: also compiles the training, which alone tells the memory that is in use while it runs.
+        """
+        inputs = self._inputs(train, None)
+        try:
+            shapes = jax.eval_shape(self._blank)
+            return made_overview(planned(self._options, self._step, shapes, self._strategy, inputs), compiled)
+        finally:
+            for source in (inputs.source("train"), *inputs.valid.values()):
+                source.close()
+
+    def find_lr(
+        self,
+        train: Any = None,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        steps: int = 100,
+        smoothing: float = 0.8,
+        diverges: float = 4.0,
+    ) -> RangeTest:
+        """The range test: trains a copy of the model for some steps, each with a greater rate than the one before, and
+        looks at the losses. Nothing is left behind: the run is in a directory that is removed, and neither the model
+        nor the learner changes, which can be fitted afterwards. The rate that it was built with plays no part.
+
+        Args:
+          train: as for `fit`; what can be read once is used up. Default: what `build` was given.
+          lowest: the rate of the first step.
+          highest: the rate of the last step; those between grow by one factor.
+          steps: optimizer steps. It ends earlier where the loss diverges.
+          smoothing: how much each earlier loss counts beside the next one in the smoothed losses.
+          diverges: the loss diverges where it is not finite, or smoothed so many times as large as its lowest.
+
+        Returns:
+          The rates, the losses, and the rates that they suggest.
+
+        Raises:
+          LearnerError: something is wrong with the input, or the first loss is not finite.
+        """
+        check_range(lowest, highest, steps, smoothing, diverges)
+        if hosts().count > 1:
+            raise LearnerError("find_lr runs in one process; leave out what connects several of them")
+        if self._options.initial is not None:
+            self._take_initial()
+        schedule = Exponential(lowest, highest / lowest, every=steps - 1)
+        interrupter = Interrupter()
+        watcher = Watcher(interrupter, smoothing, diverges)
+        with tempfile.TemporaryDirectory(prefix="learner-") as place:
+            options = self._options.of_a_trial(Path(place) / "run", steps, interrupter, watcher)
+            measure = Measure.of(options.train_metrics)
+            step = dataclasses.replace(self._step, schedule=schedule, train_measure=measure, watch=options.on_nonfinite)
+            step = dataclasses.replace(step, optimizer=self._optimizer)
+            trial = Learner(options, step, 1.0, None, self._train_data if train is None else train, None)
+            if trial.fit().stopped_by == "ctrl-c":
+                raise KeyboardInterrupt
+        losses = watcher.losses
+        if not len(losses):
+            raise LearnerError("the first loss is not finite: look at the model and the data before the learning rate")
+        return RangeTest(np.array([float(schedule(i)) for i in range(len(losses))]), losses, steps, smoothing)
+
+    def profile(
+        self,
+        train: Any = None,
+        *,
+        steps: tuple[int, int | None] = (20, None),
+        directory: str | os.PathLike[str] = "profile",
+    ) -> Profile:
+        """Trains a copy of the model for some steps and says where their time goes. Neither the model nor the learner
+        changes, which can be fitted afterwards. Nothing is saved, validated or sent to loggers meanwhile; for a profile
+        with them there is `LearnerBuilder.profile`.
+
+        Args:
+          train: as for `fit`; what can be read once is used up. Default: what `build` was given.
+          steps: see `LearnerBuilder.profile`.
+          directory: where the trace and `profile.json` go.
+
+        Returns:
+          The times and what holds the steps back, to be printed.
+
+        Raises:
+          LearnerError: something is wrong with the input, or the data has not as many steps.
+        """
+        first, last = check_steps(steps)
+        if hosts().count > 1:
+            raise LearnerError("profile runs in one process; for several there is LearnerBuilder.profile")
+        if self._options.initial is not None:
+            self._take_initial()
+        if problem := problem_with(Path(directory)):
+            raise LearnerError(problem)
+        found: list[Profile] = []
+        failed: list[str] = []
+        interrupter = Interrupter()
+
+        def done(profile: Profile) -> None:
+            found.append(profile)
+            interrupter.stop("profiled")
+
+        def not_done(why: str) -> None:
+            failed.append(why)
+            interrupter.stop("not profiled")
+
+        with tempfile.TemporaryDirectory(prefix="learner-") as place:
+            options = self._options.of_a_trial(Path(place) / "run", (last or first + MOST) + 1, interrupter)
+            options.train_metrics, options.on_nonfinite = self._options.train_metrics, self._options.on_nonfinite
+            options.profile = Window(first, last, Path(directory), done, not_done)
+            schedule = self._step.schedule if self._schedule is None else self._schedule
+            step = dataclasses.replace(self._step, optimizer=self._optimizer, schedule=schedule)
+            trial = Learner(options, step, self._lr, None, self._train_data if train is None else train, None)
+            if trial.fit().stopped_by == "ctrl-c":
+                raise KeyboardInterrupt
+        if not found:
+            raise LearnerError(f"no step was profiled: {failed[0] if failed else 'nothing was trained'}")
+        return found[0]
+
     def predict(self, data: Any) -> Iterator[Any]:
         """The valid step's outputs on the host, batch by batch in the order of `data`, each row once. See
         `evaluate`.
         """
-        runner, inputs = self._standing(data)
+        runner, inputs = self._standing(data, shared=False)  # every process gives all rows
         if len(inputs.valid) > 1:
             raise LearnerError(f"predict got several loaders ({', '.join(inputs.valid)}); it takes one")
         check_predict(self._step, runner.state, next(iter(inputs.firsts.values())))
@@ -335,13 +616,21 @@ class Learner:
         finally:
             source.close()
 
-    def _standing(self, data: Any) -> tuple[Runner, Inputs]:
-        """The model as it stands, and the data as a validation split."""
+    def _standing(self, data: Any, shared: bool = True) -> tuple[Runner, Inputs]:
+        """The model as it stands, and the data as a validation split: of several processes each has its share of it, or
+        all.
+        """
         if self._step.valid is None:
             raise LearnerError(no_step("valid_step"))
-        inputs = read_valid(self._options, data)
+        inputs = read_valid(self._options, data, self._strategy if shared else None)
         if self._runner is None:
             restored = self._restored() if self._goes_on() else None
-            state = self.init() if restored is None else restored.state
-            self._runner = make_runner(self._step, state, self._options.devices or SingleDevice())
+            self._take_initial()
+            state = self._placed() if restored is None else restored.state
+            self._runner = make_runner(self._step, state, self._strategy)
         return self._runner, inputs
+
+
+def _is_traced(*trees: PyTree) -> bool:
+    """Whether a function is called while JAX traces it."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))

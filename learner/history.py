@@ -1,6 +1,7 @@
 """What every metric was, epoch by epoch: while the run goes on, in its summary, and read back from its journal."""
 
 import math
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from learner.events import MetricInfo
 from learner.journal import NUMBERS, decode, encode, is_value, read_journal
 from learner.text import aligned, printable, short
 
-ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "checkpoint")
+ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "model.json", "checkpoint", "profile")
 
 
 class Point(NamedTuple):
@@ -20,6 +21,9 @@ class Point(NamedTuple):
     epoch: int
     step: int
     value: float | str
+
+
+Row = tuple[int, int, float | str]
 
 
 class History(Mapping[str, list[float | str]]):
@@ -38,29 +42,36 @@ class History(Mapping[str, list[float | str]]):
     """
 
     def __init__(self) -> None:
-        self._points: dict[str, list[Point]] = {}
+        self._points: dict[str, list[Row]] = {}  # plain, because there may be millions of them
 
     def record(self, split: str, epoch: int, step: int, values: Mapping[str, float | str]) -> None:
         """Adds what the metrics of a split (by name) were at the end of it."""
         for name, value in values.items():
-            self._points.setdefault(f"{split}/{name}", []).append(Point(epoch, step, value))
+            self._points.setdefault(f"{split}/{name}", []).append((epoch, step, value))
+
+    def record_entry(self, entry: Mapping[str, Any]) -> None:
+        """Adds the values of a line of the journal, by key."""
+        epoch, step, points = entry["epoch"], entry["step"], self._points
+        for key, value in entry["values"].items():
+            if key not in points:
+                points[key] = []
+            points[key].append((epoch, step, decode(value) if isinstance(value, str) else value))
 
     def points(self, key: str) -> list[Point]:
         """The values of `train/Loss` and where they were measured. `KeyError` if there are none."""
-        if key not in self._points:
-            raise KeyError(f"no value of {key!r} yet; {near(key, list(self._points))}")
-        return list(self._points[key])
+        return list(map(Point._make, self._rows(key)))
 
     def best(self, key: str, higher_is_better: bool) -> Point | None:
         """The best number; the earlier one of equals. NaN and texts are never best, so there may be none."""
-        numbers = [point for point in self._points.get(key, ()) if _ordered(point.value)]
+        numbers = [row for row in self._points.get(key, ()) if _ordered(row[2])]
         choose = max if higher_is_better else min
-        return choose(numbers, key=lambda point: point.value, default=None)
+        best = choose(numbers, key=operator.itemgetter(2), default=None)
+        return None if best is None else Point._make(best)
 
     def last(self, key: str) -> Point | None:
         """The newest value, or `None`."""
         points = self._points.get(key)
-        return points[-1] if points else None
+        return Point._make(points[-1]) if points else None
 
     def to_json(self) -> dict[str, Any]:
         """The history as plain lists, for `json`."""
@@ -82,11 +93,16 @@ class History(Mapping[str, list[float | str]]):
         for key, points in content.items():
             if "/" not in key or not isinstance(points, list) or not points or not all(map(_is_point, points)):
                 raise LearnerError(f"the history of {short(key)!r} is damaged: it needs points [epoch, step, value]")
-            history._points[key] = [Point(epoch, step, decode(value)) for epoch, step, value in points]
+            history._points[key] = [(epoch, step, decode(value)) for epoch, step, value in points]
         return history
 
+    def _rows(self, key: str) -> list[Row]:
+        if key not in self._points:
+            raise KeyError(f"no value of {key!r} yet; {near(key, list(self._points))}")
+        return self._points[key]
+
     def __getitem__(self, key: str) -> list[float | str]:
-        return [point.value for point in self.points(key)]
+        return [value for _, _, value in self._rows(key)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._points)
@@ -100,7 +116,7 @@ class History(Mapping[str, list[float | str]]):
     def __repr__(self) -> str:
         rows = [["key", "values", "first", "last"]]
         for key, points in self._points.items():
-            rows.append([printable(key), str(len(points)), short(points[0].value), short(points[-1].value)])
+            rows.append([printable(key), str(len(points)), short(points[0][2]), short(points[-1][2])])
         return "\n".join(aligned(rows))
 
 
@@ -151,9 +167,7 @@ def read_history(directory: str | os.PathLike[str]) -> History:
     history = History()
     for _, entry in read_journal(directory):
         if entry.get("event") in NUMBERS:
-            for key, value in entry["values"].items():
-                split, name = _parts(key)
-                history.record(split, entry["epoch"], entry["step"], {name: decode(value)})
+            history.record_entry(entry)
     return history
 
 

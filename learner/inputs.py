@@ -12,14 +12,17 @@ import numpy as np
 from learner import directory
 from learner.check import check_train, check_valid
 from learner.data.feed import batch_arrays
+from learner.data.plan import Share
 from learner.data.source import Source, source_of
 from learner.errors import LearnerError, near, one_error
 from learner.loggers.files import refuse_same_files
 from learner.options import Options
-from learner.schedules import ReduceOnPlateau
+from learner.schedules import ReduceOnPlateau, RunLength
+from learner.steps.optimizer import check_replicas
 from learner.steps.state import TrainState
-from learner.steps.step import Step
+from learner.steps.step import Step, rows_of
 from learner.stopping import Monitor
+from learner.strategies import Strategy
 
 PyTree = Any
 
@@ -38,6 +41,11 @@ class Inputs:
     valid: dict[str, Source]
     firsts: dict[str, PyTree]
 
+    def rows(self, split: str) -> int:
+        """Of the first batch of a split, over all processes."""
+        source = self.source(split)
+        return rows_of(self.firsts[split]) * (source.shares if source.first_part else 1)
+
     def source(self, split: str) -> Source:
         """The data of a split."""
         source = self.train if split == "train" else self.valid[split]
@@ -45,23 +53,41 @@ class Inputs:
         return source
 
 
-def read_inputs(options: Options, train: Any, valid: Any) -> Inputs:
+def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) -> Inputs:
     """Reads the data of a run, and the first batch of each split."""
     if train is None:
         raise LearnerError("there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)")
-    source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed)
+    share = _share(strategy)
+    source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
     first = batch_arrays(source.peek(1), "train")
-    inputs = read_valid(options, valid)
+    inputs = read_valid(options, valid, strategy)
     return Inputs(source, inputs.valid, {"train": first, **inputs.firsts})
 
 
-def read_valid(options: Options, valid: Any) -> Inputs:
-    """Reads validation data alone."""
-    sources = valid_sources(options, valid)
+def run_length(options: Options, batches: int | None) -> RunLength:
+    """How long a run is, as far as that is known.
+
+    Args:
+      options: of the builder.
+      batches: of an epoch; `None`: the data does not say it.
+    """
+    epoch = None if batches is None else -(-batches // options.accumulate)
+    by_epochs = None if epoch is None or options.num_epochs is None else epoch * options.num_epochs
+    ends = [steps for steps in (by_epochs, options.num_steps) if steps is not None]
+    return RunLength(min(ends, default=None), epoch)
+
+
+def _share(strategy: Strategy | None) -> Share | None:
+    return None if strategy is None or strategy.share is None else Share(*strategy.share)
+
+
+def read_valid(options: Options, valid: Any, strategy: Strategy | None) -> Inputs:
+    """Reads validation data alone; without a strategy, all of it in each process."""
+    sources = valid_sources(options, valid, _share(strategy))
     return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
 
 
-def valid_sources(options: Options, valid: Any) -> dict[str, Source]:
+def valid_sources(options: Options, valid: Any, share: Share | None) -> dict[str, Source]:
     """The validation splits by name."""
     if valid is None:
         return {}
@@ -77,18 +103,29 @@ def valid_sources(options: Options, valid: Any) -> dict[str, Source]:
             )
         named = {f"valid-{name}": loader for name, loader in valid.items()}
         refuse_same_files(list(named))
-    return {split: source_of(data, split, batch_size=options.batch_size) for split, data in named.items()}
+    return {split: source_of(data, split, batch_size=options.batch_size, share=share) for split, data in named.items()}
 
 
 def checked_step(
-    options: Options, step: Step, state: TrainState, inputs: Inputs, plateau: ReduceOnPlateau | None
+    options: Options,
+    step: Step,
+    state: TrainState,
+    inputs: Inputs,
+    plateau: ReduceOnPlateau | None,
+    strategy: Strategy,
+    known: Sequence[str] = (),
 ) -> Step:
     """Traces the steps on the first batches, and reports all that does not fit in one error.
+
+    Args:
+      known: what is known to be wrong already.
 
     Returns:
       The step, which now knows whether it computes its own gradients.
     """
-    problems: list[str] = []
+    problems = [*known, *strategy.problems(state)]
+    if strategy.axis is not None:
+        problems += check_replicas(step.optimizer, state.params)
     if step.train is None and step.update is None:
         problems.append(no_step("train_step"))
     else:
@@ -156,6 +193,10 @@ def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnP
         direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)
         monitor.mode = monitor.mode or direction
         problems += [f"{what} monitors {problem}"] if problem else []
+    for logger in options.loggers:
+        for key in logger.monitors:
+            _, problem = direction_of(options, valid_splits, key, None)
+            problems += [f"{type(logger).__name__} monitors {problem}"] if problem else []
     if options.checkpoints is not None:
         key = options.checkpoints.monitor or default_monitor(valid_splits)
         _, problem = direction_of(options, valid_splits, key, options.checkpoints.mode)
@@ -167,6 +208,8 @@ def direction_of(options: Options, valid_splits: list[str], key: str, mode: str 
     """`min` or `max` for a metric by key, and what is wrong with monitoring it."""
     infos = {info.key: info for info in options.metric_infos(["train", *valid_splits])}
     numeric = [k for k, info in infos.items() if info.numeric]
+    if key not in infos and key.startswith("valid/") and not valid_splits:
+        return "min", f"{key!r}, and there is no validation data; {near('', numeric)}"
     if key not in infos:
         return "min", f"{key!r}, which no metric provides; {near(key, numeric)}"
     if not infos[key].numeric:

@@ -20,6 +20,10 @@ from typing import Any
 from learner.errors import LearnerError
 
 NUMBERS = ("epoch", "validation")
+UNTOLD = ("metric_loggers", "renderer")
+"""Keys of a config that only watch a run. They are not passed on: an address in them may be secret."""
+LARGEST = 2**53
+"""Numbers of epochs and steps above it are absurd."""
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -36,7 +40,7 @@ def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[st
     if not path.is_file():  # reading a pipe or a device would not end
         raise LearnerError(f"{directory} has no journal.jsonl: it is not the directory of a run")
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [(line, _entry(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
+    return [(line, entry_of(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
 
 
 def encode(value: Any) -> Any:
@@ -64,7 +68,8 @@ def decode(value: Any) -> Any:
     return _WORDS.get(value, value) if isinstance(value, str) else value
 
 
-def _entry(line: bytes, where: str) -> dict[str, Any]:
+def entry_of(line: bytes, where: str) -> dict[str, Any]:
+    """What a line of the journal says; one that is damaged says nothing, with a warning that names `where` it is."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -77,15 +82,18 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
 
 def _is_history(entry: Mapping[str, Any]) -> bool:
     """Whether a line of numbers has what the history takes from it."""
-    values = entry.get("values")
+    values, epoch, step = (entry.get(name) for name in ("values", "epoch", "step"))
     return (
-        isinstance(entry.get("epoch"), int)
-        and isinstance(entry.get("step"), int)
+        isinstance(epoch, int)
+        and isinstance(step, int)
+        and 0 <= epoch < LARGEST
+        and 0 <= step < LARGEST
         and isinstance(values, dict)
-        and all("/" in key and is_value(value) for key, value in values.items())
+        and all(map(is_value, values.values()))
+        and all("/" in key for key in values)
     )
 
 
 def is_value(value: Any) -> bool:
     """Whether JSON gave what a metric's value can be: a text, or a number that is not absurdly large."""
-    return isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 1024)
+    return isinstance(value, float | str) or (isinstance(value, int) and value.bit_length() < 1024)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,14 @@ from learner.checkpoint.manifest import NAME
 from learner.errors import LearnerError, one_error
 from learner.history import History
 from learner.journal import read_journal
+from learner.optimizers.base import Match
+from learner.optimizers.freezing import trained_of
+from learner.optimizers.lengths import untold
 from learner.options import Options
+from learner.steps.evaluated import evaluated_leaves, evaluates_others
 from learner.steps.model import Family, Linen, family_of, is_instance_of
 from learner.steps.optimizer import check_optimizer, init_optimizer
-from learner.steps.state import TrainState
+from learner.steps.state import TrainState, named_leaves
 from learner.text import count, printable
 
 Array = Any
@@ -81,6 +86,7 @@ def load_checkpoint(
     step: int | None = None,
     optimizer: Any = None,
     trainable: Any = None,
+    freeze: Match | Sequence[Match] = (),
 ) -> LoadedCheckpoint:
     """Reads a checkpoint of a run, which may still be going on.
 
@@ -91,6 +97,7 @@ def load_checkpoint(
       step: the optimizer step instead of `which`.
       optimizer: a function of the learning rate as for `build`, for `optimizer_state`. It needs the model.
       trainable: as for `build`; the optimizer's state depends on it.
+      freeze: as for the builder, one or several; the optimizer's state depends on it.
 
     Raises:
       DamagedError: the checkpoint that was named is not as it was saved.
@@ -118,13 +125,16 @@ def load_checkpoint(
     what = f"the checkpoint {store.path(entry.step)}"
     rebuilt = optimizer_state = None
     if model is not None:
-        family = family_of(made(model), trainable, shared=True)
+        several = [freeze] if isinstance(freeze, str | re.Pattern) or callable(freeze) else list(freeze)
+        family = family_of(made(model), trained_of(trainable, several) if several else trainable, shared=True)
         blank = _blank(family, optimizer)
         found = _Match(items["model"], blank, family.kind)
         stored = items["optim"]["opt_state"] if optimizer is not None else {}
         found.refuse_differences(what, _advice(optimizer), stored)
-        state = from_items({"model": found.items(), "optim": {"opt_state": _on_device(stored)}}, blank)
-        rebuilt = family.rebuild(state.params, state.model_state)
+        model_items = {part: _on_device(arrays) for part, arrays in found.items().items()}
+        state = from_items({"model": model_items, "optim": {"opt_state": _on_device(stored)}}, blank)
+        params = _evaluated(state.params, items["optim"]["opt_state"])
+        rebuilt = family.rebuild(params, state.model_state)
         optimizer_state = state.opt_state if optimizer is not None else None
     return LoadedCheckpoint(
         path=str(store.path(entry.step)),
@@ -144,7 +154,7 @@ def load_checkpoint(
 
 
 def _advice(optimizer: Any) -> str:
-    names = "model= and trainable=" if optimizer is None else "model=, optimizer= and trainable="
+    names = "model= and trainable=" if optimizer is None else "model=, optimizer=, trainable= and freeze="
     return f"Give {names} as they were for that run, or no model at all to get the arrays by path"
 
 
@@ -193,7 +203,8 @@ def take_initial(options: Options, family: Family) -> tuple[Family, Taken]:
     with contextlib.closing(_store_of(asked["directory"])) as store:
         _refuse_own(options, store)
         entry = store.find(None if asked["step"] is not None else asked["which"], asked["step"])
-        items, _ = _read(store, entry, ("model",))
+        others = _has_averages(store, entry)
+        items, _ = _read(store, entry, ("model", "optim") if others else ("model",))
     what = f"the checkpoint {store.path(entry.step)}"
     blank = _blank(family, None)
     found = _Match(items["model"], blank, family.kind)
@@ -203,6 +214,9 @@ def take_initial(options: Options, family: Family) -> tuple[Family, Taken]:
         partial = "initial_from(directory, partial=True) takes what has the same path and shape"
         found.refuse_differences(what, f"{partial}, and leaves the rest as the model was initialised")
     state = from_items({"model": found.items()}, blank)
+    if others:
+        params = _evaluated(state.params, items["optim"]["opt_state"])
+        state = dataclasses.replace(state, params=params)
     if bad := nonfinite_leaves(state.params):
         raise LearnerError(f"{what} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one")
     changed = copy.copy(family)
@@ -240,10 +254,14 @@ def made(model: Any) -> Any:
     >>> made(lambda: {"w": 1.0})
     {'w': 1.0}
     """
+    return model() if makes_model(model) else model
+
+
+def makes_model(model: Any) -> bool:
+    """Whether it is a function that makes a model, and none itself."""
     if isinstance(model, Linen) or is_instance_of(model, "flax.nnx", "Module"):
-        return model
-    makes = isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
-    return model() if makes else model
+        return False
+    return isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
 
 
 # -- finding and reading -----------------------------------------------------------------------------------------------
@@ -308,6 +326,22 @@ def _unescape(name: str) -> str:
     return name.replace("%2F", "/").replace("%25", "%")
 
 
+def _evaluated(params: PyTree, opt_state: Arrays) -> PyTree:
+    """The parameters to evaluate; the state of the optimizer is that of the checkpoint, by path."""
+    others = evaluated_leaves(named_leaves(params), _on_device(_unescaped(opt_state)))
+    return jax.tree.unflatten(
+        jax.tree.structure(params), [others.get(name, x) for name, x in named_leaves(params).items()]
+    )
+
+
+def _has_averages(store: CheckpointStore, entry: Entry) -> bool:
+    try:
+        optim = store.shapes(entry.step, ("optim",))["optim"]
+    except DamagedError:  # who reads the model says so
+        return False
+    return evaluates_others(optim.get("opt_state") or {})
+
+
 def _on_device(arrays: Arrays) -> Arrays:
     return {name: jnp.asarray(array) for name, array in arrays.items()}
 
@@ -319,6 +353,7 @@ def _blank(family: Family, optimizer: Any) -> TrainState:
     """A state whose arrays are only shapes to be filled."""
     opt_state: PyTree = ()
     if optimizer is not None:
+        optimizer = untold(optimizer)
         if problems := check_optimizer(optimizer, family.params, 1, own_grads=True):
             raise one_error(problems)
         first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731
@@ -386,12 +421,14 @@ class _Match:
             raise LearnerError(f"nothing in {what} fits this model, by path and shape:\n  " + "\n  ".join(shown))
 
     def items(self) -> dict[str, Arrays]:
-        """The item `model` for the state: what fits from the checkpoint, cast where it has to be, else the model's."""
+        """The item `model` for the state: what fits from the checkpoint, on the host and cast where it has to be; else
+        the model's.
+        """
         items = to_items(self._blank)["model"]
         for name in self._fitting:
             part, path = self._here[name]
             there, here = self._pair(name)
-            items[part][path] = jnp.asarray(there).astype(here.dtype)
+            items[part][path] = np.asarray(there).astype(here.dtype)
         return items
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ if sys.platform != "win32":
     import fcntl
 
 NAME = "run.lock"
+CLOCKS = 10.0
+"""Seconds by which the clocks of files and of processes may differ."""
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -42,6 +45,39 @@ def locked(directory: Path) -> Iterator[None]:
                 path.unlink()
         _held.discard(descriptor)
         os.close(descriptor)
+
+
+def is_held(directory: Path) -> bool | None:
+    """Whether a process trains there, by what its lock says; nothing is locked to find out.
+
+    Returns:
+      `None` where the lock names a process of another machine, which may be alive.
+    """
+    try:
+        descriptor = os.open(directory / NAME, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        host, process = _holder(descriptor)
+        written = os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+    if process is None or process < 1:
+        return False
+    if host != platform.node():
+        return None
+    return _is_alive(process) and not _began_after(written, process)
+
+
+def _began_after(moment: float, process: int) -> bool:
+    """Whether the process is a later one, which got the number of one that is gone; `False` where nobody knows."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        up = time.clock_gettime(time.CLOCK_BOOTTIME)
+        began = time.time() - up + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, IndexError, OSError, ValueError):
+        return False
+    return began > moment + CLOCKS
 
 
 _held: set[int] = set()
@@ -101,14 +137,14 @@ def _holder(descriptor: int) -> tuple[str, int | None]:
     try:
         content = json.loads(os.pread(descriptor, 4096, 0))
         return str(content["host"]), int(content["pid"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "", None
 
 
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

@@ -9,8 +9,12 @@ from typing import Any
 
 from learner.checkpoint.options import CheckpointOptions
 from learner.events import Listener, MetricInfo
+from learner.metrics import Loss
 from learner.metrics.base import HostMetric, MetricBase
+from learner.profile import Window
 from learner.steps.finite import RAISES, Watch
+from learner.steps.precision import FLOAT32, Policy
+from learner.steps.remat import remat_name
 from learner.stopping import Interrupter, MetricEarlyStopping
 
 DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
@@ -41,17 +45,24 @@ class Options:
     on_sigterm: str = "exit"
     on_save_error: str = "raise"
     on_nonfinite: Watch = RAISES
+    profile: Window | None = None
     watchdog: float | None = None
     watchdog_ends: bool = False
     time_limit: float | None = None
     job_ends: float | None = None
     on_epoch_end: list[Callable[..., Any]] = dataclasses.field(default_factory=list)
     every: list[tuple[int, Callable[..., Any]]] = dataclasses.field(default_factory=list)
+    precision: Policy = FLOAT32
+    matmul: str | None = None
+    remat: Callable[..., Any] | None = None
+    freeze: tuple[Any, ...] = ()
     seed: int = 0
     batch_size: int | None = None
     application_logger: logging.Logger | bool | None = True
     compilation_cache: str | None = None
     show_summary: bool = False
+    summary_depth: int | None = None
+    learner_class: Any = None
     config_text: str | None = None
 
     @property
@@ -62,6 +73,13 @@ class Options:
             return given
         return (self.directory / "checkpoint" if given is None else Path(given)).absolute()
 
+    @property
+    def precision_text(self) -> str:
+        """How the steps are computed, for people."""
+        matmul = "" if self.matmul is None else f", matrix products {self.matmul}"
+        remat = "" if self.remat is None else f", rematerialised by {remat_name(self.remat)}"
+        return f"{self.precision.description}{matmul}{remat}"
+
     def copy(self) -> "Options":
         """Options of their own for a learner: what the builder is told later does not reach it."""
         own: dict[str, Any] = {
@@ -71,6 +89,25 @@ class Options:
         }
         own["early_stopping"] = copy.deepcopy(self.early_stopping)
         return dataclasses.replace(self, **own)
+
+    def of_a_trial(self, directory: Path, steps: int, interrupter: Interrupter, *listeners: Listener) -> "Options":
+        """Options of a short run that only the listeners look at: what it computes and where is as here, and it saves
+        and shows nothing.
+        """
+        kept = ("accumulate", "steps_per_dispatch", "devices", "precision", "matmul", "remat", "seed", "batch_size")
+        return Options(
+            directory,
+            **{name: getattr(self, name) for name in (*kept, "compilation_cache")},
+            train_metrics=[Loss()],
+            valid_metrics=[Loss()],
+            loggers=list(listeners),
+            renderer=None,
+            checkpoints=None,
+            num_steps=steps,
+            interrupter=interrupter,
+            on_nonfinite=Watch("ignore"),
+            application_logger=None,
+        )
 
     def metrics_of(self, split: str) -> list[MetricBase]:
         """The metrics of a split by its name; each split has its own of those that count on the host."""

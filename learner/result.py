@@ -35,7 +35,7 @@ class LearningResult:
     @cached_property
     def best_model(self) -> Any:
         """The model of the best checkpoint by its monitor, in eval mode; `None` for a run that saved none. Read when
-        asked for.
+        asked for, of several processes by all of them.
         """
         return self._load_best()
 

@@ -9,17 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.checkpoint import CheckpointStore, DamagedError, Entry
-from learner.checkpoint.items import difference_text, from_items, to_items
+from learner.checkpoint.items import Items, difference_text, from_items, key_impl, to_items
 from learner.errors import LearnerError, one_error
 from learner.history import History
 from learner.inputs import Inputs
 from learner.loggers.cut import refuse_position
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
+from learner.optimizers.lengths import OF_RUN
 from learner.options import Options
 from learner.run import Position, fingerprint
 from learner.runner import Runner, Tally
+from learner.steps.precision import FLOAT32
 from learner.steps.state import TrainState
-from learner.steps.step import rows_of
 from learner.stopping import MetricEarlyStopping
 
 ALLOWED = {
@@ -57,22 +58,25 @@ class Restored:
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
+SCALE = "loss_scale."  # where the loss scale is in `extra`
 Differing = Callable[[Mapping[str, Any]], list[str]]
 
 
 def restore(
     store: CheckpointStore,
     entry: Entry,
-    init: Callable[[], TrainState],
+    shapes: TrainState,
+    filled: Callable[[TrainState], TrainState],
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
 ) -> Restored:
-    """Reads a checkpoint into the shape of the state that `init` makes.
+    """Reads a checkpoint, each part of it to where it belongs; no other state is made for it.
 
     Args:
       store: where it is.
       entry: which one.
-      init: makes a new state.
+      shapes: of the state, with their shardings.
+      filled: makes anew what a state lacks of `opt_state` and `extra`, where they are shapes.
       allow: of `ALLOWED`.
       differing: given `progress`, what else is not as it was and cannot be gone on with.
 
@@ -82,7 +86,9 @@ def restore(
     """
     progress = store.progress(entry.step)
     refuse_malformed(progress, entry.step, str(store.path(entry.step)))
-    needed = jax.eval_shape(lambda: to_items(init()))
+    needed = to_items(shapes)
+    begun = dict(needed["optim"]["extra"])
+    new = _take_as_saved(needed, store.shapes(entry.step, ["optim"]))
     differing_in = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
     notes = []
     if differing_in["optim"] and "optimizer" in allow:
@@ -95,17 +101,32 @@ def restore(
     problems += differing(progress)
     if problems:
         raise one_error(problems, "the run cannot go on")
-    items, state = store.restore(entry.step, needed), init()
-    key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=jax.random.key_impl(state.rng))
-    state = dataclasses.replace(from_items(items, state), rng=key)
+    items = store.restore(entry.step, needed)
+    if "optim" in items:
+        items["optim"]["extra"] |= {name: begun[name] for name in new}
+    key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=key_impl(shapes.rng))
+    state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
     if int(state.step) != entry.step:
         raise LearnerError(f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}")
     return Restored(entry, state, progress, store.metrics(entry.step), tuple(notes))
 
 
+def _take_as_saved(needed: Items, saved: Mapping[str, Any]) -> list[str]:
+    """Makes the loss scale of `needed` that of a checkpoint: another precision has none, or another one. The names of
+    what begins anew, as the checkpoint does not have it.
+    """
+    here, there = needed["optim"]["extra"], saved["optim"].get("extra") or {}
+    new = [name for name in here if name.startswith(SCALE) and name not in there]
+    for name in new:
+        del here[name]
+    here |= {name: x for name, x in there.items() if name.startswith(SCALE) and name not in here and x.shape == ()}
+    return new
+
+
 def restore_newest(
     store: CheckpointStore,
-    init: Callable[[], TrainState],
+    shapes: TrainState,
+    filled: Callable[[TrainState], TrainState],
     allow: Collection[str] = (),
     differing: Differing = lambda progress: [],
 ) -> Restored | None:
@@ -120,7 +141,7 @@ def restore_newest(
         try:
             if step in store.damaged:
                 raise DamagedError(store.damaged[step])
-            restored = restore(store, entries[step], init, allow, differing)
+            restored = restore(store, entries[step], shapes, filled, allow, differing)
         except DamagedError as error:
             damaged.append(str(error))
             continue
@@ -211,15 +232,19 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
 def grouping_of(inputs: Inputs, options: Options) -> dict[str, int | None]:
     """What gives a position inside an epoch, which counts micro-batches, its meaning."""
     return {
-        "rows per batch": rows_of(inputs.firsts["train"]),
+        "rows per batch": inputs.rows("train"),
         "batches per epoch": inputs.source("train").batches,
         "micro-batches per step": options.accumulate,
     }
 
 
-def made_with(options: Options, lr: float | None) -> dict[str, Any]:
-    """What of a learner is compared when a run goes on, besides the state. `lr`: the rate, where it is a number."""
-    return {"seed": options.seed, "lr": lr, "metrics": _in_flight(options)}
+def made_with(options: Options, lr: float | None, strategy: str, schedules: Mapping[str, str]) -> dict[str, Any]:
+    """What of a learner is compared when a run goes on, besides the state. `lr`: the rate, where it is a number;
+    `strategy`: in words; `schedules`: see `learner.optimizers.lengths.texts_in`.
+    """
+    how = {"precision": options.precision_text, "strategy": strategy, "schedule": schedules.get(OF_RUN)}
+    groups = {what: said for what, said in schedules.items() if what != OF_RUN}
+    return {"seed": options.seed, "lr": lr, "metrics": _in_flight(options), **how, "schedules": groups}
 
 
 def _in_flight(options: Options) -> list[str]:
@@ -233,6 +258,12 @@ def differences(progress: Mapping[str, Any], inputs: Inputs, options: Options, a
     if not position.batch:
         return []
     problems = []
+    if (count := _processes_of(progress)) not in (None, inputs.source("train").shares):
+        problems.append(
+            f"the checkpoint of step {position.step} lies inside epoch {position.epoch}, and each of {count} processes "
+            f"had data of its own, whose positions {inputs.source('train').shares} cannot take over. Go on with as "
+            "many, or from the end of an epoch: checkpoint(epoch)"
+        )
     before, now = progress["grouping"], grouping_of(inputs, options)
     known = [name for name in now if before.get(name) is not None and now[name] is not None]
     changed = [f"{name} were {before[name]} and are {now[name]}" for name in known if before[name] != now[name]]
@@ -252,17 +283,50 @@ def differences(progress: Mapping[str, Any], inputs: Inputs, options: Options, a
     return problems
 
 
+def data_of(progress: Mapping[str, Any], process: int) -> Any:
+    """Where the training data of a process was; `None` where that is not known."""
+    count = _processes_of(progress)
+    if count is None:
+        return progress.get("data")
+    return progress["data"]["processes"][process] if process < count else None
+
+
+def _processes_of(progress: Mapping[str, Any]) -> int | None:
+    """How many processes had data of their own; `None`: it was the same for all."""
+    data = progress.get("data")
+    return len(data["processes"]) if isinstance(data, dict) and data.keys() == {"processes"} else None
+
+
 def _listed(names: Any) -> str:
     return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
 
 
-def changes(restored: Restored, options: Options, lr: float | None) -> list[str]:
+def changes(
+    restored: Restored,
+    options: Options,
+    lr: float | None,
+    strategy: str,
+    schedules: Mapping[str, str],
+) -> list[str]:
     """What is not as it was and is gone on with all the same, for the log."""
     had, now, lines = restored.progress["made_with"], fingerprint(), []
     if had.get("seed") != options.seed:
         lines.append(f"the seed was {had.get('seed')} and is {options.seed}: the random keys go on as they were")
     if had.get("lr") != lr:
         lines.append(f"the learning rate was {_rate(had.get('lr'))} and is {_rate(lr)} from here on")
+    groups = had.get("schedules")
+    earlier = {**(groups if isinstance(groups, dict) else {}), OF_RUN: had.get("schedule")}
+    for what, said in schedules.items():
+        before = earlier.get(what)
+        if before not in (None, said):  # some checkpoints do not say it, others had a number
+            lines.append(f"{what} was {before} and is {said} from here on")
+    precision = had.get("precision", FLOAT32.description)  # before it was an option
+    if precision != options.precision_text:
+        lines.append(f"the precision was {precision} and is {options.precision_text} from here on")
+    before = had.get("strategy", strategy)  # checkpoints that do not say it
+    if before != strategy:
+        text = f"the strategy was {before} and is {strategy} from here on"
+        lines.append(f"{text}; numbers may differ from those of before in their last bits")
     made_on = restored.progress["made_on"]
     others = [f"{name} was {made_on.get(name)} and is {now[name]}" for name in now if made_on.get(name) != now[name]]
     if others:

@@ -12,17 +12,22 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.agreement import Agreement
+from learner.check import Tracing
 from learner.checkpoint import CheckpointStore, Saver
 from learner.checkpoint.store import FORMAT
 from learner.data.feed import Dispatch, Feeder
 from learner.errors import LearnerError, NonFiniteError
-from learner.events import EpochStarted, Saved
+from learner.events import EpochStarted, Message, Saved
+from learner.hosts import Hosts
 from learner.journal import encode
-from learner.loggers.files import RunFiles
+from learner.loggers.files import NoFiles, RunFiles
 from learner.memory import CHECKPOINT, RoomFor
 from learner.options import Options
+from learner.profiler import Profiler
 from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
+from learner.spent import Spent
 from learner.steps.state import TrainState
 from learner.stopping import Asked
 from learner.worker import Abandoned, Call, Closed, EpochClosed, Halt, Made, Pace, Worker
@@ -86,7 +91,7 @@ class Run:
     options: Options
     runner: Runner
     worker: Worker
-    files: RunFiles
+    files: RunFiles | NoFiles
     log: logging.Logger
     train_feeder: Feeder
     valid_feeders: dict[str, Feeder]
@@ -103,16 +108,23 @@ class Run:
     clock: Callable[[], float]
     warn: Callable[[str], None]
     asked: Asked
+    hosts: Hosts
     grouping: Mapping[str, int | None]
     made_with: Mapping[str, Any]
+    spent: Spent
+    agreement: Agreement | None = None  # with the other processes, where there are several
+    each_data: bool = False  # whether every process has data of its own
     store: CheckpointStore | None = None
     saver: Saver | None = None
+    profiler: Profiler | None = None
     skipped_before: bool = False  # whether a step was, as it was not finite
     asked_at: dict[int, float] = dataclasses.field(default_factory=dict)  # when saves were asked for, by step
     longest_save: float = 0.0  # from being asked for until it was complete
     time_limit: float | None = None
     began: float = dataclasses.field(default_factory=time.monotonic)
     stopped_by: str = ""
+    ending: bool = False  # whether its steps are over
+    ended_by: str | None = None  # what was asked of any process before the end
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stopped: str | None = None
     last_saved: Position | None = None  # where the newest checkpoint is
@@ -120,6 +132,7 @@ class Run:
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
     validated_step: int | None = None
     announced: int | None = None
+    since: float = 0.0  # by the worker's clock, from when on the next dispatch takes time
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -127,8 +140,20 @@ class Run:
         """What is left to train, from the position on."""
         p, last = self.position, self.options.num_epochs
         opened = self.train_feeder.open(p.epoch, p.batch, p.step, last, self.is_pressed, self.data_state)
+        self._begin_step()
         with contextlib.closing(opened) as dispatches, RoomFor("train"):  # type: ignore[type-var]
-            yield from dispatches
+            try:
+                while (dispatch := self._next(dispatches)) is not None:
+                    yield dispatch
+            finally:
+                if self.agreement is not None:
+                    self.agreement.release()
+
+    def _next(self, dispatches: Iterator[Dispatch]) -> Dispatch | None:
+        began, compiled = self.worker.now(), self.spent.compiling()
+        dispatch = next(dispatches, None)
+        self.spent.waited(self.worker.idle(began), compiled)
+        return dispatch
 
     def limit(self, step: int) -> int:
         """How many steps may be dispatched at `step`: up to the next thing that is due, and half a second of work."""
@@ -137,7 +162,10 @@ class Run:
         due = [period - step % period for period in periods if period]
         if self.options.num_steps is not None:
             due.append(self.options.num_steps - step)
-        return max(1, min([self.pace.steps, *due]))
+        if self.options.profile is not None and (room := self.options.profile.room(step)) is not None:
+            due.append(room)
+        pace = self.pace.steps if self.agreement is None else self.agreement.steps(step)
+        return max(1, min([pace, *due]))
 
     def train(self, dispatch: Dispatch) -> None:
         """Hands a dispatch to the device and its values to the worker."""
@@ -146,17 +174,21 @@ class Run:
             self.announced = dispatch.epoch
             self.worker.put(EpochStarted(self.clock(), dispatch.epoch, self.steps_per_epoch))
         self.worker.take_off()
-        with RoomFor("train"):
+        with RoomFor("train"), Tracing("the train step", "train", dispatch.shapes):
             values = self.runner.train(self.tally, dispatch)
         first = p.step + 1
         p.advance(dispatch)
         self.data_state = dispatch.data_state
         numbers = dispatch.steps, dispatch.batches, p.in_epoch, self.steps_per_epoch, p.step
-        self.worker.put(Made("train", p.epoch, first, *numbers, values))
+        apart = self.spent.apart()
+        self.worker.put(Made("train", p.epoch, first, *numbers, values, dispatch.rows, self.since, apart))
+        self.since = self.worker.now()
 
     def end_step(self, ends_epoch: bool) -> None:
         """What follows a dispatch. A validation that is cut short by a stop is due again when the run goes on."""
         p = self.position
+        if self.profiler is not None and self.profiler.tracing and self._something_else_due(ends_epoch):
+            self.profiler.end(self)
         if not p.due and self.validation_due(ends_epoch):
             p.due, p.left = "validation", tuple(self.valid_feeders)
         if not self.settled():
@@ -166,6 +198,18 @@ class Run:
             self.close_train()
             p.due, p.left = "epoch", tuple(self.valid_feeders)
             self.end_epoch()
+        self._begin_step()
+
+    def _something_else_due(self, ends_epoch: bool) -> bool:
+        """Whether a validation or a hook comes before the next step."""
+        hooks = any(self.position.step % every == 0 for every, _ in self.options.every)
+        ends = ends_epoch and bool(self.valid_feeders or self.options.on_epoch_end)
+        return hooks or ends or bool(self.position.due) or self.validation_due(ends_epoch)
+
+    def _begin_step(self) -> None:
+        """What comes now is for the next dispatch."""
+        self.since = self.worker.now()
+        self.spent.apart()
 
     def catch_up(self) -> None:
         """What the checkpoint that the run goes on from had still to do."""
@@ -220,7 +264,7 @@ class Run:
             feeder, batches = self.valid_feeders[split], self.valid_batches[split]
             where = split, batches, p.epoch, p.step, at_step
             with RoomFor(split):
-                if not validate(self.runner, feeder, self.worker, *where, self.is_pressed):
+                if not validate(self.runner, feeder, self.worker, *where, self.is_pressed, self._turn, self.spent):
                     return False
             p.left = p.left[1:]
         self.validated_step = p.step
@@ -268,19 +312,59 @@ class Run:
         info = EpochInfo(p.epoch, p.step, self.newest())
         if self.worker.halted is not None:
             return
-        model = self.rebuild(self.runner.copy(self.runner.state))
+        model = self.model()
         for hook in hooks:
             numbers |= _numbers(hook, hook(info, model))
         if numbers:
             self.worker.put(Closed("custom", p.epoch, p.step, at_step, numbers))
 
+    def model(self) -> Any:
+        """The model as it stands, in eval mode, with arrays of its own."""
+        return self.rebuild(self.runner.copy(self.runner.state))
+
+    def log_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Numbers of a loop of one's own, by name, as the split `custom` at this step; arrays are read later."""
+        p = self.position
+        self.worker.put(Closed("custom", p.epoch, p.step, p.step, dict(numbers)))
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises what went wrong in a thread of the run, or in its numbers."""
+        """Between two dispatches: raises what went wrong in a thread of the run, or in its numbers."""
+        self._check_threads()
+        if self.profiler is not None and self.profiler.turn(self):
+            self._begin_step()
+        if self.agreement is not None:
+            self._turn(self.position.step)
+            if not self.agreement.halted:
+                return
+            self.worker.wait()  # every process has now read the step that one of them has read
+        self._check_numbers()
+
+    def _turn(self, step: int | None = None) -> None:
+        """Meets the other processes, if it is time."""
+        if self.agreement is None:
+            return
+        self.agreement.turn(self._word, step)
+        if self.agreement.reason is not None and self.asked.reason is None:
+            self.asked.to_stop(self.agreement.reason)
+
+    def _word(self) -> dict[str, Any]:
+        save, self.asked.save = self.asked.save, False
+        return {
+            "reason": self._own_reason(),
+            "save": save,
+            "since": time.monotonic() - self.saved_at,
+            "halted": self.worker.halted is not None,
+            "pace": self.pace.steps,
+        }
+
+    def _check_threads(self) -> None:
         self.worker.check()
         if self.saver is not None:
             self.saver.check()
+
+    def _check_numbers(self) -> None:
         halted = self.worker.halted
         if halted is None or self.stopped is not None:
             return
@@ -320,12 +404,28 @@ class Run:
                 f"{text}: it is skipped, and so are further ones, up to {self.options.on_nonfinite.in_a_row} in a row"
             )
 
+    def overflowed(self, step: int, scale: int) -> None:
+        """On the worker's thread: the gradients of a step overflowed, as a loss scale makes them do now and then."""
+        self.log.info("the gradients of step %d overflowed: it is skipped, and the loss scale is now %d", step, scale)
+
+    def tell(self, text: str) -> None:
+        """Something that people want to see, in the log and on the screen, from any thread."""
+        self.log.info("%s", text)
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """The same on the screen alone."""
+        self.worker.put_soon(Message(self.clock(), logging.INFO, text))
+
     def interrupt(self, reason: str) -> None:
         """Ends the run as a signal would."""
         self.asked.to_stop(reason)
 
     def pressing_reason(self) -> str | None:
         """Why the run has to end now, be it in the middle of a validation or of a wait for data; or `None`."""
+        return self._own_reason() if self.agreement is None else self.agreement.reason
+
+    def _own_reason(self) -> str | None:
         interrupter = self.options.interrupter
         if self.asked.reason:
             return self.asked.reason
@@ -358,8 +458,10 @@ class Run:
         yet. Why it ended: steps that were under way may say so only now.
         """
         p = self.position
+        self.ending = True
         self.worker.wait()
-        self.check()
+        self._check_threads()
+        self._check_numbers()
         if (halted := self.worker.halted) is not None:
             p.epoch, p.step, p.batch = halted.epoch, halted.step, 1  # where it stands: what came after was in vain
             return self.stopped or reason
@@ -373,7 +475,8 @@ class Run:
             if complete or saved:  # a run that goes on from there comes by here again
                 p.due, p.left = "", ()
         if self.saver is not None:
-            self.saver.wait()
+            with self.spent.saving():
+                self.saver.wait()
         if self.options.checkpoints is not None and self.last_saved != p:
             pressed = self.is_pressed()
             self.save(None if inside else (p.epoch - 1 or None), at_stop=pressed, at_end=not pressed)
@@ -390,8 +493,10 @@ class Run:
         if p.due:
             return  # the run stops here: `finish` saves
         ended = p.epoch - 1 if p.batch == 0 else None
-        asked, self.asked.save = self.asked.save, False
-        if options is not None and (asked or options.due(ended, p.step, time.monotonic() - self.saved_at)):
+        said: Any = self.asked if self.agreement is None else self.agreement
+        asked, said.save = said.save, False
+        since = time.monotonic() - self.saved_at if self.agreement is None else self.agreement.since
+        if options is not None and (asked or options.due(ended, p.step, since)):
             self.save(ended)
 
     def save(self, ends_epoch: int | None, at_stop: bool = False, at_end: bool = False) -> None:
@@ -403,11 +508,13 @@ class Run:
           at_end: the same of a run that has come to its end.
         """
         p = dataclasses.replace(self.position)
-        with RoomFor(CHECKPOINT):
+        with RoomFor(CHECKPOINT), self.spent.saving():
             state = self.runner.copy(self.runner.state)
             metrics = self.runner.copy(self.tally.metrics) if p.batch and p.due != "epoch" else None
+        if self.agreement is not None:
+            self.agreement.since = 0.0
         decisions = {
-            "data": self.data_state,
+            "data": self._each_state() if self.each_data else self.data_state,
             "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
             "plateau": None if self.plateau is None else self.plateau.get_state(),
             "validated_step": self.validated_step,
@@ -416,6 +523,10 @@ class Run:
         self.saved_at = self.asked_at[p.step] = time.monotonic()
         kind = {"ends_epoch": ends_epoch, "at_stop": at_stop, "at_end": at_end}
         self.worker.put(Call(lambda: self._complete_save(state, metrics, p, {**kind, **decisions})))
+
+    def _each_state(self) -> dict[str, Any]:
+        """Where the data of each process is."""
+        return {"processes": self.hosts.meet(self.data_state, "save")}
 
     def _complete_save(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> None:
         """On the worker's thread, in order: history and log lengths are those of the position."""
@@ -450,7 +561,27 @@ class Run:
         if metrics is not None:
             states = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(metrics))}
             further["in_flight"] = {"states": states, "rows": _rows_to_store(self.worker)}
-        self.saver.submit(state, encode(progress), further)
+        with self.spent.saving_on_worker():
+            self.saver.submit(state, encode(progress), further)
+
+    def record(self, state: TrainState, progress: Mapping[str, Any]) -> None:
+        """On the saver's thread: writes the model of a complete checkpoint into a file of its own."""
+        options = self.options.checkpoints
+        assert self.store is not None
+        if options is None or options.record is None:
+            return
+        step, recorder = progress["step"], options.record
+        try:
+            path = self.store.record(step, recorder.extension, lambda file: recorder.write(self.rebuild(state), file))
+        except Exception as error:
+            what = f"the model of step {step} could not be recorded beside {self.store.path(step)}"
+            if self.options.on_save_error == "raise":
+                error.add_note(f"{what}, which is complete")
+                raise
+            self.warn(f"{what}, and training goes on: {type(error).__name__}: {error}")
+        else:
+            if path is not None:
+                self.log.info("recorded %s", path)
 
     def saved(self, progress: Mapping[str, Any], seconds: float) -> None:
         """On the saver's thread: a checkpoint is complete."""
@@ -498,19 +629,30 @@ def validate(
     step: int,
     at_step: int | None,
     stopped: Callable[[], bool] = lambda: False,
+    turn: Callable[[], None] = lambda: None,
+    spent: Spent | None = None,
 ) -> bool:
-    """One pass over a validation split. It ends early, and returns `False`, once `stopped()`."""
-    tally, done, ended = runner.start("valid"), 0, False
+    """One pass over a validation split. It ends early, and returns `False`, once `stopped()`; `turn()` is called before
+    each dispatch.
+    """
+    tally, done, ended, since = runner.start("valid"), 0, False, worker.now()
+    if spent is not None:
+        spent.apart()
     dispatches = feeder.open(1, 0, 0, 1, stopped)
     try:
         for dispatch in dispatches:
+            turn()
             if stopped():
                 break
             ended = dispatch.ends_epoch
             worker.take_off()
-            values = runner.valid(tally, dispatch)
+            with Tracing("valid_step", split, dispatch.shapes):
+                values = runner.valid(tally, dispatch)
             first, done = done + 1, done + dispatch.steps
-            worker.put(Made(split, epoch, first, dispatch.steps, dispatch.batches, done, batches, step, values))
+            numbers = dispatch.steps, dispatch.batches, done, batches, step
+            apart = 0.0 if spent is None else spent.apart()
+            worker.put(Made(split, epoch, first, *numbers, values, dispatch.rows, since, apart))
+            since = worker.now()
     finally:
         dispatches.close()  # type: ignore[attr-defined]
     if not ended:
@@ -538,6 +680,7 @@ def fingerprint() -> dict[str, Any]:
         "platform": device.platform,
         "device": device.device_kind,
         "devices": jax.device_count(),
+        "processes": jax.process_count(),
         "machine": host.machine(),
         "python": host.python_version(),
     }

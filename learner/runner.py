@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,9 @@ import numpy as np
 
 from learner.data.feed import Dispatch
 from learner.steps.measure import Measure, Packed
-from learner.steps.program import Feed, Programs, Values
+from learner.steps.program import Feed, Programs, Stack, Values
 from learner.steps.state import TrainState
-from learner.strategies.base import Strategy
+from learner.strategies.base import Kind, Strategy
 
 PyTree = Any
 Leaves = list[Any]
@@ -40,6 +40,8 @@ class Runner:
     What no step changes (the rate's factor, the root key) goes into programs and does not come out again: a small step
     notices every array that does.
 
+    A state of shapes that have shardings makes a runner whose programs can be looked at, and not run.
+
     Attributes:
       strategy: where the arrays are.
     """
@@ -49,39 +51,67 @@ class Runner:
         self._tree, self._step = programs.tree, programs.step
         marks = jax.tree.map(lambda _: False, state)
         self._is_fixed = jax.tree.leaves(dataclasses.replace(marks, lr_scale=True, rng=True))
-        self.leaves = jax.tree.leaves(strategy.place(state))
+        shapes = isinstance(state.step, jax.ShapeDtypeStruct)
+        placed = state if shapes else strategy.place(state, strategy.shardings(state))
+        self.leaves = jax.tree.leaves(placed)
+        self._where = {"state": [x.sharding for x in self._moving], "sums": []}
+        if programs.step.update is None:
+            self._where["sums"] = self._sums_places(placed)
+        train = ("same", "batch", "same", "same"), ("state", "same", "same", "same")
         self._train = {
-            "loop": self._compiled_step(programs.train, (0, 2)),
-            "single": self._compiled_step(programs.train_single, (0, 2)),
-            "tail": self._compiled_step(programs.train_tail, (0, 2)),
+            "loop": self._compiled_step(programs.train, *train, (0, 2)),
+            "single": self._compiled_step(programs.train_single, *train, (0, 2)),
+            "tail": self._compiled_step(programs.train_tail, *train, (0, 2)),
         }
-        self._valid_loop = self._compiled(programs.valid, (2,))
+        valid: tuple[Kind, ...] = ("same", "batch", "same", "same")
+        self._valid_loop = self._compiled(programs.valid, (*valid, "same"), ("same",) * 4, (2,))
         self._valid_one = {
-            "single": self._compiled(programs.valid_single, (2,)),
-            "tail": self._compiled(programs.valid_tail, (2,)),
+            "single": self._compiled(programs.valid_single, valid, ("same",) * 4, (2,)),
+            "tail": self._compiled(programs.valid_tail, valid, ("same",) * 4, (2,)),
         }
-        self._begin, self._finish = self._compiled(programs.begin), self._compiled_step(programs.finish, (0, 3))
-        self._add = {False: self._compiled(programs.add, (2,)), True: self._compiled(programs.add_tail, (2,))}
-        self._outputs = self._compiled(programs.outputs)
+        self._begin = self._compiled(programs.begin, (), "sums")
+        self._finish = self._compiled_step(programs.finish, ("sums", "same"), ("state", "same", "same"), (0, 3))
+        add = ("sums", "batch", "same", "same"), ("sums", "same", "same", "same")
+        self._add = {
+            False: self._compiled(programs.add, *add, (2,)),
+            True: self._compiled(programs.add_tail, *add, (2,)),
+        }
+        self._outputs = self._compiled(programs.outputs, ("same", "same"))
         measures = {"train": programs.step.train_measure, "valid": programs.step.valid_measure}
         # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
         self._fresh = {kind: strategy.compile(measure.fresh) for kind, measure in measures.items()}
         self._values = {
-            kind: strategy.compile(functools.partial(_closed, measure), (0,)) for kind, measure in measures.items()
+            kind: strategy.compile(functools.partial(_closed, measure), ("same",), donate=(0,))
+            for kind, measure in measures.items()
         }
         self._spare: dict[str, PyTree] = {}
-        self._copy = strategy.compile(_copied)
+        self._copy = jax.jit(_copied)
 
-    def _compiled(self, program: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
-        """A program of all leaves, as one of the two kinds of leaves."""
+    def _sums_places(self, state: TrainState) -> list[Any]:
+        """The shardings of what micro-batches add up to: gradients lie where their parameters do."""
+        same = self.strategy.scalar(0).sharding
+        sums = jax.tree.map(lambda _: same, jax.eval_shape(self._step.begin, state))
+        grads, model_state = (jax.tree.map(lambda x: x.sharding, part) for part in (state.params, state.model_state))
+        return jax.tree.leaves(dataclasses.replace(sums, grads=grads, model_state=model_state))
+
+    def _compiled(
+        self,
+        program: Callable[..., Any],
+        takes: Sequence[Kind],
+        gives: Sequence[Kind] | Kind = "same",
+        donate: tuple[int, ...] = (),
+    ) -> Any:
+        """A program of all leaves, as one of the two kinds of leaves. `takes` is about what follows them."""
 
         def split(moving: Leaves, fixed: Leaves, *rest: Any) -> Any:
             return program(self._joined(moving, fixed), *rest)
 
         split.__name__ = program.__name__  # for profiles
-        return self.strategy.compile(split, donate)
+        return self.strategy.compile(split, ("state", "same", *takes), gives, donate, self._where)
 
-    def _compiled_step(self, program: Callable[..., Any], donate: tuple[int, ...]) -> Any:
+    def _compiled_step(
+        self, program: Callable[..., Any], takes: Sequence[Kind], gives: Sequence[Kind], donate: tuple[int, ...]
+    ) -> Any:
         """The same for one that returns leaves first."""
 
         def split(leaves: Leaves, *rest: Any) -> Any:
@@ -89,7 +119,7 @@ class Runner:
             return self._split(leaves)[0], *more
 
         split.__name__ = program.__name__
-        return self._compiled(split, donate)
+        return self._compiled(split, takes, gives, donate)
 
     def _split(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
         pairs = list(zip(leaves, self._is_fixed, strict=True))
@@ -180,30 +210,48 @@ class Runner:
 
     def copy(self, tree: PyTree) -> PyTree:
         """Arrays of their own, for a checkpoint: the originals are donated to the next dispatch."""
-        return self._copy(tree)
+        return self._copy(self.strategy.one(tree))
 
     def set_lr_scale(self, scale: float) -> None:
         """A scheduler sets the rate."""
         self.leaves = jax.tree.leaves(dataclasses.replace(self.state, lr_scale=self.strategy.place(np.float32(scale))))
 
-    def row_trees(self, feed: Feed) -> list[Any]:
+    def row_trees(self, batch: PyTree) -> list[Any]:
         """The structures of what each collecting metric of the train split collects of a micro-batch."""
+        step = dataclasses.replace(self._step, axis=None)
 
-        def rows() -> PyTree:
-            zero = jnp.int32(0)
-            if self._step.update is not None:
-                return self._step.custom(self.state, feed.micro(zero))[3]
-            return self._step.micro(self.state, self._step.begin(self.state), feed.micro(zero), zero)[1]
+        def rows(state: TrainState, batch: PyTree) -> PyTree:
+            if step.update is not None:
+                return step.custom(state, batch)[3]
+            return step.micro(state, step.begin(state), batch, jnp.int32(0))[1]
 
-        return [jax.tree.structure(each) for each in jax.eval_shape(rows)]
+        return [jax.tree.structure(each) for each in jax.eval_shape(rows, self.state, batch)]
 
     def traced(self, kind: str, feed: Feed) -> Any:
         """The traced training or validation loop, to be looked at. It is not traced again when it is compiled."""
         zero = self.strategy.scalar(0)
         tally = self.start(kind)
         if kind == "train":
-            return self._train["loop"].trace(self._moving, self._fixed, tally.metrics, feed, zero, zero).jaxpr.jaxpr
-        return self._valid_loop.trace(self._moving, self._fixed, tally.metrics, feed, zero, zero, zero).jaxpr.jaxpr
+            return self.strategy.traced(self._train["loop"], self._moving, self._fixed, tally.metrics, feed, zero, zero)
+        return self.strategy.traced(self._valid_loop, self._moving, self._fixed, tally.metrics, feed, zero, zero, zero)
+
+    def lowered(self, feed: Feed, loop: bool) -> dict[str, Any]:
+        """The programs of a training dispatch by name, lowered for this feed and not run."""
+        zero, metrics, state = self.strategy.scalar(0), self.start("train").metrics, (self._moving, self._fixed)
+        alone = isinstance(feed, Stack) and feed.batches is None
+        if loop or self._step.accumulate == 1:
+            program = self._train["loop" if loop else "tail" if alone else "single"]
+            return {"loop" if loop else "step": program.lower(*state, metrics, feed, zero, zero)}
+        sums = self._begin.lower(*state).compile()
+        acc = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            sums.out_info,
+            sums.output_shardings,
+        )
+        return {
+            "micro-batch": self._add[alone].lower(*state, acc, feed, zero, zero),
+            "update": self._finish.lower(*state, acc, metrics),
+        }
 
 
 def _copied(tree: PyTree) -> PyTree:

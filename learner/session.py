@@ -8,23 +8,33 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from learner import asking
+from learner.agreement import Agreement
+from learner.arrays import arrays_of, model_json
 from learner.checkpoint import CheckpointStore, Saver
 from learner.compilation import CompileTimes, use_cache
 from learner.data.feed import Feeder, Plan, bytes_of
+from learner.errors import ProcessError
 from learner.events import Listener, Message, MetricInfo, Outlet, RunEnded, RunFailed, RunStarted
+from learner.facts import facts
 from learner.history import History, summarize
-from learner.inputs import Inputs
+from learner.hosts import Hosts
+from learner.inputs import Inputs, run_length
 from learner.journal import decode
 from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.cut import refuse_short
-from learner.loggers.files import RunFiles
+from learner.loggers.files import NoFiles, RunFiles
 from learner.memory import Needs, explained
 from learner.metrics.base import CollectingMetric
+from learner.optimizers.lengths import schedules_in, texts_in
 from learner.options import Options
+from learner.overview import Planned, tell_overview
+from learner.profiler import Profiler
 from learner.resuming import (
     Restored,
     changes,
+    data_of,
     grouping_of,
     made_with,
     restore_host_metrics,
@@ -35,22 +45,29 @@ from learner.resuming import (
 from learner.run import Position, Run
 from learner.runner import Runner
 from learner.schedules import ReduceOnPlateau
+from learner.schedules.whole import early_end, not_reached
+from learner.spent import Spent, said
 from learner.start import (
+    ALONE,
     Dispatching,
     decide_dispatch,
     describe,
     feeder_for,
+    flight_of,
     make_runner,
     monitor_of,
     open_store,
+    refuse_parts,
 )
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.stopping import Asked
-from learner.strategies import SingleDevice, Strategy
+from learner.strategies import Strategy
 from learner.watchdog import Watchdog
 from learner.worker import Call, Pace, Worker
 
+Files = RunFiles | NoFiles
+WAIT_FOR_LISTENERS = 10.0  # seconds at the end; importing what talks to a server can take some
 NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
 
 
@@ -63,6 +80,7 @@ class Start:
       step: the definition of its steps.
       plateau: the scheduler, if there is one.
       rebuild: makes the user's model of a state.
+      strategy: where it runs.
       inputs: the data.
       state: the first state.
       restored: the checkpoint to go on from, or `None`.
@@ -70,12 +88,14 @@ class Start:
       asked: what signals ask of it.
       lr: the rate, where it is a number.
       taken: what the first state has of another run.
+      hosts: the processes of the run.
     """
 
     options: Options
     step: Step
     plateau: ReduceOnPlateau | None
     rebuild: Callable[[TrainState], Any]
+    strategy: Strategy
     inputs: Inputs
     state: TrainState
     restored: Restored | None
@@ -83,6 +103,7 @@ class Start:
     asked: Asked
     lr: float | None
     taken: Taken | None = None
+    hosts: Hosts = ALONE
 
 
 @contextlib.contextmanager
@@ -90,16 +111,16 @@ def opened(start: Start) -> Iterator[Run]:
     """A run that is ready to loop. When the block ends, its summary is written; when it raises, the error is logged and
     raised.
     """
-    options = start.options
-    log = open_application_log(options.directory, options.application_logger)
-    files = RunFiles(options.directory, time.time)
+    options, first = start.options, start.hosts.index == 0
+    log = open_application_log(options.directory, options.application_logger, start.hosts.index)
+    files = RunFiles(options.directory, time.time) if first else NoFiles()
     position = Position() if start.restored is None else start.restored.position
     with contextlib.ExitStack() as stack:
         stack.callback(close_application_log, log)
         stack.push(_without_hiding(files.close))
         outlets: list[Outlet] = []
         warn = _warner(log, outlets)
-        outlets += [Outlet(listener, warn) for listener in _listeners(options)]
+        outlets += [Outlet(listener, warn) for listener in _listeners(options)] if first else []
         stack.push(_closing(lambda seconds: _close(outlets, seconds)))
         try:
             with contextlib.ExitStack() as threads:
@@ -117,7 +138,7 @@ def _started(
     start: Start,
     p: Position,
     log: logging.Logger,
-    files: RunFiles,
+    files: Files,
     outlets: list[Outlet],
     warn: Callable[[str], None],
     threads: contextlib.ExitStack,
@@ -129,16 +150,19 @@ def _started(
     times = threads.enter_context(CompileTimes())
     monitor, higher_is_better = monitor_of(options, list(inputs.valid))
     store = _store(start, higher_is_better, files, log, warn, threads)
-    strategy = options.devices or SingleDevice()
+    strategy = start.strategy
     cache = use_cache(strategy.platform, options.compilation_cache)
     if cache:
         log.info("compilations are kept in %s", cache)
     parameters = describe(log, options, start.step, start.state, strategy)
     pace = Pace(compilations=lambda: times.count)
+    refuse_parts(options, start.state)
     runner = make_runner(start.step, start.state, strategy)
-    train, plan, valid, needs = _feeders(start, runner, strategy, pace, log, warn)
+    agreement = None if start.hosts.count == 1 else Agreement(start.hosts, p.step)
+    limit = (lambda step: pace.steps) if agreement is None else (lambda step: agreement.batches)
+    train, plan, valid, needs = _feeders(start, runner, strategy, limit, log, warn)
     saver = None if store is None else _saver(store, options, files, the_run, threads)
-    worker = _worker(start, runner, train, files, outlets, pace, the_run)
+    worker = _worker(start, runner, files, outlets, pace, the_run)
     threads.enter_context(explained(needs, lambda: worker.failure))
     threads.push(_closing(worker.close))  # before the saver, which its last items may still need
     batches = inputs.source("train").batches
@@ -157,14 +181,18 @@ def _started(
         higher_is_better=higher_is_better,
         rebuild=start.rebuild,
         position=p,
-        data_state=None if restored is None else restored.progress.get("data"),
+        data_state=None if restored is None else data_of(restored.progress, start.hosts.index),
         tally=tally_in_flight(restored, runner, options),
         pace=pace,
         clock=time.time,
         warn=warn,
         asked=start.asked,
+        hosts=start.hosts,
+        agreement=agreement,
+        each_data=start.hosts.count > 1 and inputs.source("train").own,
         grouping=grouping_of(inputs, options),
-        made_with=made_with(options, start.lr),
+        made_with=made_with(options, start.lr, start.strategy.description, _schedules(start)),
+        spent=Spent(lambda: times.own),
         time_limit=options.time_limit if options.job_ends is None else options.job_ends - time.time(),
         began=began,
         store=store,
@@ -176,10 +204,21 @@ def _started(
     plan.limit = run.limit
     if restored is not None:
         _restore_decisions(run, restored)
+        if store is not None and start.hosts.once(lambda: not store.records(restored.entry.step)):
+            run.record(runner.copy(runner.state), restored.progress)  # the process may have been killed before
     infos = options.metric_infos(["train", *inputs.valid])
     for source in (inputs.source("train"), *inputs.valid.values()):
         threads.callback(source.close)
     _announce(run, start, infos, parameters)
+    window = options.profile
+    # One of about a second that began in an earlier process is not taken again.
+    if start.hosts.index == 0 and window is not None and (window.last is not None or p.step <= window.first):
+        run.profiler = Profiler(window, options.directory)
+        threads.callback(run.profiler.abandon)
+    if start.hosts.index == 0:
+        looking = _asking(run)
+        threads.callback(looking.close)
+        looking.start()
     if options.watchdog is not None:
         dog = _watchdog(options.watchdog, start, pace, log, warn)
         threads.callback(dog.close)
@@ -191,24 +230,28 @@ def _started(
 def _store(
     start: Start,
     higher_is_better: bool,
-    files: RunFiles,
+    files: Files,
     log: logging.Logger,
     warn: Callable[[str], None],
     threads: contextlib.ExitStack,
 ) -> CheckpointStore | None:
     """The checkpoints, with everything else in the directory where the run goes on; `None`: nothing is saved."""
     options, restored = start.options, start.restored
-    store = None if options.checkpoints is None else open_store(options, higher_is_better)
+    store = None if options.checkpoints is None else open_store(options, higher_is_better, start.hosts)
     if store is not None:
         threads.callback(store.close)
     if restored is not None:
         for text in restored.notes:
             warn(text)
-        for text in changes(restored, options, start.lr):
+        for text in changes(restored, options, start.lr, start.strategy.description, _schedules(start)):
             log.warning(text)
-    _go_back(start, files, store, log)
-    if store is not None:
-        store.prepare()
+
+    def prepare() -> None:
+        _go_back(start, files, store, log)
+        if store is not None:
+            store.prepare()
+
+    start.hosts.once(prepare)
     return store
 
 
@@ -216,7 +259,7 @@ def _feeders(
     start: Start,
     runner: Runner,
     strategy: Strategy,
-    pace: Pace,
+    limit: Callable[[int], int],
     log: logging.Logger,
     warn: Callable[[str], None],
 ) -> tuple[Feeder, Plan, dict[str, Feeder], Needs]:
@@ -227,7 +270,7 @@ def _feeders(
     for split in ("train", *inputs.valid):
         feeder, plan = feeder_for(inputs, split, strategy, options, warn)
         how = decide_dispatch(runner, feeder, plan, options, "train" if split == "train" else "valid", strategy)
-        plan.loop, plan.limit = how.loop, lambda step: pace.steps
+        plan.loop, plan.limit = how.loop, limit
         needs.steps[split] = plan.buffer if how.loop and not feeder.resident else 1
         _log_dispatch(log, split, how)
         made[split] = feeder, plan
@@ -235,7 +278,7 @@ def _feeders(
 
 
 def _saver(
-    store: CheckpointStore, options: Options, files: RunFiles, run: Callable[[], Run], threads: contextlib.ExitStack
+    store: CheckpointStore, options: Options, files: Files, run: Callable[[], Run], threads: contextlib.ExitStack
 ) -> Saver:
     def saved(progress: Mapping[str, Any], seconds: float) -> None:
         run().saved(progress, seconds)
@@ -246,7 +289,10 @@ def _saver(
     def before(progress: Mapping[str, Any]) -> None:
         files.to_disk(progress["log"])
 
-    saver = Saver(store, saved, None if options.on_save_error == "raise" else failed, before)
+    def after(state: TrainState, progress: Mapping[str, Any]) -> None:
+        run().record(state, progress)
+
+    saver = Saver(store, saved, None if options.on_save_error == "raise" else failed, before, after)
     threads.push(_closing(saver.close))
     return saver
 
@@ -254,8 +300,7 @@ def _saver(
 def _worker(
     start: Start,
     runner: Runner,
-    train: Feeder,
-    files: RunFiles,
+    files: Files,
     outlets: list[Outlet],
     pace: Pace,
     run: Callable[[], Run],
@@ -268,9 +313,15 @@ def _worker(
     history = History() if restored is None else History.from_json(restored.progress["history"])
     rows = rows_in_flight(restored, collecting, options)
     skipped = lambda step, kind: run().skipped(step, kind)  # noqa: E731
-    worker = Worker(metrics, files, history, outlets, pace, time.time, rows, skipped)
+    overflowed = lambda step, scale: run().overflowed(step, scale)  # noqa: E731
+    reports = skipped, overflowed
+    flight = flight_of(runner.strategy)
+    undefined = lambda text: run().warn(text)  # noqa: E731
+    given = time.time, rows, *reports, flight, start.hosts.heed, undefined
+    worker = Worker(metrics, files, history, outlets, pace, *given)
     if rows:
-        worker.row_trees = dict(zip(collecting["train"], runner.row_trees(train.example()), strict=True))
+        first = start.inputs.firsts["train"]
+        worker.row_trees = dict(zip(collecting["train"], runner.row_trees(first), strict=True))
     if restored is not None:
         worker.epoch_values = {key: decode(value) for key, value in restored.progress["epoch_values"].items()}
     return worker
@@ -281,40 +332,78 @@ def _watchdog(seconds: float, start: Start, pace: Pace, log: logging.Logger, war
     return Watchdog(seconds, lambda: pace.ended, _stalled(log, warn), stop if start.options.watchdog_ends else None)
 
 
+def _asking(run: Run) -> asking.Requests:
+    """Does what is asked of the run through files in its directory."""
+
+    def answer(what: str, who: str) -> None:
+        if run.ending:
+            run.tell(f"{who} asks the run to {what}, which is ending already")
+        elif what == "stop":
+            run.tell(f"{who} asks the run to stop: it stops after the step under way")
+            run.asked.to_stop(run.asked.reason or f"asked by {who}")
+        elif run.saver is None:
+            run.tell(f"{who} asks for a checkpoint, but this run saves none")
+        else:
+            run.tell(f"{who} asks for a checkpoint: it is saved after the step under way")
+            run.asked.to_save()
+
+    return asking.Requests(run.options.directory, answer, run.warn)
+
+
 def _announce(run: Run, start: Start, infos: tuple[MetricInfo, ...], parameters: int) -> None:
     """The run begins: in the journal, to its listeners, in its log."""
     p, options, resumed = run.position, run.options, start.restored is not None
-    run.worker.put(Call(lambda: run.files.journal("start", epoch=p.epoch, step=p.step, resumed=resumed)))
+    told = facts(options, start.step, run.made_with) if start.hosts.index == 0 else {}
+    metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
+    started = {"epoch": p.epoch, "step": p.step, "resumed": resumed, "metrics": metrics, **told}
+    started["steps_per_epoch"] = run.steps_per_epoch
+    model = model_json(arrays_of(start.step.family, start.state.params, start.state.model_state))
+    run.worker.put(Call(lambda: run.files.write_model(model)))
+    run.worker.put(Call(lambda: run.files.journal("start", **started)))
+    if options.show_summary:
+        tell_overview(Planned(options, start.step, start.state, start.inputs, run.runner, run.train_feeder), run)
     numbers = options.num_epochs, options.num_steps, run.steps_per_epoch
-    run.worker.put(RunStarted(time.time(), options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed))
+    where = options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed
+    history = {key: tuple(run.worker.history.points(key)) for key in run.worker.history}
+    run.worker.put(RunStarted(time.time(), *where, history=history, monitor=run.monitor, **told))
     taken = None if resumed else start.taken
     _log_initial(options, taken, run.log)
     if taken is not None:
         run.worker.put(Message(time.time(), logging.INFO, taken.line))
+    _log_early_end(run, start)
     run.log.info("start at epoch %d, step %d", p.epoch, p.step)
 
 
 def _ended(run: Run, infos: tuple[MetricInfo, ...], times: CompileTimes) -> None:
     """Waits for what is under way, and says how it ended: in `summary.json`, in the journal, to its listeners."""
+    if run.profiler is not None:
+        run.profiler.end(run)
     run.worker.wait()
     if run.saver is not None:
-        run.saver.close()
+        with run.spent.saving():
+            run.saver.wait()
         run.saver.check()
+    reasons = run.hosts.meet(run.asked.reason, "end")  # one that could not save ends all of them
+    run.ended_by = next(filter(None, reasons), None)
+    if run.saver is not None:
+        run.saver.close()
     run.worker.wait()
     run.log.info("%d programs compiled in %.1f s", times.count, times.seconds)
     summary = _summary(run, infos)
     run.files.write_summary(summary)
     seconds, p, why = time.monotonic() - run.began, run.position, run.stopped_by
     epoch, step = p.shown_epoch, p.step
-    run.log.info("ended by %s at epoch %d, step %d, after %.1f s", why, epoch, step, seconds)
-    kind = "end" if why in ("num_epochs", "num_steps") else "stop"
-    run.worker.put(Call(lambda: run.files.journal(kind, epoch=epoch, step=step, stopped_by=why)))
-    run.worker.put(RunEnded(time.time(), epoch, step, why, summary, seconds, run.options.show_summary))
+    spent = run.spent.split(seconds, run.worker.spent)
+    run.log.info("ended by %s at epoch %d, step %d, after %.1f s (%s)", why, epoch, step, seconds, said(spent))
+    kind, rounded = "end" if why in ("num_epochs", "num_steps") else "stop", {k: round(s, 6) for k, s in spent.items()}
+    run.worker.put(Call(lambda: run.files.journal(kind, epoch=epoch, step=step, stopped_by=why, seconds=rounded)))
+    told = {**summary, "seconds": rounded}
+    run.worker.put(RunEnded(time.time(), epoch, step, why, told, seconds, run.options.show_summary))
     run.worker.wait()
     run.summary = summary
 
 
-def _go_back(start: Start, files: RunFiles, store: CheckpointStore | None, log: logging.Logger) -> None:
+def _go_back(start: Start, files: Files, store: CheckpointStore | None, log: logging.Logger) -> None:
     """Takes the files to where the run goes on; what is newer is kept in `superseded/`."""
     options, restored = start.options, start.restored
     position, lenient = None if restored is None else restored.progress["log"], "logs" in _allowed(options)
@@ -371,8 +460,12 @@ def _listeners(options: Options) -> list[Listener]:
 
 
 def _close(outlets: list[Outlet], seconds: float | None) -> None:
-    for outlet in outlets:
-        outlet.close(5.0 if seconds is None else seconds)
+    """All of them within some seconds; the renderer is the last one, so that it shows who had to be left behind."""
+    until = time.monotonic() + (WAIT_FOR_LISTENERS if seconds is None else seconds)
+    for outlet in outlets[1:]:
+        outlet.end()
+    for outlet in reversed(outlets):
+        outlet.close(max(1.0, until - time.monotonic()))
 
 
 def _without_hiding(close: Callable[[], None]) -> Callable[..., None]:
@@ -386,10 +479,12 @@ def _without_hiding(close: Callable[[], None]) -> Callable[..., None]:
 
 
 def _closing(close: Callable[[float | None], None]) -> Callable[..., None]:
-    """Closes with all the time it takes, but for a second signal: then what hangs is left behind after a second."""
+    """Closes with all the time it takes, but for a second signal, or where another process has failed: then what hangs
+    is left behind after a second.
+    """
 
     def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
-        close(1.0 if isinstance(error, KeyboardInterrupt | SystemExit) else None)
+        close(1.0 if isinstance(error, KeyboardInterrupt | SystemExit | ProcessError) else None)
 
     return leave
 
@@ -409,6 +504,28 @@ def _log_initial(options: Options, taken: Taken | None, log: logging.Logger) -> 
             log.info("%s", text)
     elif options.initial is not None:
         log.info("initial_from is ignored: the run goes on from a checkpoint of its own")
+
+
+def _log_early_end(run: Run, start: Start) -> None:
+    """Schedules that are shorter than the run: in the log, and for people where nothing is learnt from there on. What
+    of a schedule is not reached is in the log, too.
+    """
+    steps = run_length(run.options, start.inputs.source("train").batches).steps
+    if steps is None:
+        return
+    for place, schedule in schedules_in(start.step.schedule, start.step.optimizer):
+        before = f"{place}: " if place else ""
+        ends = early_end(schedule, steps)
+        if ends is not None and ends[1]:
+            run.warn(f"{before}{ends[0]}, so that nothing is learnt{' there' if place else ''}")
+        elif ends is not None:
+            run.log.info("%s%s", before, ends[0])
+        for text in not_reached(schedule, steps):
+            run.log.info("%s%s", before, text)
+
+
+def _schedules(start: Start) -> dict[str, str]:
+    return texts_in(start.step.schedule, start.step.optimizer)
 
 
 def _stalled(log: logging.Logger, warn: Callable[[str], None]) -> Callable[[str, str], None]:

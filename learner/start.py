@@ -14,16 +14,24 @@ from learner.checkpoint import CheckpointStore, Retention
 from learner.checkpoint.options import CheckpointOptions
 from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
 from learner.errors import LearnerError
+from learner.hosts import Alone, Hosts
 from learner.inputs import Inputs, default_monitor, direction_of
 from learner.metrics.base import CollectingMetric
+from learner.optimizers.freezing import held_leaves
 from learner.options import Options
 from learner.runner import Runner
+from learner.steps.axis import Axis
+from learner.steps.evaluated import evaluates_others
 from learner.steps.program import Programs, has_convolution
 from learner.steps.state import TrainState, named_leaves
 from learner.steps.step import Step
 from learner.strategies import Strategy
+from learner.worker import Flight
 
 PyTree = Any
+
+
+ALONE = Alone()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +51,8 @@ def feeder_for(
     size = options.accumulate if split == "train" else 1
     first = inputs.firsts[split]
     collects = any(isinstance(metric, CollectingMetric) for metric in options.metrics_of(split))
-    fit = MAX_RESIDENT_STEPS if source.rows is not None and not collects else steps_for(bytes_of(first) * size)
+    resident = strategy.resident and source.has_rows
+    fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
     buffer = max(fit, options.steps_per_dispatch or 0)
     plan = Plan(size, buffer, True, lambda step: buffer, options.steps_per_dispatch)
     return Feeder(source, strategy, plan, first, warn), plan
@@ -70,13 +79,13 @@ def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
     return key, direction_of(options, valid_splits, key, checkpoints.mode)[0] == "max"
 
 
-def open_store(options: Options, higher_is_better: bool | None = None) -> CheckpointStore:
+def open_store(options: Options, higher_is_better: bool | None = None, hosts: Hosts = ALONE) -> CheckpointStore:
     """The checkpoints of the run's directory; to read only, where the monitor's direction is not given."""
     checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
     if higher_is_better is None:
-        return CheckpointStore(place)
+        return CheckpointStore(place, once=hosts.once)
     keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
-    return CheckpointStore(place, keep)
+    return CheckpointStore(place, keep, hosts.once)
 
 
 def refuse_checkpoints(options: Options) -> None:
@@ -98,8 +107,29 @@ def remove_checkpoints(options: Options) -> None:
             store.remove_all()
 
 
+def refuse_parts(options: Options, state: TrainState) -> None:
+    """Raises `LearnerError` where checkpoints are to be recorded, and no process has the whole model."""
+    if options.checkpoints is None or options.checkpoints.record is None:
+        return
+    leaves = named_leaves({"params": state.params, "model_state": state.model_state})
+    here = {name for name, x in leaves.items() if getattr(x, "is_fully_addressable", True) or x.is_fully_replicated}
+    if apart := [name for name in leaves if name not in here]:
+        raise LearnerError(
+            f"record= of with_file_checkpointer writes the model in one process, and {len(apart)} of its arrays lie in "
+            f"parts on the devices of several ({', '.join(apart[:3])}): leave it out, and use learner export, or "
+            "load_checkpoint and save_model, in one process afterwards"
+        )
+
+
+def flight_of(strategy: Strategy) -> Flight:
+    """How far the host may run ahead of these devices."""
+    return Flight(1, least=1) if strategy.one_at_a_time else Flight()
+
+
 def make_runner(step: Step, state: TrainState, strategy: Strategy) -> Runner:
     """The programs of a run, with the state placed."""
+    axis = None if strategy.axis is None else Axis(strategy.axis, strategy.sync_batch_norm)
+    step = dataclasses.replace(step, axis=axis, gather=strategy.gather(state))
     return Runner(Programs(step, jax.tree.structure(state)), strategy, state)
 
 
@@ -110,13 +140,27 @@ def describe(log: logging.Logger, options: Options, step: Step, state: TrainStat
     versions["python"] = sys.version.split()[0]
     log.info("versions: %s", ", ".join(f"{name} {v}" for name, v in versions.items()))
     log.info("devices: %s of %d", strategy.description, jax.device_count())
-    if jax.device_count() > 1 and options.devices is None:
-        log.info("there are %d devices and one is used", jax.device_count())
+    if jax.device_count() > 1 and options.devices is None and len(strategy.devices) == 1:
+        log.info("there are %d devices and one is used: devices('all') uses all", jax.device_count())
     leaves = named_leaves(state.params)
     count = sum(int(x.size) for x in leaves.values())
     log.info("model: %s, %d parameters in %d arrays", step.family.kind, count, len(leaves))
+    frozen = held_leaves(step.family, state.model_state).values()
+    if frozen:
+        size, memory = sum(int(x.size) for x in frozen), sum(int(x.nbytes) for x in frozen) / 2**20
+        log.info(
+            "frozen: %d parameters in %d arrays (%.1f MiB), of which no gradients and no optimizer state are kept",
+            size,
+            len(frozen),
+            memory,
+        )
     width = max(map(len, leaves))
     for name, x in leaves.items():
         log.info("  %-*s %-10s %s", width, name, x.dtype, list(x.shape))
+    if step.family.note is not None:
+        log.info(step.family.note)
+    log.info("precision: %s", options.precision_text)
     log.info("seed %d, %d micro-batches per step", options.seed, options.accumulate)
+    if evaluates_others(named_leaves(state.opt_state)):
+        log.info("validation, hooks and the result have averaged parameters, as the optimizer keeps them")
     return count

@@ -47,6 +47,20 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def size(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> size(999), size(2_500_000), size(4_398_046_511_104)
+    ('999 bytes', '2.5 MB', '4.4 TB')
+    """
+    if count < 1000:
+        return f"{int(count)} byte{'' if count == 1 else 's'}"
+    units = ["kB", "MB", "GB", "TB", "PB"]
+    while (count := count / 1000) >= 999.95 and len(units) > 1:
+        units.pop(0)
+    return f"{count:.1f} {units[0]}"
+
+
 def printable(text: str) -> str:
     """The text with a question mark for each control character, so that it cannot steer a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

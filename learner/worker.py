@@ -5,7 +5,9 @@ knows on the host (history, log lengths, collected rows) is known here, in order
 """
 
 import dataclasses
+import functools
 import itertools
+import math
 import queue
 import threading
 import time
@@ -15,9 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.errors import LearnerError
 from learner.events import EpochEnded, EpochStarted, Event, Outlet, SplitEnded, StepsEnded
 from learner.history import History
-from learner.loggers.files import RunFiles
+from learner.loggers.files import NoFiles, RunFiles
 from learner.memory import RoomFor
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
 from learner.steps.finite import HALTS, KINDS
@@ -28,7 +31,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """Steps that were dispatched; their values are still on the device."""
+    """Steps that were dispatched; their values are still on the device. `since`: by the worker's clock, when the loop
+    began to work for them, so that what came before (a hook, a validation) is not their time. `apart`: seconds of that
+    in which it compiled, or waited for batches.
+    """
 
     split: str
     epoch: int
@@ -39,6 +45,9 @@ class Made:
     total: int | None
     step: int
     values: Values
+    rows: int = 0
+    since: float = 0.0
+    apart: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +92,25 @@ class Call:
     fn: Callable[[], None]
 
 
+@dataclasses.dataclass
+class Times:
+    """What the loop and the worker did so far, for a profile.
+
+    Attributes:
+      dispatches: of training and validation.
+      held: seconds for which the loop waited until it might dispatch more.
+      reading: seconds for which the worker waited for values of the device.
+      handling: seconds for which it did something with them.
+    """
+
+    dispatches: int = 0
+    held: float = 0.0
+    reading: float = 0.0
+    handling: float = 0.0
+
+
+HEED = 1  # seconds
+
 Item = Made | Closed | Abandoned | EpochClosed | Call | Event
 
 
@@ -95,11 +123,12 @@ class Pace:
 
     Attributes:
       ended: how many steps ended so far, those of validation included.
+      per_step: seconds, or `None` as long as nothing is known.
     """
 
     def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
         self._aim, self._compilations = seconds, compilations
-        self._per_step: float | None = None
+        self.per_step: float | None = None
         self._compiled, self._rough = compilations(), True
         self.ended = 0
 
@@ -108,47 +137,54 @@ class Pace:
         self.ended += steps
         now, compiled = seconds / max(steps, 1), self._compilations()
         waited, self._compiled = compiled != self._compiled, compiled
-        if self._per_step is None or self._rough:
-            self._per_step, self._rough = now, waited
+        if self.per_step is None or self._rough:
+            self.per_step, self._rough = now, waited
         elif not waited:
-            self._per_step = 0.5 * self._per_step + 0.5 * now
+            self.per_step = 0.5 * self.per_step + 0.5 * now
 
     @property
     def steps(self) -> int:
         """How many steps fit into the time aimed at; 1 as long as nothing is known."""
-        return 1 if self._per_step is None else max(1, int(self._aim / max(self._per_step, 1e-6)))
+        return 1 if self.per_step is None else max(1, int(self._aim / max(self.per_step, 1e-6)))
 
 
 class Flight:
     """Bounds how far the host runs ahead of the device: in dispatches, and in seconds of work."""
 
-    def __init__(self, most: int = 64, seconds: float = 0.1):
-        self._most, self._seconds = most, seconds
+    def __init__(self, most: int = 64, seconds: float = 0.1, least: int = 2):
+        self._most, self._seconds, self._least = most, seconds, least
         self._changed = threading.Condition()
-        self._flying, self._each = 0, 1.0
+        self._flying, self._each, self._landed = 0, 1.0, 0.0
 
     @property
     def full(self) -> bool:
         """Whether the next dispatch would have to wait."""
-        return self._flying >= max(2, min(self._most, int(self._seconds / self._each)))
+        return self._flying >= max(self._least, min(self._most, int(self._seconds / self._each)))
 
     @property
     def together(self) -> int:
         """How many dispatches are best read at once: those of some 5 ms, a few where they are that short."""
         return max(1, min(self._most // 4, int(self._seconds / 20 / self._each)))
 
-    def take_off(self) -> None:
-        """Waits until another dispatch may be under way."""
+    def take_off(self, seconds: float | None = None) -> bool:
+        """Waits until another dispatch may be under way, so long at most; whether it may."""
         with self._changed:
-            self._changed.wait_for(lambda: not self.full)
-            self._flying += 1
+            free = self._changed.wait_for(lambda: not self.full, seconds)
+            self._flying += free
+        return free
 
     def landed(self, count: int, seconds: float) -> None:
         """`count` dispatches ended within `seconds`."""
         with self._changed:
             self._flying -= count
             self._each = max(seconds / count, 1e-6)
+            self._landed = time.perf_counter()
             self._changed.notify()
+
+    def idle(self, since: float, now: float, held: int) -> float:
+        """The seconds since then in which nothing was under way but what the loop still holds."""
+        with self._changed:
+            return 0.0 if self._flying > held else max(0.0, now - max(since, self._landed))
 
     def open(self) -> None:
         """Nobody waits any more."""
@@ -165,30 +201,44 @@ class Worker:
       collected: the rows that collecting metrics hold, by split and metric: lists of the leaves of each batch.
       row_trees: the structures of those rows, by metric.
       epoch_values: those of the epoch under way that are closed, by key.
+      spent: seconds of the steps so far, of `train` and of `valid`; compiling and waiting for batches are not counted.
+      times: of the loop and the worker.
       halted: the step that ended the run. What was dispatched after it leaves nothing.
     """
 
     def __init__(
         self,
         metrics: Mapping[str, Sequence[MetricBase]],
-        files: RunFiles | None,
+        files: RunFiles | NoFiles | None,
         history: History,
         outlets: Sequence[Outlet],
         pace: Pace,
         clock: Callable[[], float] = time.time,
         collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None,
         skipped: Callable[[int, str], None] = lambda step, kind: None,
+        overflowed: Callable[[int, int], None] = lambda step, scale: None,
+        flight: Flight | None = None,
+        heed: Callable[[], None] = lambda: None,
+        undefined: Callable[[str], None] = lambda text: None,
     ):
-        """`skipped(step, kind)` is told of steps that were skipped, or ended the run, as their `kind` is not finite."""
+        """`skipped(step, kind)` is told of steps that were skipped, or ended the run, as their `kind` is not finite;
+        `overflowed(step, scale)` of those that did no more than to lower the loss scale. `heed()` is called now and
+        then while something is waited for; it may raise. `undefined(text)` is told once of each metric whose value of
+        a whole split is NaN although the loss is a number.
+        """
         self.history = history
         self.halted: Halt | None = None
-        self._skipped = skipped
+        self.spent = {"train": 0.0, "valid": 0.0}
+        self.times = Times()
+        self._left_out: set[str] = set()  # splits of which steps were, until they end
+        self._skipped, self._overflowed, self._heed = skipped, overflowed, heed
+        self._undefined, self._undefined_before = undefined, set[str]()
         self.collected: dict[str, dict[str, list[list[np.ndarray]]]] = collected or {}
         self.row_trees: dict[str, Any] = {}
-        self.flight = Flight()
+        self.flight = flight or Flight()
         self._metrics, self._files, self._outlets, self._pace, self._clock = metrics, files, outlets, pace, clock
         self.epoch_values: dict[str, float | str] = {}
-        self._last = time.perf_counter()
+        self._last = self._back = time.perf_counter()
         self._split_began: dict[str, float] = {}
         self._epoch_began = self._last
         self._error: BaseException | None = None
@@ -202,9 +252,14 @@ class Worker:
 
     def take_off(self) -> None:
         """Waits until another dispatch may be under way."""
-        if self.flight.full:
+        full, began = self.flight.full, self.now()
+        if full:
             self._hand_over()
-        self.flight.take_off()
+        while not self.flight.take_off(HEED):
+            self._heed()
+        self.times.dispatches += 1
+        if full:
+            self.times.held += self.now() - began
 
     def put(self, item: Item) -> None:
         """Queues an item, waiting where the queue is full; raises what went wrong before.
@@ -221,6 +276,15 @@ class Worker:
             self._space.acquire()
             self._queue.put((self._held, True))
             self._held = []
+
+    def idle(self, since: float) -> float:
+        """Seconds since then, by the clock of `now`, in which the device had nothing to do."""
+        return self.flight.idle(since, self.now(), sum(isinstance(item, Made) for item in self._held))
+
+    @staticmethod
+    def now() -> float:
+        """The clock by which steps are measured."""
+        return time.perf_counter()
 
     def put_soon(self, item: Item) -> None:
         """Queues an item from another thread, without waiting."""
@@ -240,8 +304,12 @@ class Worker:
         """Until everything that was put is done."""
         done = threading.Event()
         self.put(Call(done.set))
-        while not done.wait(0.1):
+        for waits in itertools.count(1):
+            if done.wait(0.1):
+                break
             self.check()
+            if waits % (10 * HEED) == 0:
+                self._heed()
         self.check()
 
     def close(self, seconds: float | None = None) -> None:
@@ -269,8 +337,10 @@ class Worker:
                 entries.append(self._queue.get())
             ended = any(items is None for items, _ in entries)
             if self._error is None:
+                began, reading = self.now(), self.times.reading
                 try:
                     self._deliver([item for items, _ in entries for item in items or ()])
+                    self.times.handling += self.now() - began - (self.times.reading - reading)
                 except BaseException as error:
                     self._error = error
                     self.flight.open()
@@ -288,6 +358,7 @@ class Worker:
             self._steps(made)
             made = []
             self._other(item)
+            self._back = time.perf_counter()
         self._steps(made)
 
     def _other(self, item: Item) -> None:
@@ -313,12 +384,21 @@ class Worker:
     def _steps(self, made: list[Made]) -> None:
         if not made:
             return
+        began = time.perf_counter()
         read = _read(made)
         now = time.perf_counter()
+        self.times.reading += now - began
         steps = sum(m.count for m in made)
-        seconds, self._last = now - self._last, now
+        seconds = now - max(self._last, made[0].since)
+        if self._back > self._last and self._pace.per_step is not None:
+            # This thread was busy otherwise, and nobody knows when the steps ended meanwhile.
+            seconds = min(seconds, max(now - self._back, self._pace.per_step * steps))
+        self._last = now
         self.flight.landed(len(made), seconds)
         self._pace.measured(steps, seconds)
+        own = max(0.0, seconds - sum(m.apart for m in made))
+        for m in made:
+            self.spent["train" if m.split == "train" else "valid"] += own * m.count / steps
         for _, group in itertools.groupby(zip(made, read, strict=True), lambda pair: (pair[0].split, pair[0].epoch)):
             if self.halted is None:
                 self._dispatches(list(group), seconds / steps)
@@ -331,12 +411,14 @@ class Worker:
         count = self._look(read[0][0], nonfinite) if nonfinite.any() else total
         numbers = np.concatenate([values.numbers[: made.count] for made, values in read])[:count]
         weights = np.concatenate([values.weights[: made.count] for made, values in read])[:count]
+        rows, weight = sum(made.rows for made, _ in read), float(weights.sum(dtype=np.float64))
         columns, index = {}, 0
         for metric in self._metrics[last.split]:
             if isinstance(metric, Metric) and metric.numeric:
                 columns[metric.name] = numbers[:, index]
                 index += 1
             elif isinstance(metric, HostMetric):
+                metric.worked(rows, weight)
                 columns[metric.name] = np.full(count, metric.update(count, seconds * count), np.float32)
         for made, values in read:
             self._collect(made, values)
@@ -350,8 +432,13 @@ class Worker:
     def _look(self, first: Made, nonfinite: np.ndarray) -> int:
         """Reports steps that are not finite; how many steps there are, up to one that ends the run."""
         for index in np.flatnonzero(nonfinite):
+            self._left_out.add(first.split)
             code = int(nonfinite[index])
-            step, kind = first.first + int(index), KINDS[code % HALTS]
+            step = first.first + int(index)
+            if code < 0:
+                self._overflowed(step, -code)
+                continue
+            kind = KINDS[code % HALTS]
             self._skipped(step, kind)
             if code > HALTS:
                 self.halted = Halt(first.epoch, step, kind)
@@ -373,11 +460,18 @@ class Worker:
     def _collected_rows(self, split: str, name: str) -> PyTree:
         """All rows of a split for one metric, in order."""
         parts = self.collected.get(split, {}).get(name, [])
-        leaves = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+        columns = list(zip(*parts, strict=True))
+        for column in columns:
+            if len(shapes := {rows.shape[1:] for rows in column}) > 1:
+                raise LearnerError(
+                    f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
+                    "to one length"
+                )
+        leaves = [np.concatenate(column) for column in columns]
         return self.row_trees[name].unflatten(leaves)
 
     def _close_split(self, closed: Closed) -> None:
-        values = self._split_values(closed)
+        values, pictures = self._split_values(closed)
         now = time.perf_counter()
         seconds = now - self._split_began.pop(closed.split, now)
         if self._files is not None:
@@ -386,9 +480,10 @@ class Worker:
                 keys = {f"{closed.split}/{name}": value for name, value in values.items()}
                 self._files.journal("validation", epoch=closed.epoch, step=closed.step, values=keys)
         self.history.record(closed.split, closed.epoch, closed.step, values)
+        where = closed.split, closed.epoch, closed.step, values, seconds, closed.at_step
         if closed.at_step is None:
             self.epoch_values |= {f"{closed.split}/{name}": value for name, value in values.items()}
-        self.emit(SplitEnded(self._clock(), closed.split, closed.epoch, closed.step, values, seconds, closed.at_step))
+        self.emit(SplitEnded(self._clock(), *where, pictures))
 
     def _abandon(self, split: str) -> None:
         self.collected.pop(split, None)
@@ -397,9 +492,11 @@ class Worker:
             if isinstance(metric, HostMetric):
                 metric.reset()
 
-    def _split_values(self, closed: Closed) -> dict[str, float | str]:
+    def _split_values(self, closed: Closed) -> tuple[dict[str, float | str], dict[str, Callable[[], np.ndarray]]]:
+        """The values by name, and what draws those that have a picture."""
         read = jax.device_get(dict(closed.values))
         values: dict[str, float | str] = {}
+        pictures: dict[str, Callable[[], np.ndarray]] = {}
         for metric in self._metrics.get(closed.split, ()):
             if isinstance(metric, Metric):
                 value = read[metric.name]
@@ -410,8 +507,29 @@ class Worker:
                 value = metric.compute()
                 metric.reset()
             values[metric.name] = _number(value) if metric.numeric else metric.text(value)
+            if callable(draw := getattr(metric, "picture", None)):
+                pictures[metric.name] = functools.partial(draw, value)
         self.collected.pop(closed.split, None)
-        return values | {name: _number(v) for name, v in read.items() if name not in values}
+        self._tell_undefined(closed, values)
+        return values | {name: _number(v) for name, v in read.items() if name not in values}, pictures
+
+    def _tell_undefined(self, closed: Closed, values: Mapping[str, float | str]) -> None:
+        left_out = closed.split in self._left_out
+        self._left_out.discard(closed.split)
+        lost = not math.isfinite(float(values.get("Loss", math.nan)))  # which says enough of what is made of it
+        for metric in self._metrics.get(closed.split, ()):
+            value = values[metric.name]
+            if not isinstance(value, float) or not math.isnan(value) or metric.name in self._undefined_before:
+                continue
+            if lost and "loss" in getattr(metric, "fields", ()):
+                continue
+            if left_out and getattr(metric, "per_step", False):
+                continue  # of steps that were not made, which is told already
+            self._undefined_before.add(metric.name)
+            self._undefined(
+                f"{closed.split}/{metric.name} of epoch {closed.epoch} is not defined (NaN), which is said once: "
+                f"{metric.undefined}"
+            )
 
     def _close_epoch(self, closed: EpochClosed) -> None:
         values, self.epoch_values = self.epoch_values, {}

@@ -5,4 +5,11 @@ from learner.checkpoint.options import CheckpointOptions, Retention
 from learner.checkpoint.saver import Saver
 from learner.checkpoint.store import CheckpointStore, Entry
 
-__all__ = ["CheckpointOptions", "CheckpointStore", "DamagedError", "Entry", "Retention", "Saver"]
+__all__ = [
+    "CheckpointOptions",
+    "CheckpointStore",
+    "DamagedError",
+    "Entry",
+    "Retention",
+    "Saver",
+]

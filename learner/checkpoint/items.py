@@ -21,29 +21,54 @@ def to_items(state: TrainState) -> Items:
     """The items `model`, `optim` and `scheduler`: for each part of the state, its leaves by path. Random keys become
     numbers.
     """
-    return {item: {part: _stored(getattr(state, part)) for part in parts} for item, parts in PARTS.items()}
+    return {item: {part: stored_leaves(getattr(state, part)) for part in parts} for item, parts in PARTS.items()}
 
 
 def from_items(items: Mapping[str, Any], state: TrainState) -> TrainState:
     """The state with what the items hold in place of its leaves; only the items that are there."""
-    parts = {part: _loaded(items[item].get(part) or {}, getattr(state, part)) for item in items for part in PARTS[item]}
+    parts = {
+        part: loaded_leaves(items[item].get(part) or {}, getattr(state, part)) for item in items for part in PARTS[item]
+    }
     return dataclasses.replace(state, **parts)
 
 
-def _stored(tree: Any) -> dict[str, Any]:
-    """Orbax refuses arrays without elements; there is nothing to be stored of them."""
+def stored_leaves(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by path, as Orbax can store them: random keys as numbers, and none without elements, which
+    it refuses.
+    """
     leaves = {name: x for name, x in named_leaves(tree).items() if x.size}
-    return {_escaped(name): jax.random.key_data(x) if _is_key(x) else x for name, x in leaves.items()}
+    return {_escaped(name): _numbers(x) if _is_key(x) else x for name, x in leaves.items()}
 
 
-def _loaded(stored: Mapping[str, Any], tree: Any) -> Any:
+def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
+    """The tree with its arrays from what `stored_leaves` made. What stands there as a shape, because it is not there,
+    stays as it is in the tree.
+    """
     leaves = []
     for name, old in named_leaves(tree).items():
-        if old.size:
-            new = stored[_escaped(name)]
-            old = jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if _is_key(old) else new
+        new = stored[_escaped(name)] if old.size else None
+        if new is None and isinstance(old, jax.ShapeDtypeStruct):
+            old = jnp.zeros(old.shape, old.dtype, device=old.sharding)
+        elif new is not None and not isinstance(new, jax.ShapeDtypeStruct):
+            old = jax.random.wrap_key_data(new, impl=key_impl(old)) if _is_key(old) else new
         leaves.append(old)
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+
+def key_impl(keys: Any) -> Any:
+    """How random keys, or their shapes, are implemented."""
+    if not isinstance(keys, jax.ShapeDtypeStruct):
+        return jax.random.key_impl(keys)
+    found: list[Any] = []
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
+    return found[0]
+
+
+def _numbers(keys: Any) -> Any:
+    if not isinstance(keys, jax.ShapeDtypeStruct):
+        return jax.random.key_data(keys)
+    shape = jax.eval_shape(jax.random.key_data, keys)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=keys.sharding)
 
 
 def _is_key(x: Any) -> bool:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from learner.errors import LearnerError
+from learner.records import Recorder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class CheckpointOptions:
       every_steps: a save after every so many optimizer steps of the run.
       every_seconds: a save at the first dispatch that ends so many seconds after the last one.
       epoch_ends_after: a save at the first epoch end so many seconds after the last one.
+      record: writes the model of each into a file of its own beside it; `None`: none does.
       directory: where they go, any path that Orbax takes; `None`: `checkpoint/` of the run.
     """
 
@@ -33,6 +35,7 @@ class CheckpointOptions:
     every_steps: int | None = None
     every_seconds: float | None = None
     epoch_ends_after: float | None = None
+    record: Recorder | None = None
     directory: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +55,10 @@ class CheckpointOptions:
         if not (self.monitor is None or isinstance(self.monitor, str)):
             raise LearnerError(
                 f"monitor of with_file_checkpointer is {self.monitor!r}; it needs a metric by key, such as 'valid/Loss'"
+            )
+        if not (self.record is None or isinstance(self.record, Recorder)):
+            raise LearnerError(
+                f"record of with_file_checkpointer is {self.record!r}; it needs a recorder, such as CompactRecorder()"
             )
         if self.mode not in (None, "min", "max"):
             raise LearnerError(f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'")

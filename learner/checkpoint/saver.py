@@ -21,12 +21,14 @@ class Saver:
         done: Callable[[Mapping[str, Any], float], None],
         failed: Callable[[Mapping[str, Any], Exception], None] | None = None,
         before: Callable[[Mapping[str, Any]], None] = lambda progress: None,
+        after: Callable[[TrainState, Mapping[str, Any]], None] = lambda state, progress: None,
     ):
         """`done(progress, seconds)` is called from the thread when a checkpoint is complete, `failed(progress, error)`
         when one could not be written; without `failed` the error is raised by `check`, and nothing more is saved.
-        `before(progress)` is called before each.
+        `before(progress)` is called before each, and `after(state, progress)` when it is complete; what that raises is
+        raised by `check`.
         """
-        self._store, self._done, self._failed, self._before = store, done, failed, before
+        self._store, self._done, self._failed, self._before, self._after = store, done, failed, before, after
         self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[TrainState, dict[str, Any], Mapping[str, Any]] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
@@ -75,4 +77,5 @@ class Saver:
                 raise
             self._failed(progress, error)
         else:
+            self._after(state, progress)
             self._done(progress, time.perf_counter() - start)

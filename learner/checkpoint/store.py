@@ -15,7 +15,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refuse_damage, write_manifest
 from learner.checkpoint.options import Retention
+from learner.checkpoint.records import is_record, record_name, records_of, write_record
 from learner.disk import to_disk
 from learner.errors import LearnerError
 
@@ -33,6 +34,7 @@ PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
 FORMAT = 1  # of the item `progress` and of the manifest
 FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too
 MOST_PACKED = 10_000  # times: as much as compression could save
+Once = Callable[[Callable[[], Any]], Any]
 UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
 
 
@@ -58,9 +60,11 @@ class CheckpointStore:
       damaged: what is wrong with those whose manifest is damaged, by step.
     """
 
-    def __init__(self, directory: Any, retention: Retention | None = None):
-        """`retention` says what is kept; without one the store only reads."""
-        self._place, self._retention = directory, retention
+    def __init__(self, directory: Any, retention: Retention | None = None, once: Once = lambda do: do()):
+        """`retention` says what is kept; without one the store only reads. `once` calls a function in one of several
+        processes, and returns or raises in all of them what it did there; they save and read every checkpoint together.
+        """
+        self._place, self._retention, self._once = directory, retention, once
         self._verified: set[int] = set()
         self.damaged: dict[int, str] = {}
 
@@ -70,6 +74,11 @@ class CheckpointStore:
         import orbax.checkpoint
 
         return orbax.checkpoint
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes what all of them need once."""
+        return jax.process_index() == 0  # only here: asking for it connects the devices of all processes
 
     @functools.cached_property
     def _path(self) -> Any:
@@ -82,8 +91,19 @@ class CheckpointStore:
     @functools.cached_property
     def _orbax(self) -> Any:
         ocp = self._ocp
-        handlers = {name: ocp.StandardCheckpointHandler() for name in ITEMS}
-        return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
+        several: dict[str, Any] = {}
+        if jax.process_count() > 1:
+            # By these they wait for each other outside of the devices, which are in use while a checkpoint is written.
+            processes = set(range(jax.process_count()))
+            options = ocp.options.MultiprocessingOptions(
+                primary_host=0, active_processes=processes, barrier_sync_key_prefix="learner"
+            )
+            several = {"multiprocessing_options": options}
+        handlers = {name: ocp.StandardCheckpointHandler(**several) for name in ITEMS}
+        composite: dict[str, Any] = {}
+        if several:
+            composite = {"composite_options": ocp.CompositeOptions(**several)}
+        return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**composite, **handlers), **several)
 
     @functools.cached_property
     def _table(self) -> dict[int, dict[str, Any]]:
@@ -126,6 +146,8 @@ class CheckpointStore:
         for place in self._path.iterdir():
             if self._is_local and UNFINISHED.fullmatch(place.name):
                 shutil.rmtree(place)
+            elif self._is_local and place.suffix == ".partial" and is_record(place.name):
+                place.unlink()
 
     def recover(self) -> None:
         """Ends what a process that was killed has begun: a checkpoint that was complete, and was just to get its
@@ -153,27 +175,50 @@ class CheckpointStore:
         if step in self.steps and not self._table.get(step, {}).get("at_stop"):
             raise LearnerError(f"there is a checkpoint of step {step} in {self._path}, and it is not replaced")
         facts = {name: progress.get(name) for name in FACTS}
+        replaced = self.records(step)
         place = self._path / f"{step}.partial" if self._is_local else self.path(step)
         try:
-            self._write(place, items, progress)
-            write_manifest(place, {"format": FORMAT, "step": step, **facts})
-            if self._is_local:
-                self._name(place, self.path(step))
+            self._write(place, items)
+            if self._writes:
+                self._complete(place, step, facts, progress)
         except BaseException as error:
             error.add_note(f"while writing the checkpoint {self.path(step)}")
             self._discard_partial(step)
             raise
+        for path in replaced if self._writes else ():
+            path.unlink(missing_ok=True)
         self._table[step] = facts
         self._prune()
 
-    def _write(self, place: Any, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    def records(self, step: int) -> list[Any]:
+        """The files beside a checkpoint that hold its model."""
+        facts = self._table.get(step)
+        return [] if facts is None else list(records_of(self._path, step, facts["ends_epoch"]))
+
+    def record(self, step: int, extension: str, write: Callable[[Any], None]) -> Any:
+        """Writes the model of a checkpoint into a file beside it, and returns its path; `None` in the processes that
+        write none.
+        """
+        facts = self._table.get(step)
+        if not self._writes or facts is None:
+            return None
+        path = self._path / f"{record_name(step, facts['ends_epoch'])}{extension}"
+        write_record(path, write)
+        return path
+
+    def _write(self, place: Any, items: Mapping[str, Any]) -> None:
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
         with _quiet():
             self._orbax.save(place, args=args.Composite(**parts))
+
+    def _complete(self, place: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         path = place / PROGRESS
         path.parent.mkdir()
         path.write_text(json.dumps(progress, allow_nan=False))
+        write_manifest(place, {"format": FORMAT, "step": step, **facts})
+        if self._is_local:
+            self._name(place, self.path(step))
 
     def _name(self, place: Path, path: Path) -> None:
         """Gives a complete checkpoint its name; another of that name goes, once the new one has it."""
@@ -203,9 +248,14 @@ class CheckpointStore:
 
     def _remove(self, step: int) -> None:
         """It is no checkpoint any more before its first file goes."""
+        records = self.records(step)
         self._table.pop(step, None)
         self.damaged.pop(step, None)
         place = self.path(step)
+        if not self._writes:
+            return
+        for path in records:
+            path.unlink(missing_ok=True)
         if self._is_local:
             shutil.rmtree(place.rename(place.with_name(f"{step}.removed")), ignore_errors=True)
         else:
@@ -224,9 +274,11 @@ class CheckpointStore:
         Raises:
           DamagedError: one of them is not as it was written; it names it.
         """
-        if step not in self._verified:
-            refuse_damage(self.path(step))
-            self._verified.add(step)
+        if step in self._verified:
+            return
+        if problem := self._once(lambda: _damage(self.path(step))):
+            raise DamagedError(problem)
+        self._verified.add(step)
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
         """The JSON item of a checkpoint; without a look at its checksums, if it need not be `verified`."""
@@ -281,8 +333,7 @@ class CheckpointStore:
         """
         self.verify(step)
         with self._readable(step):
-            # Orbax takes the kind of the array from it, and not its numbers.
-            host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), dict(shapes))
+            host = jax.tree.map(_on_host, dict(shapes))
             parts = {name: self._ocp.args.StandardRestore(item) for name, item in host.items()}
             return dict(self._orbax.restore(self.path(step), args=self._ocp.args.Composite(**parts)))
 
@@ -303,7 +354,8 @@ class CheckpointStore:
         with _quiet():
             saved = self._metadata(step)["in_flight"].tree
             self._refuse_claims(step, saved)
-            args = self._ocp.args.Composite(in_flight=self._ocp.args.StandardRestore(_abstract(saved)))
+            host = jax.tree.map(_on_host, dict(saved))
+            args = self._ocp.args.Composite(in_flight=self._ocp.args.StandardRestore(host))
             return dict(self._orbax.restore(self.path(step), args=args)["in_flight"])
 
     def _refuse_claims(self, step: int, tree: Any) -> None:
@@ -387,10 +439,11 @@ class CheckpointStore:
         target = Path(directory) if self._is_local else self._path / "superseded" / Path(directory).parent.name
         for step in newer:
             target.mkdir(parents=True, exist_ok=True)
-            if self._is_local:
-                shutil.move(self.path(step), target / str(step))  # which may be on another disk
-            else:
-                self.path(step).rename(target / str(step))
+            for path in (*self.records(step), self.path(step)):
+                if self._is_local:
+                    shutil.move(path, target / path.name)  # which may be on another disk
+                else:
+                    path.rename(target / path.name)
             self._table.pop(step, None)
             self.damaged.pop(step, None)
         return newer
@@ -403,13 +456,27 @@ class CheckpointStore:
                 orbax.close()
 
 
+def _damage(path: Any) -> str:
+    """What is wrong with a checkpoint, or nothing."""
+    try:
+        refuse_damage(path)
+    except DamagedError as error:
+        return str(error)
+    return ""
+
+
 def _abstract(item: Any) -> Any:
     def abstract(x: Any) -> jax.ShapeDtypeStruct:
         sharding = x.sharding if isinstance(getattr(x, "sharding", None), jax.sharding.Sharding) else None
-        sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(abstract, item)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    """Orbax takes the kind of the array from it, and not its numbers."""
+    return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
 def _is_checkpoint(path: Any) -> bool:

@@ -6,42 +6,26 @@ A config names code, which is imported and run: trust it as you trust code.
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from learner.cli.importing import import_path
-from learner.cli.keys import DEFAULTS, NEEDED, OBJECTS, PARTS, PROCESS, names_for
+from learner.cli.keys import DEFAULTS, MEANT, NEEDED, OBJECTS, PARTS, PROCESS, names_for
 from learner.cli.options import Option, methods, option
-from learner.cli.recipes import Recipe, Seeds, recipe
+from learner.cli.places import BASES, named_kind
+from learner.cli.problems import Problems
+from learner.cli.recipes import Recipe, Seeds, check_initialised, make_model, recipe
 from learner.cli.sources import Source, source, sources
-from learner.errors import LearnerError, near, one_error
+from learner.data.source import source_of
+from learner.errors import LearnerError, near
+from learner.inputs import run_length
+from learner.mappings import yaml_text
+from learner.schedules import RunLength
 
 HEADER = """\
 # What this run was started with, in full. `learner resume` goes on with it; `learner fit` can start another from it.
 # It names code, which is imported and run: trust it as you trust code.
 """
-
-
-class Problems:
-    """Mistakes that are told together."""
-
-    def __init__(self) -> None:
-        self._found: list[str] = []
-
-    @contextlib.contextmanager
-    def noted(self, place: str = "") -> Iterator[None]:
-        """Keeps the `LearnerError` that is raised inside for later."""
-        try:
-            yield
-        except LearnerError as error:
-            self._found.append(f"{place}{error}")
-
-    def raise_all(self) -> None:
-        """Raises one `LearnerError` of all that was noted."""
-        if self._found:
-            raise one_error(self._found, "this config cannot be used")
 
 
 class Config:
@@ -52,27 +36,30 @@ class Config:
     Args:
       content: of the file, with what the command line changes in it.
       builder: the class that has the options; default: `learner.LearnerBuilder`.
+      beside: options of a command that are no keys, for the hint about one that is misspelt.
     """
 
-    def __init__(self, content: Mapping[str, Any], builder: type | None = None) -> None:
+    def __init__(self, content: Mapping[str, Any], builder: type | None = None, beside: Sequence[str] = ()) -> None:
         self._builder = builder or _learner_builder()
         self._content = {**content, **_defaults(content)}
         self._problems = Problems()
         self._recipes: dict[str, Recipe] = {}
         self._sources: dict[str, Source | dict[str, Source]] = {}
         self._options: list[Option] = []
-        self._check_keys()
+        self._check_keys(beside)
         seed = self._content["seed"]
         self._seed: int = seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
         self._read_parts()
         self._read_options()
 
-    def _check_keys(self) -> None:
+    def _check_keys(self, beside: Sequence[str]) -> None:
         known = [*PARTS, "overwrite", *methods(self._builder)]
         for key in self._content:
             with self._problems.noted():
+                if key in MEANT:
+                    raise LearnerError(f"there is no option {key!r}: {_meant(key, self._content[key])}")
                 if key not in known:
-                    raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
+                    raise LearnerError(f"there is no option {key!r}: {near(key, [*beside, *known])}")
         for key in NEEDED:
             with self._problems.noted():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
@@ -80,6 +67,12 @@ class Config:
         with self._problems.noted():
             if not isinstance(self._content.get("overwrite", False), bool):
                 raise LearnerError(f"overwrite is {self._content['overwrite']!r}: it needs true or false")
+        with self._problems.noted():
+            if self._content.get("devices") is not None and self._content.get("strategy") is not None:
+                raise LearnerError(
+                    "devices and strategy both say where it runs: leave out one of them (--devices=null or "
+                    "--strategy=null), or name the devices inside of the strategy (--strategy.devices=2)"
+                )
 
     def _read_parts(self) -> None:
         said = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
@@ -90,7 +83,11 @@ class Config:
                 elif key == "trainable" and isinstance(said.get(key), str):
                     self._recipes[key] = Recipe(said[key], import_path(said[key], key))
                 elif key in said:
-                    self._recipes[key] = recipe(said[key], key, names_for(key), **how)
+                    inside = names_for("lr") if key == "optimizer" else {}  # groups have schedules
+                    kind = key if key in BASES else None
+                    self._recipes[key] = recipe(said[key], key, {**inside, **names_for(key)}, kind=kind, **how)
+                    if key == "model":
+                        check_initialised(self._recipes[key])
         for key, read in (("train", source), ("valid", sources)):
             with self._problems.noted():
                 if key in said:
@@ -128,7 +125,7 @@ class Config:
         parts |= {key: _of_each(each, Source.config) for key, each in self._sources.items()}
         parts |= {each.name: each.value for each in self._options if each.name not in PROCESS}
         said = {key: parts[key] for key in self._content if key in parts}
-        return yaml.safe_dump(said, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+        return yaml_text(said)
 
     def unset(self) -> list[str]:
         """The keys that the config leaves out."""
@@ -146,28 +143,63 @@ class Config:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
         """
         problems, made = self._problems, dict[str, Any]()
-        builder = None
-        with problems.noted():
-            builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
-        for each in self._options if builder is not None else ():
-            with problems.noted():
-                each.apply(builder)
+        builder = self._configured()
         for key, part in self._recipes.items():
             with problems.noted():
                 made[key] = self._model() if key == "model" else part.make()
         for key in self._sources if with_data else ():
-            with problems.noted(f"{key}: "):
+            with problems.noted():
                 made[key] = self.data(key)
         text = self.text()
         assert builder is not None
         return builder._config_text(HEADER + text).build(**{"lr": self._content["lr"], "optimizer": None, **made})
 
+    def rate(self) -> tuple[Any, Any, RunLength]:
+        """The learning rate and the optimizer that the config describes, and how long its run is. No model is made, and
+        no row is read.
+
+        Raises:
+          LearnerError: all that is wrong with the config.
+        """
+        builder = self._configured()
+        lr, optimizer, data = self._content.get("lr"), None, None
+        with self._problems.noted():
+            lr = self._recipes["lr"].make() if "lr" in self._recipes else lr
+        with self._problems.noted():
+            optimizer = self._recipes["optimizer"].make() if "optimizer" in self._recipes else None
+        with self._problems.noted():
+            data = self.data("train")
+        self._problems.raise_all()
+        options = builder._options
+        with contextlib.closing(source_of(data, "train", batch_size=options.batch_size)) as train:
+            return lr, optimizer, run_length(options, train.batches)
+
+    def _configured(self) -> Any:
+        """The builder with all options, or `None`; what is wrong is noted."""
+        builder = None
+        with self._problems.noted():
+            builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
+        for each in self._options if builder is not None else ():
+            with self._problems.noted():
+                each.apply(builder)
+        return builder
+
+    def model(self) -> tuple[Any, Any]:
+        """The model, or a function that makes it, and what of it is trained.
+
+        Raises:
+          LearnerError: all that is wrong with the config.
+        """
+        self._problems.raise_all()
+        trainable = self._recipes.get("trainable")
+        return self._model(), None if trainable is None else trainable.make()
+
     def _model(self) -> Any:
         """The model; of a class a function that makes it, so that it is initialised where it is needed."""
         model = self._recipes["model"]
         if isinstance(model.target, type):
-            return lambda: model.make(Seeds(self._seed))
-        return model.make(Seeds(self._seed))
+            return lambda: make_model(model, Seeds(self._seed))
+        return make_model(model, Seeds(self._seed))
 
 
 def _learner_builder() -> type:
@@ -183,6 +215,13 @@ def _of_each(found: Source | dict[str, Source], function: Callable[[Source], Any
 def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
     left_out = {key: value for key, value in DEFAULTS.items() if key not in content}
     return {key: value for key, value in left_out.items() if key != "num_epochs" or "num_steps" not in content}
+
+
+def _meant(key: str, value: Any) -> str:
+    """What to say for a key that many would guess."""
+    name = value.get("class_path") if isinstance(value, Mapping) else value
+    belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
+    return f"{MEANT[key]}{belongs}"
 
 
 def _check_rate(lr: Any) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 from learner.cli.importing import import_path
 from learner.cli.keys import CONTEXT, names_for
 from learner.cli.options import methods
+from learner.cli.processes import HELP
 from learner.cli.recipes import named
 from learner.cli.signatures import random_parameters, signature_parser
 from learner.errors import LearnerError, near
 
-FIT = """\
+FIT = f"""\
 usage: learner fit CONFIG [--KEY=VALUE ...]
 
 Trains what a config file describes. Every key can be changed on the command
@@ -23,10 +24,14 @@ line, also inside of mappings, lists and arguments:
   --num_epochs=3 --model.hidden=64 --metrics.0=Accuracy --optimizer=SGD
 
   --print_config          print the config in full, as the run would save it
+  --print_sharding        print where each array would be and what of memory the
+                          compiled training needs, without training
   --KEY.help [CLASS]      what KEY can be, or the arguments of CLASS:
                           --optimizer.help AdamW
   -h, --help              this text
-"""
+
+of a process, and never a part of the config that is saved:
+{HELP}"""
 
 
 def fit_help() -> str:

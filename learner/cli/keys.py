@@ -19,6 +19,15 @@ OBJECTS: dict[str, dict[str, bool]] = {
 }
 """Those of them that are objects, and how `learner.cli.recipes.recipe` reads them."""
 
+_RATE = "the learning rate, a number or a schedule, is lr"
+_ARGUMENT = "it is an argument of the optimizer, as in --optimizer=AdamW --optimizer."
+
+MEANT = {
+    **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
+    **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},
+}
+"""What many would guess, and what to do instead."""
+
 NEEDED = ("directory", "model", "optimizer", "lr", "train")
 
 PROCESS = ("overwrite", "resume", "checkpoint")
@@ -26,11 +35,16 @@ PROCESS = ("overwrite", "resume", "checkpoint")
 
 DEFAULTS = {"seed": 0, "num_epochs": 1, "grads_accumulation": 1}
 
+_DATASETS: list[tuple[str, str | None]] = [("learner.data.sources", None), ("learner.data.bundled", None)]
 _METRIC = ("learner.metrics", "learner.metrics.MetricBase")
 
 NAMED: dict[str, list[tuple[str, str | None]]] = {
-    "optimizer": [("learner.cli.optimizers", None)],
-    "lr": [("learner.cli.schedules", None), ("learner", "learner.ReduceOnPlateau")],
+    "optimizer": [("learner.cli.optimizers", None), ("learner.optimizers", "learner.optimizers.RateFunction")],
+    "lr": [
+        ("learner.schedules", "learner.schedules.Schedule"),
+        ("learner.schedules", "learner.schedules.ReduceOnPlateau"),
+        ("learner.cli.schedules", None),
+    ],
     "metrics": [_METRIC],
     "metric_train": [_METRIC],
     "metric_valid": [_METRIC],
@@ -40,8 +54,16 @@ NAMED: dict[str, list[tuple[str, str | None]]] = {
     "renderer": [("learner.renderers", "learner.events.Listener")],
     "early_stopping": [("learner", "learner.MetricEarlyStopping")],
     "interrupter": [("learner", "learner.Interrupter")],
+    "precision": [("learner", "learner.Policy"), ("learner", "learner.LossScale")],
+    "strategy": [("learner.strategies", "learner.strategies.Strategy")],
+    "train.dataset": _DATASETS,
+    "valid.dataset": _DATASETS,
+    "with_file_checkpointer.record": [("learner.records", "learner.records.Recorder")],
 }
 """Keys that take objects, and the modules whose classes (of a base class) need no import path there."""
+
+PARTS_OF = {"strategy": {"fsdp": "learner.strategies.fsdp"}}
+"""Functions that need no import path inside of the object at a key: here as the rules of a strategy."""
 
 CONTEXT = {
     "directory": "where the run leaves its logs and checkpoints",
@@ -51,7 +73,7 @@ CONTEXT = {
     "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
     "optimizer": "one of those below, or a function of the learning rate by import path",
     "lr": "a number, one of the schedules below, ReduceOnPlateau, or a function of the step by import path",
-    "train": "dataset, batch_size, shuffle, num_workers, drop_last, prefetch, batcher; or a loader by import path",
+    "train": "dataset, views, batcher, batch_size, shuffle, num_workers, drop_last, prefetch; or a loader by its path",
     "valid": "the same; or a mapping of several by name",
     "train_step": "a function (model, batch) or (model, batch, rng) by import path; default: the model's method",
     "valid_step": "the same for validation",
@@ -67,4 +89,5 @@ def names_for(key: str) -> dict[str, str]:
     >>> names_for("early_stopping")
     {'MetricEarlyStopping': 'learner.MetricEarlyStopping'}
     """
-    return {name: path for module, base in NAMED.get(key, []) for name, path in exports(module, base).items()}
+    named = {name: path for module, base in NAMED.get(key, []) for name, path in exports(module, base).items()}
+    return named | PARTS_OF.get(key, {})

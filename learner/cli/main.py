@@ -2,8 +2,10 @@
 
 import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from learner.cli.importing import current_directory_importable
@@ -16,10 +18,23 @@ COMMANDS = {
     "resume": ("learner.cli.training", "go on with a run"),
     "evaluate": ("learner.cli.using", "the metrics of a run's model on its validation data"),
     "predict": ("learner.cli.using", "what a run's model says about other data"),
-    "summary": ("learner.cli.summary", "what became of a run"),
+    "export": ("learner.cli.export", "a run's model, or its numbers, as a file of its own"),
+    "summary": ("learner.cli.summary", "what became of a run, or what a config would train"),
+    "compare": ("learner.cli.runs", "a table of runs: what differs, and what came out"),
+    "plot": ("learner.cli.runs", "draw a metric of runs"),
+    "ask": ("learner.cli.runs", "ask a run that is under way to save or to stop"),
+    "watch": ("learner.cli.watch", "look at runs in the terminal while they go on"),
+    "data": ("learner.cli.data", "what the data of a config looks like"),
+    "report": ("learner.cli.runs", "one HTML file about runs"),
+    "devices": ("learner.cli.devices", "what there is to train on"),
+    "plot-lr": ("learner.cli.rates", "draw the learning rate over a run"),
+    "profile": ("learner.cli.profiling", "where the time of steps goes"),
+    "find-lr": ("learner.cli.rates", "test which learning rates lower the loss"),
 }
 
-READING = ("summary",)
+PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
+
+READING = ("summary", "compare", "plot", "report", "ask", "watch", "devices")
 """Commands that run no code of the user's: they import nothing from the current directory, which may be a run's."""
 
 USAGE = """\
@@ -29,7 +44,18 @@ usage: learner COMMAND ...
   learner resume DIR [--KEY=VALUE ...]      {resume}
   learner evaluate DIR [--KEY=VALUE ...]    {evaluate}
   learner predict DIR DATA -o FILE          {predict}
-  learner summary DIR                       {summary}
+  learner export DIR -o FILE                {export}
+  learner summary DIR | CONFIG              {summary}
+  learner compare DIR...                    {compare}
+  learner plot DIR... METRIC [-o FILE]      {plot}
+  learner report DIR... [-o FILE]           {report}
+  learner ask stop|save DIR...              {ask}
+  learner watch DIR...                      {watch}
+  learner data CONFIG [-o DIR]              {data}
+  learner devices                           {devices}
+  learner plot-lr CONFIG [--KEY=VALUE ...]  {plot-lr}
+  learner profile CONFIG [-o DIR]           {profile}
+  learner find-lr CONFIG [--KEY=VALUE ...]  {find-lr}
 
   learner COMMAND --help                    more about a command
   learner --version
@@ -44,13 +70,20 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM,
-        75 where the watchdog ended it.
+        141 where the output is not read any more, 75 where the watchdog ended it.
     """
     try:
         with of_a_command():
-            return _run(list(sys.argv[1:] if words is None else words))
+            code = _run(list(sys.argv[1:] if words is None else words))
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:  # whoever read the output has seen enough; Python would complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
     except LearnerError as error:
-        lines = str(error).split("\n")  # they may quote a file, which shall not steer the terminal
+        notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("while ")]  # not those of others
+        text = "\n  ".join([str(error), *notes])
+        lines = text.split("\n")  # they may quote a file, which shall not steer the terminal
         print("learner:", "\n".join(map(printable, lines)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -63,6 +96,14 @@ def main(words: Sequence[str] | None = None) -> int:
         return TERMINATED
 
 
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """What is odd about files is told as people read it."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print("learner:", printable(str(message)), file=sys.stderr)
+        yield
+
+
 def _run(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command in ("-h", "--help"):
@@ -73,7 +114,9 @@ def _run(words: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise LearnerError(f"there is no command {command!r}: {near(command, list(COMMANDS))}")
-    with contextlib.nullcontext() if command in READING else current_directory_importable():
+    if command not in READING:
+        importlib.import_module("learner.builder")  # first: what it needs is not to be found in the current directory
+    with _plain_warnings() if command in READING else current_directory_importable():
         module = importlib.import_module(COMMANDS[command][0])
-        code: int = getattr(module, command)(rest)
+        code: int = getattr(module, command.replace("-", "_"))(rest)
         return code

@@ -1,7 +1,9 @@
 """optax's optimizers for config files: `AdamW(weight_decay=1e-4)` is a function of the learning rate.
 
 There is a class for every function of `optax` and `optax.contrib` that takes a `learning_rate`, with its other
-parameters. Each also has `clip_norm`, which clips the gradients to a global norm before the optimizer sees them.
+parameters. Each also has `clip_norm`, which clips the gradients to a global norm before the optimizer sees them, and
+those with a weight decay have `weight_decay_on`, which says of what. `learner.optimizers` has what is made of other
+optimizers: groups, averages, other ways to clip.
 
     optimizer:
       class_path: AdamW
@@ -14,13 +16,14 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import optax
 import optax.contrib
 
 from learner.cli.generated import make_class
 from learner.errors import LearnerError
+from learner.optimizers import kernels
 
 
 class Optimizer:
@@ -28,7 +31,7 @@ class Optimizer:
 
     >>> SGD(momentum=0.9)
     SGD(momentum=0.9, nesterov=False, accumulator_dtype=None, clip_norm=None)
-    >>> transformation = AdamW(weight_decay=1e-4, clip_norm=1.0)(1e-3)
+    >>> transformation = AdamW(weight_decay=1e-4, weight_decay_on="kernels", clip_norm=1.0)(1e-3)
     >>> sorted(transformation._fields)
     ['init', 'update']
     """
@@ -36,10 +39,17 @@ class Optimizer:
     function: ClassVar[Callable[..., Any]]
     function_name: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        limit = getattr(self, "clip_norm", None)
+        if limit is not None and not limit > 0:
+            raise LearnerError(f"clip_norm of {type(self).__name__} is {limit!r}; it needs a positive number")
+
     def __call__(self, learning_rate: Any) -> Any:
         """The optimizer at this rate, a float or a traced scalar."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         clip_norm = settings.pop("clip_norm")
+        if settings.pop("weight_decay_on", "all") == "kernels":
+            settings[_mask_of(self.function)] = kernels
         for name, value in settings.items():
             if isinstance(value, Optimizer):
                 settings[name] = value(learning_rate)
@@ -65,10 +75,30 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return found
 
 
+def _mask_of(function: Callable[..., Any]) -> str:
+    """The parameter that says which arrays decay, or nothing."""
+    parameters = inspect.signature(function).parameters
+    found = [name for name in ("mask", "weight_decay_mask") if name in parameters and "weight_decay" in parameters]
+    return found[0] if found else ""
+
+
 _CLIP_NORM = ("clip_norm", float | None, None, "Clip the gradients to this global norm first. null: as they are.")
+_DECAY = (
+    "weight_decay_on",
+    Literal["all", "kernels"],
+    "all",
+    "What decays: all arrays, or not the biases and the parameters of norms.",
+)
 
 _made = [
-    make_class(function, name, Optimizer, {"learning_rate"}, {optax.GradientTransformation: Optimizer}, [_CLIP_NORM])
+    make_class(
+        function,
+        name,
+        Optimizer,
+        {"learning_rate"},
+        {optax.GradientTransformation: Optimizer},
+        [*([_DECAY] if _mask_of(function) else []), _CLIP_NORM],
+    )
     for name, function in (_functions(optax) | _functions(optax.contrib)).items()
 ]
 

@@ -10,15 +10,20 @@ A method that the builder gets later is a key without a change here.
 
 import dataclasses
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learner.cli.recipes import Recipe, mapped, nested, objects, recipe
+from learner.cli.keys import names_for
+from learner.cli.recipes import Recipe, mapped, nested, objects, predicate, recipe
 from learner.cli.signatures import check
 from learner.errors import LearnerError
 
 SWITCHES = ("resume",)
 """Methods that `true` calls without the arguments that they may have, and `false` does not call."""
+
+PREDICATES = ("freeze",)
+"""Methods that take texts and predicates."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +42,17 @@ class Option:
 
     def apply(self, builder: Any) -> None:
         """Calls the builder's method."""
-        for positional, named in self.calls:
-            made = mapped(list(positional), Recipe.make)
-            getattr(builder, self.name)(*made, **named.arguments())
+        for call in self.calls:
+            self._call(builder, *call)
+
+    def chained(self, target: Any) -> Any:
+        """What the method returns; of several calls each is one of what the last one returned."""
+        for call in self.calls:
+            target = self._call(target, *call)
+        return target
+
+    def _call(self, target: Any, positional: tuple[Any, ...], named: Recipe) -> Any:
+        return getattr(target, self.name)(*mapped(list(positional), Recipe.make), **named.arguments())
 
 
 def methods(builder: type) -> dict[str, Callable[..., Any]]:
@@ -76,7 +89,8 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
     several = isinstance(value, list)
     if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
         items = value if several else [] if value is None else [value]
-        given = tuple(_object(v, f"{key}.{i}", names) for i, v in enumerate(items))
+        read = predicate if name in PREDICATES else lambda v, place: _object(v, place, names)
+        given = tuple(read(v, f"{key}.{i}") for i, v in enumerate(items))
         return Option(name, ((given, Recipe(name, method)),), mapped(list(given), Recipe.config))
     if several and (names is not None or "fn" in [p.name for p in parameters]):
         calls = [_named(method, parameters, item, f"{key}.{index}", names) for index, item in enumerate(value)]
@@ -107,7 +121,9 @@ def _named(
         if parameter == "fn":
             given[parameter] = recipe(given[parameter], place, alone=True, partial=True)
         else:
-            given[parameter] = _object(given[parameter], place, names if parameter == first else None)
+            short = names if parameter == first and not _is_word(given[parameter], parameters[0], names) else None
+            short = short or names_for(f"{method.__name__}.{parameter}") or None
+            given[parameter] = _object(given[parameter], place, short)
     try:
         checked = check(method, given, key, key, skip=["self"], objects=objects(given))
     except LearnerError as error:
@@ -115,6 +131,13 @@ def _named(
     call = Recipe(key, method, given, checked)
     said = {**mapped(given, Recipe.config), **checked.defaults}
     return call, said[first] if len(parameters) == 1 and not by_name else said
+
+
+def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] | None) -> bool:
+    """Whether it is a text that the method takes as such, beside the objects that have short names."""
+    if not isinstance(value, str) or "." in value or value in (names or {}):
+        return False
+    return str in typing.get_args(parameter.annotation)
 
 
 def _object(value: Any, key: str, names: Mapping[str, str] | None) -> Any:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import get_loader
 
-from learner.errors import LearnerError, near
+from learner.errors import LearnerError
+from learner.mappings import read_mapping, yaml_loader
 
 SHORT = {"-h": "--help", "-o": "--output"}
-LARGEST, DEEPEST = 2**20, 50  # of a config, in characters and levels
 
 
 @dataclasses.dataclass
@@ -61,62 +60,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """A config file's content.
 
     Raises:
-      LearnerError: there is no such file, it is not YAML, not a mapping, or absurdly large.
+      LearnerError: there is no such file, it is not YAML, not a mapping, says a key twice, or is absurdly large.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(LARGEST + 1)
-    except FileNotFoundError as error:
-        beside = sorted(str(other) for other in Path(path).parent.glob("*.y*ml"))
-        hint = f": {near(str(path), beside)}" if beside else ""
-        raise LearnerError(f"there is no config file {path}{hint}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise LearnerError(f"the config file {path} cannot be read: {error}") from error
-    try:
-        if problem := too_large(text):
-            raise LearnerError(f"the config file {path} {problem}")
-        content = get_loader("yaml")(text)
-    except yaml.YAMLError as error:
-        raise LearnerError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise LearnerError(
-            f"the config file {path} is a {type(content).__name__}; it needs a mapping of options by name"
-        )
-    return content
-
-
-def too_large(text: str) -> str | None:
-    """What is absurd about the size of a YAML text, or `None`. An alias counts as much as what it stands for: a few
-    lines of them can stand for more than any memory holds. Nothing is made of the text to find out.
-
-    >>> too_large("a: &a [1, 2]\\nb: *a")
-    >>> too_large("a: &a [*a]")
-    'has the alias *a inside of what it stands for'
-    """
-    if len(text) > LARGEST:
-        return f"has more than {LARGEST} characters"
-    size = 0
-    sizes: dict[str | None, int] = {}  # by anchor
-    inside: list[tuple[int, str | None]] = []  # the collections that are open: the size before them, and their anchors
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.CollectionStartEvent):
-            inside.append((size, event.anchor))
-            size += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            before, anchor = inside.pop()
-            sizes[anchor] = size - before
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor] = 1 + len(event.value)
-            size += 1 + len(event.value)
-        elif isinstance(event, yaml.AliasEvent):
-            if any(event.anchor == anchor for _, anchor in inside):
-                return f"has the alias *{event.anchor} inside of what it stands for"
-            size += sizes.get(event.anchor, 1)
-        if len(inside) > DEEPEST:
-            return f"is nested more than {DEEPEST} levels deep"
-        if size > LARGEST:
-            return f"has aliases that stand for more than {LARGEST} characters"
-    return None
+    return read_mapping(path)
 
 
 def value_of(text: str) -> Any:
@@ -126,7 +72,7 @@ def value_of(text: str) -> Any:
     (0.001, [64, 10], True, 'a: b: c')
     """
     try:
-        return get_loader("yaml")(text) if text else ""
+        return yaml_loader()(text) if text else ""
     except yaml.YAMLError:
         return text
 

@@ -13,9 +13,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from learner.cli.arguments import config_kinds, imported
 from learner.cli.importing import import_path
+from learner.cli.keys import OBJECTS, names_for
+from learner.cli.places import GROUP, PREDICATE, inner_places, refuse_other
 from learner.cli.signatures import Arguments, check, random_parameters
 from learner.errors import LearnerError, near
+from learner.kinds import is_config
 
 
 class Seeds:
@@ -69,7 +73,7 @@ class Recipe:
         """The recipe as a config says it in full."""
         if self.checked is None:
             return self.path
-        arguments = {**mapped(self.given, Recipe.config), **self.checked.defaults}
+        arguments = {**mapped(self.given, Recipe.config), **self.checked.written, **self.checked.defaults}
         return {"class_path": self.path, **({"init_args": arguments} if arguments else {})}
 
     def arguments(self, seeds: Seeds | None = None) -> dict[str, Any]:
@@ -95,6 +99,7 @@ def recipe(
     alone: bool = False,
     partial: bool = False,
     model: bool = False,
+    kind: str | None = None,
 ) -> Recipe:
     """The recipe that a config's `value` is.
 
@@ -105,6 +110,7 @@ def recipe(
       alone: whether a path without arguments, unless it names a class, is the object itself.
       partial: whether the arguments of a function leave the others free.
       model: whether random parameters that are left out come from `Seeds`.
+      kind: `optimizer` or `lr`, where it has to be that; see `learner.cli.places`.
 
     Raises:
       LearnerError: there is no such thing, or its arguments are wrong.
@@ -114,15 +120,28 @@ def recipe(
     Fraction(1, 2)
     """
     path, given = _parts(value, key)
+    if path not in (names or {}):
+        refuse_other(kind, path, key)
     target = named(path, key, names)
+    refuse_other(kind, path, key, target)
     if not given and not inspect.isclass(target) and (alone or not callable(target)):
         return Recipe(path, target)
     if not callable(target):
         raise LearnerError(f"{key}: {path} is a {type(target).__name__}; only classes and functions take init_args")
     partial = partial and not inspect.isclass(target)
-    given = nested(given, f"{key}.init_args", names, model=model)
-    random = tuple(name for name in random_parameters(target) if model and name not in given)
-    checked = check(target, given, f"{key}.init_args", path, skip=random, objects=objects(given), partial=partial)
+    place, kinds = f"{key}.init_args", config_kinds(target)
+    places = inner_places(target)
+    given = {
+        name: imported(value, f"{place}.{name}")
+        if name in kinds
+        else _placed(value, f"{place}.{name}", places.get(name), names)
+        if name in places
+        else nested(value, f"{place}.{name}", names, model=model)
+        for name, value in given.items()
+    }
+    seeded = model and not is_config(target)  # a `seed` of a config is its own
+    random = tuple(name for name in random_parameters(target) if seeded and name not in given)
+    checked = check(target, given, place, path, skip=random, objects=objects(given), partial=partial)
     return Recipe(path, target, given, checked, random, partial)
 
 
@@ -135,6 +154,43 @@ def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, mode
     if isinstance(value, list):
         return [nested(item, f"{key}.{index}", names, model=model) for index, item in enumerate(value)]
     return value
+
+
+def _placed(value: Any, key: str, kind: Any, names: Mapping[str, str] | None) -> Any:
+    """`value` with recipes in place of what has to be of a kind, or in it."""
+    if isinstance(value, list):
+        return [_placed(item, f"{key}.{index}", kind, names) for index, item in enumerate(value)]
+    if isinstance(kind, Mapping) and isinstance(value, Mapping) and "class_path" in value:
+        return recipe(value, key, {"Group": GROUP})
+    if isinstance(kind, Mapping) and isinstance(value, Mapping):
+        return {name: _placed(item, f"{key}.{name}", kind.get(name), names) for name, item in value.items()}
+    if kind == PREDICATE:
+        return predicate(value, key)
+    if isinstance(kind, str) and (isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)):
+        return recipe(value, key, names_for(kind), kind=kind, **OBJECTS[kind])
+    return nested(value, key, names)
+
+
+def predicate(value: Any, key: str) -> Any:
+    """A function by import path, of which a config may fix some arguments, where a text is a regular expression."""
+    return recipe(value, key, partial=True) if isinstance(value, Mapping) else value
+
+
+def check_initialised(model: Recipe) -> None:
+    """Raises `LearnerError` where the model is a config that makes no model."""
+    if is_config(model.target) and not callable(getattr(model.target, "init", None)):
+        raise LearnerError(
+            f"model is {model.path}, a config without a method init(rngs) that makes the model: write one, or name a "
+            f"model that takes the config (init_args: {{config: ...}})"
+        )
+
+
+def make_model(model: Recipe, seeds: Seeds) -> Any:
+    """The model of a recipe: what it makes, or what the `init` of a config makes, with the random numbers it takes."""
+    made = model.make(seeds)
+    if not is_config(type(made)):
+        return made
+    return made.init(**{name: getattr(seeds, name) for name in random_parameters(made.init)})
 
 
 def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:

@@ -9,7 +9,10 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from learner.errors import LearnerError, near
+from learner.cli.arguments import config_kinds, default_of, parameters_of, read_argument
+from learner.errors import LearnerError, near, one_error
+from learner.fields import write
+from learner.kinds import is_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,19 +23,23 @@ class Arguments:
       parser: jsonargparse's parser of the signature.
       parsed: what is given, as the parser read it.
       defaults: what is left out and could have been given, as a config would say it.
+      configs: the arguments that are a `learner.Config`, or have one in them; `written` are the same in full, as a
+        config would say them.
     """
 
     parser: ArgumentParser
     parsed: Namespace
     defaults: Mapping[str, Any]
+    configs: Mapping[str, Any]
+    written: Mapping[str, Any]
 
     def values(self) -> dict[str, Any]:
         """What is given, in the types that the signature asks for."""
-        return dict(vars(self.parser.instantiate(self.parsed)))
+        return {**vars(self.parser.instantiate(self.parsed)), **self.configs}
 
 
 def check(
-    target: Callable[..., Any],
+    target: Any,
     given: Mapping[str, Any],
     key: str,
     path: str,
@@ -52,35 +59,48 @@ def check(
       partial: whether parameters may be missing.
 
     Raises:
-      LearnerError: an unknown argument, a missing one, or one of the wrong type.
+      LearnerError: unknown arguments, missing ones, or of the wrong type.
 
     >>> def head(classes: int, bias: bool = True): ...
     >>> check(head, {"classes": 10}, "model.init_args", "head").defaults
     {'bias': True}
-    >>> check(head, {"clases": 10}, "model.init_args", "head")
+    >>> check(head, {"classes": 10, "bais": False}, "model.init_args", "head")
     Traceback (most recent call last):
-    learner.errors.LearnerError: model.init_args: head has no argument 'clases': did you mean 'classes'?
+    learner.errors.LearnerError: model.init_args: head has no argument 'bais': did you mean 'bias'?
     """
     what = path if path == key else f"{key}: {path}"
+    kinds = config_kinds(target)
     try:
-        parser, known = signature_parser(target, skip)
+        _, others = signature_parser(target, {*skip, *kinds})
     except Exception as error:  # whatever jsonargparse meets in code that is not ours
         raise LearnerError(f"{what}: its signature cannot be read; it needs a class or a function ({error})") from error
-    unknown = [name for name in given if name not in known]
-    if unknown and not _takes_anything(target):
-        raise LearnerError(f"{what} has no argument {unknown[0]!r}: {near(unknown[0], known)}")
-    missing = [name for name in known if name in _required(target) and name not in given]
-    if missing and not partial:
-        raise LearnerError(f"{what} needs {' and '.join(map(repr, missing))}")
-    values = {name: value for name, value in given.items() if name in known and name not in objects}
-    left_out = [name for name in known if name not in given]
-    if objects or partial:
-        parser, _ = signature_parser(target, {*skip, *objects, *(left_out if partial else ())})
-    defaults = {} if partial else {name: parser.get_default(name) for name in left_out}
+    known = [*others, *kinds]
+    required = _required(target)
+    unknown = [] if _takes_anything(target) else [name for name in given if name not in known]
+    missing = [] if partial else [name for name in known if name in required and name not in given]
+    found = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
+    found += [f"{what} needs {' and '.join(map(repr, missing))}"] if missing else []
+    configs = {
+        name: read_argument(kind, given[name], f"{key}.{name}", found) for name, kind in kinds.items() if name in given
+    }
+    left_out = [name for name in others if name not in given]
+    parser, _ = signature_parser(target, {*skip, *kinds, *objects, *missing, *(left_out if partial else ())})
+    parsed = None
+    try:
+        values = {name: value for name, value in given.items() if name in others and name not in objects}
+        parsed = _parse(parser, values, key, target)
+    except LearnerError as error:
+        found.append(str(error))
+    if is_config(target) and not (found or partial or objects):
+        target.read_fields(given, key, found)  # what its __post_init__ says
+    if found or parsed is None:
+        raise one_error(found, f"{key} cannot be used")
+    defaults = {} if partial else {name: _as_dict(parser.get_defaults().get(name)) for name in left_out}
+    defaults = {name: default for name, default in defaults.items() if _comes_back(parser, values, name, default)}
+    if not partial:
+        defaults |= {name: write(kind, default_of(target, name)) for name, kind in kinds.items() if name not in given}
     return Arguments(
-        parser,
-        _parse(parser, values, key, target),
-        {name: default for name, default in defaults.items() if _comes_back(parser, values, name, default)},
+        parser, parsed, defaults, configs, {name: write(kinds[name], each) for name, each in configs.items()}
     )
 
 
@@ -104,7 +124,7 @@ def random_parameters(target: Callable[..., Any]) -> Iterator[str]:
     >>> list(random_parameters(layer)), list(random_parameters(table))
     (['key'], ['seed'])
     """
-    for name, parameter in _parameters(target).items():
+    for name, parameter in parameters_of(target).items():
         open_ = parameter.default is parameter.empty or parameter.default is None
         if (
             (name == "rngs" and open_)
@@ -114,23 +134,13 @@ def random_parameters(target: Callable[..., Any]) -> Iterator[str]:
             yield name
 
 
-def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """By name. Of a class those of `__init__`: a metaclass such as nnx's hides them from `inspect.signature`."""
-    initialised = inspect.isclass(target) and target.__init__ is not object.__init__
-    try:
-        parameters = inspect.signature(target.__init__ if initialised else target).parameters
-    except (ValueError, TypeError):  # some builtins have none
-        return {}
-    return {name: p for name, p in parameters.items() if not (initialised and name == "self")}
-
-
 def _required(target: Callable[..., Any]) -> list[str]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [n for n, p in _parameters(target).items() if p.default is p.empty and p.kind not in variable]
+    return [n for n, p in parameters_of(target).items() if p.default is p.empty and p.kind not in variable]
 
 
 def _takes_anything(target: Callable[..., Any]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in _parameters(target).values())
+    return any(p.kind is p.VAR_KEYWORD for p in parameters_of(target).values())
 
 
 def _parse(parser: ArgumentParser, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> Namespace:
@@ -150,8 +160,9 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
         return f"{key}: {' '.join(text.split())}"
     name, reason = match[1] or match[4], match[2] or match[3]  # null is as good as missing where it is required
     if reason.startswith(("Expected a <class", "Expected a typing", "Does not validate against any", "are required")):
-        annotation = _parameters(target)[name].annotation if name in _parameters(target) else "another type"
-        reason = f"it needs {annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)}"
+        annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
+        said = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        reason = f"it needs {re.sub(r'collections[.]abc[.]|typing[.]', '', said).replace('Sequence[', 'list[')}"
     return f"{key}.{name} is {given[name]!r}: {' '.join(reason.split())}"
 
 
@@ -161,10 +172,15 @@ def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, def
         return False
     try:
         written = list(default) if isinstance(default, tuple) else default
-        read = parser.parse_object({**given, name: written}, defaults=False)[name]
+        read = _as_dict(parser.parse_object({**given, name: written}, defaults=False)[name])
     except Exception:  # a default of another type than its annotation
         return False
     return type(read) is type(default) and bool(read == default)
+
+
+def _as_dict(value: Any) -> Any:
+    """jsonargparse has a dataclass as a namespace."""
+    return value.as_dict() if isinstance(value, Namespace) else value
 
 
 def _plain(value: Any) -> bool:

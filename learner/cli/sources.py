@@ -5,18 +5,38 @@
       batch_size: 32
       shuffle: true
 
-The keys beside `dataset` are the methods of `DataLoaderBuilder`, and `batcher`. Without any of them the data are passed
-on as they are; so is a loader of one's own, `train: {class_path: mymodule.make_loader}`. `valid` may be a mapping of
-several.
+The keys beside `dataset` are the methods of `DataLoaderBuilder`, `batcher`, and `views`: methods of `Dataset` that are
+called one after another. Without any of them the data are passed on as they are; so is a loader of one's own,
+`train: {class_path: mymodule.make_loader}`. `valid` may be a mapping of several.
+
+    train:
+      dataset: {class_path: digits, init_args: {split: train}}
+      views:
+        - part: {which: 0, fractions: [0.9, 0.1]}
+        - slice: {stop: 500}
+        - map: mymodule.normalise
+      batcher: {class_path: Pad, init_args: {multiple: 32}}
+      batch_size: 32
+
+What `learner.data` has needs no import path.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from learner.cli.importing import exports
 from learner.cli.options import Option, methods, option
+from learner.cli.problems import Problems, placed
 from learner.cli.recipes import Recipe, recipe
 from learner.errors import LearnerError, near
+from learner.kinds import is_config
+
+PARTS = ("dataset", "views", "batcher")
+"""Keys beside the methods of `DataLoaderBuilder`."""
+
+VIEWS = ("map", "augment", "filter", "select", "slice", "shuffle", "part", "fold", "sample", "concat", "windows")
+"""Methods of `Dataset` that give one dataset."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,35 +44,56 @@ class Source:
     """Where batches come from.
 
     Attributes:
+      key: where it stands in the config, for error messages.
       data: a dataset, or anything else that batches can be taken from.
       batcher: what makes a batch of items, if it is not the usual one.
       options: of the loader.
+      views: of the dataset, in their order.
       whole: whether `data` is all that the config says.
     """
 
+    key: str
     data: Recipe
     batcher: Recipe | None = None
     options: tuple[Option, ...] = ()
+    views: tuple[Option, ...] = ()
     whole: bool = False
 
     def make(self) -> Any:
-        """The loader, or the data where there is nothing to load them with."""
+        """The loader, or the data where there is nothing to load them with.
+
+        Raises:
+          LearnerError: what one of them refuses, with its place in the config.
+        """
         from learner.data import DataLoaderBuilder
 
-        data = self.data.make()
+        with placed(self.key if self.whole else f"{self.key}.dataset"):
+            data = self.data.make()
+        for number, each in enumerate(self.views):
+            with placed(f"{self.key}.views.{number}"):
+                data = _viewed(each, data, f"{self.key}.views.{number}")
         if self.batcher is None and not self.options:
             return data
-        builder = DataLoaderBuilder(*([self.batcher.make()] if self.batcher else []))
+        with placed(f"{self.key}.batcher"):
+            builder = DataLoaderBuilder(*([self.batcher.make()] if self.batcher else []))
+        problems = Problems()
         for each in self.options:
-            each.apply(builder)
-        return builder.build(data)
+            with problems.noted(), placed(f"{self.key}.{each.name}"):
+                each.apply(builder)
+        problems.raise_all()
+        with placed(self.key):
+            return builder.build(data)
 
     def config(self) -> Any:
         """The source as a config says it in full."""
         if self.whole:
             return self.data.config()
-        batcher = {"batcher": self.batcher.config()} if self.batcher else {}
-        return {"dataset": self.data.config(), **batcher, **{each.name: each.value for each in self.options}}
+        said = {"dataset": self.data.config()}
+        if self.views:
+            said["views"] = [{each.name: each.value} for each in self.views]
+        if self.batcher:
+            said["batcher"] = self.batcher.config()
+        return said | {each.name: each.value for each in self.options}
 
 
 def sources(value: Any, key: str, seed: int) -> Source | dict[str, Source]:
@@ -63,7 +104,12 @@ def sources(value: Any, key: str, seed: int) -> Source | dict[str, Source]:
     """
     several = isinstance(value, Mapping) and value and all(isinstance(each, Mapping) for each in value.values())
     if several and not {"dataset", "class_path"} & set(value):
-        return {name: source(each, f"{key}.{name}", seed) for name, each in value.items()}
+        problems, found = Problems(), dict[str, Source]()
+        for name, each in value.items():
+            with problems.noted():
+                found[name] = source(each, f"{key}.{name}", seed)
+        problems.raise_all()
+        return found
     return source(value, key, seed)
 
 
@@ -76,27 +122,76 @@ def source(value: Any, key: str, seed: int) -> Source:
       seed: for `shuffle: true`.
 
     Raises:
-      LearnerError: there is no such thing, or its options are wrong.
+      LearnerError: there is no such thing, or its options are wrong; all that is wrong, in one error.
     """
     from learner.data import DataLoaderBuilder
 
     if not isinstance(value, Mapping) or "class_path" in value:
-        return Source(recipe(value, key), whole=True)
-    known = methods(DataLoaderBuilder)
+        return Source(key, _data(value, key), whole=True)
+    known, problems, found = methods(DataLoaderBuilder), Problems(), dict[str, Recipe]()
     for name in value:
-        if name not in known and name not in ("dataset", "batcher"):
-            raise LearnerError(f"{key} has no {name!r}: {near(name, ['dataset', 'batcher', *known])}")
-    if "dataset" not in value:
+        with problems.noted():
+            if name not in known and name not in PARTS:
+                raise LearnerError(f"{key} has no {name!r}: {near(str(name), [*PARTS, *known])}")
+    with problems.noted():
+        if "dataset" not in value:
+            raise LearnerError(
+                f"{key} has no 'dataset'; it needs the import path of a dataset, or of a loader in its place"
+            )
+        found["dataset"] = _data(value["dataset"], f"{key}.dataset")
+    with problems.noted():
+        if (batcher := value.get("batcher")) is not None:
+            found["batcher"] = recipe(batcher, f"{key}.batcher", names(), alone=True, partial=True)
+    options, views = [], []
+    for name in [name for name in known if name in value and not (name == "shuffle" and value[name] is False)]:
+        with problems.noted():
+            options.append(_loader_option(name, value[name], f"{key}.{name}", seed))
+    said = value.get("views")
+    for number, each in enumerate(() if said is None else said if isinstance(said, list) else [said]):
+        with problems.noted():
+            views.append(_view(each, f"{key}.views.{number}"))
+    problems.raise_all()
+    return Source(key, found["dataset"], found.get("batcher"), tuple(options), tuple(views))
+
+
+def names() -> dict[str, str]:
+    """What needs no import path inside of `train` and `valid`: the data sets and batchers of `learner.data`."""
+    return exports("learner.data", None)
+
+
+def _data(value: Any, key: str) -> Recipe:
+    found = recipe(value, key, names())
+    if is_config(found.target) or is_config(type(found.target)):
         raise LearnerError(
-            f"{key} has no 'dataset'; it needs the import path of a dataset, or of a loader in its place"
+            f"{key} is {found.path}, a config: it has settings, and no data. Name a class or a function that takes it "
+            "(init_args: {config: ...})"
         )
-    batcher = value.get("batcher")
-    said = [name for name in known if name in value and not (name == "shuffle" and value[name] is False)]
-    return Source(
-        recipe(value["dataset"], f"{key}.dataset"),
-        recipe(batcher, f"{key}.batcher", alone=True, partial=True) if batcher is not None else None,
-        tuple(_loader_option(name, value[name], f"{key}.{name}", seed) for name in said),
-    )
+    return found
+
+
+def _view(said: Any, place: str) -> Option:
+    from learner.data import Dataset
+
+    if isinstance(said, str):
+        said = {said: {}}
+    if not isinstance(said, Mapping) or len(said) != 1:
+        raise LearnerError(f"{place} is {said!r}: it needs one view, such as {{slice: {{stop: 100}}}}")
+    ((name, arguments),) = said.items()
+    if name not in VIEWS:
+        raise LearnerError(f"{place}: there is no view {name!r}: {near(str(name), VIEWS)}")
+    return option(Dataset, name, arguments, f"{place}.{name}", names() if name == "concat" else None)
+
+
+def _viewed(each: Option, data: Any, place: str) -> Any:
+    """A view of the data, which knows where it comes from: what its function raises is raised much later."""
+    from learner.data import view
+    from learner.data.lazy import View
+
+    below = view(data)
+    made = found = each.chained(below)
+    while isinstance(found, View) and found is not below:
+        found.place, found = place, found.inner[0]
+    return made
 
 
 def _loader_option(name: str, value: Any, key: str, seed: int) -> Option:

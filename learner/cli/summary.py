@@ -1,31 +1,53 @@
-"""`learner summary`: from the files of a run alone."""
+"""`learner summary`: of a run from its files alone, or of a config before it is trained."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from learner.cli.importing import current_directory_importable
+from learner.cli.parsing import Parser
 from learner.directory import read_summary
 from learner.errors import LearnerError
-from learner.history import read_history
-from learner.renderers import print_summary
+from learner.journal import encode
+from learner.renderers import print_overview, print_summary
+from learner.runs import Run
+from learner.text import printable
 
 SUMMARY = """\
-usage: learner summary DIR
+Of the run in DIR: prints the best and the last value of each metric, its time, and where its files are. For a run that
+has not ended, the values so far. Nothing that it names is imported.
 
-Prints the best and the last value of each metric of the run in DIR, and where its files are. For a run that has not
-ended, the values so far.
-"""
+Of a config file: prints what the run would be, and trains nothing: the arrays of the model, where it runs, its length,
+the work of a step, and what of memory it needs, for which the training is compiled. Keys of the config are changed as
+for learner fit (--num_epochs=3). The code that the config names is imported and run."""
+
+SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def summary(words: Sequence[str]) -> int:
-    """`learner summary DIR`."""
-    if "-h" in words or "--help" in words:
-        print(SUMMARY, end="")
+    """`learner summary DIR [--json]`, or `learner summary CONFIG [--json] [--depth=N] [--KEY=VALUE ...]`."""
+    parser = Parser("summary", SUMMARY)
+    parser.add_argument("directory", metavar="DIR | CONFIG", nargs="*", help="of a run, or a config file")
+    parser.add_argument("--json", action="store_true", help="as JSON; of a run with its status, config and time")
+    parser.add_argument("--depth", metavar="N", help="of a config: how many levels of the model are shown")
+    if any(map(_is_config, words)) and not {"-h", "--help"} & set(words):
+        with current_directory_importable():
+            return _overview(words)
+    line = parser.read(words)
+    if line is None:
         return 0
-    if len(words) != 1 or words[0].startswith("-"):
+    if len(line.directory) != 1:
         raise LearnerError("learner summary needs the directory of one run: learner summary DIR")
-    directory = Path(words[0])
+    if line.depth is not None:
+        raise LearnerError("learner summary takes --depth of a config file, and this is the directory of a run")
+    directory = Path(line.directory[0])
     if not directory.is_dir():
         raise LearnerError(f"there is no directory {directory}")
+    if line.json:
+        print(json.dumps(encode(_everything(Run(directory))), indent=2, allow_nan=False))
+        return 0
     ended = read_summary(directory)
     if ended is not None:
         try:
@@ -35,7 +57,51 @@ def summary(words: Sequence[str]) -> int:
                 f"{directory / 'summary.json'} is damaged: {error!r}. Without it, the values come from the journal"
             ) from error
         return 0
-    history = read_history(directory)
-    print(f"{directory}: this run has not ended")
-    print(history if history else "no epoch has ended yet")
+    run = Run(directory)
+    print(f"{printable(str(directory))}: this run has not ended ({printable(str(run.status))})")
+    print(run.history if run.history else "no epoch has ended yet")
     return 0
+
+
+def _is_config(word: str) -> bool:
+    """A word that is the name of a config file rather than of a directory or an option."""
+    return not word.startswith("-") and not Path(word).is_dir() and (word.endswith(SUFFIXES) or Path(word).is_file())
+
+
+def _overview(words: Sequence[str]) -> int:
+    """What the run of a config would be."""
+    from learner.cli.config import Config
+    from learner.cli.overrides import read_yaml, split, value_of
+    from learner.cli.training import changed
+
+    line = split(words, ("json",))
+    if len(line.positional) != 1:
+        raise LearnerError(f"learner summary takes one config file, and got {', '.join(line.positional)}")
+    depth = [value_of(text) for key, text in line.overrides if key == "depth"]
+    line.overrides = [(key, text) for key, text in line.overrides if key != "depth"]
+    content = changed(read_yaml(line.positional[0]), line)
+    if depth:
+        content["summary"] = {"depth": depth[-1]}
+    overview = Config(content, beside=("depth", "json")).learner().overview()
+    if "json" in line.switches:
+        print(json.dumps(encode(dataclasses.asdict(overview)), indent=2, allow_nan=False))
+    else:
+        print_overview(overview)
+    return 0
+
+
+def _everything(run: Run) -> dict[str, Any]:
+    """What is known of a run, also while it goes on."""
+    metrics = {}
+    for key, info in run.metrics.items():
+        best, last = run.best(key), run.history.last(key)
+        metrics[key] = {
+            "unit": info.unit,
+            "higher_is_better": info.higher_is_better,
+            "best": best and best._asdict(),
+            "last": last and last._asdict(),
+        }
+    status = {"status": run.status.word, "why": run.status.why}
+    length = {"epochs": run.epochs, "steps": run.step, "seconds": round(run.seconds, 3), "spent": run.spent}
+    ended = read_summary(run.directory) or {}
+    return {**status, **length, "metrics": metrics, "checkpoints": ended.get("checkpoints", []), "config": run.config}

@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from learner.checkpoint import CheckpointStore, DamagedError
 from learner.cli.config import Config
 from learner.cli.help import fit_help, key_help
 from learner.cli.overrides import CommandLine, override, read_yaml, split, value_of
+from learner.cli.processes import HELP, SWITCHES, connected, taken
 from learner.directory import read_summary
 from learner.errors import LearnerError
+from learner.hosts import hosts
 from learner.loggers.appended import replace
 from learner.renderers.summary import heading
 from learner.signals import TERMINATED
 from learner.watchdog import EXIT
 
-RESUME = """\
+RESUME = f"""\
 usage: learner resume DIR [--KEY=VALUE ...]
 
 Goes on with the newest checkpoint of the run in DIR, as its config.yaml says; --num_epochs=20 makes it longer.
@@ -26,7 +30,7 @@ Goes on with the newest checkpoint of the run in DIR, as its config.yaml says; -
   --resume.allow=metrics      the metrics of the epoch under way begin anew, where others were in flight
   --resume.allow=optimizer    the optimizer begins with a new state, where it is another one
   --resume.allow=logs         the logs go on as they are, where parts of them are missing
-
+{HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -40,7 +44,8 @@ with the same options, model, optimizer and data as before."""
 
 def fit(words: Sequence[str]) -> int:
     """`learner fit CONFIG [--KEY=VALUE ...]`."""
-    line = split(words)
+    line = split(words, (*SWITCHES, "print_config", "print_sharding"))
+    processes = taken(line)
     if "help" in line.switches:
         print(fit_help())
         return 0
@@ -53,26 +58,32 @@ def fit(words: Sequence[str]) -> int:
             return 0
     if not content:
         raise LearnerError("learner fit needs a config file: learner fit CONFIG (learner fit --help says more)")
-    config = Config(content)
     if "print_config" in line.switches:
+        config = Config(content)
         comment = textwrap.wrap(
             "Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# "
         )
         print(config.text() + "\n".join(comment))
         return 0
-    return _train(config)
+    if "print_sharding" in line.switches:
+        print(Config(content).learner().sharding_report())
+        return 0
+    with connected(processes):
+        return _train(Config(content))
 
 
 def resume(words: Sequence[str]) -> int:
     """`learner resume DIR [--KEY=VALUE ...]`."""
-    line = split(words)
+    line = split(words, SWITCHES)
+    processes = taken(line)
     if "help" in line.switches:
         print(RESUME, end="")
         return 0
     directory = run_directory(line, "resume")
-    content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
-    content = changed(content, line)
-    return _train(Config({**content, "directory": directory, "resume": content.get("resume") or True}))
+    with connected(processes):
+        content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
+        content = changed(content, line)
+        return _train(Config({**content, "directory": directory, "resume": content.get("resume") or True}))
 
 
 def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
@@ -98,14 +109,16 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
     if not Path(directory).is_dir():
         raise LearnerError(f"there is no directory {directory}")
     path = Path(directory, "config.yaml")
-    _mend(path)
+    here = hosts()
+    here.once(lambda: _mend(path))
     if not path.is_file():
         if not Path(directory, "journal.jsonl").exists():
             raise LearnerError(
                 f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl"
             )
         raise LearnerError(FROM_PYTHON.format(directory=directory, does=does, options=options, call=call))
-    print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
+    if here.index == 0:
+        print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
     return read_yaml(path)
 
 
@@ -141,7 +154,8 @@ def _train(config: Config) -> int:
             raise
         return _interrupted(config.directory, TERMINATED)
     if before is not None and result.summary == before:
-        print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
+        if jax.process_index() == 0:
+            print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
         return 0
     codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
     reason = result.stopped_by.partition(":")[0]

@@ -9,20 +9,21 @@ import numpy as np
 
 from learner.cli.config import Config
 from learner.cli.overrides import read_yaml, split
+from learner.cli.processes import HELP, SWITCHES, connected, taken
 from learner.cli.sources import source
 from learner.cli.training import changed, run_directory, saved_config
 from learner.directory import holds_run
 from learner.errors import LearnerError
 from learner.text import aligned, short
 
-EVALUATE = """\
+EVALUATE = f"""\
 usage: learner evaluate DIR [--KEY=VALUE ...]
 
 Prints the metrics of the newest checkpoint of the run in DIR on its validation data.
 
   --checkpoint=best       of the best one instead; also an epoch
   --valid.KEY=VALUE       on other data
-
+{HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -44,20 +45,25 @@ BATCH_SIZE = 256
 
 def evaluate(words: Sequence[str]) -> int:
     """`learner evaluate DIR [--KEY=VALUE ...]`."""
-    line = split(words)
+    line = split(words, SWITCHES)
+    processes = taken(line)
     if "help" in line.switches:
         print(EVALUATE, end="")
         return 0
     directory = run_directory(line, "evaluate")
-    content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
-    config = _standing(changed(content, line), directory)
-    learner = config.learner(with_data=False)
-    data = config.data("valid")
-    if data is None:
-        raise LearnerError(f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...")
-    splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
-    rows = [[f"{split}/{key}", _text(v)] for split, each in splits.items() for key, v in learner.evaluate(each).items()]
-    print("\n".join(aligned(rows)))
+    with connected(processes):
+        content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
+        config = _standing(changed(content, line), directory)
+        learner = config.learner(with_data=False)
+        data = config.data("valid")
+        if data is None:
+            raise LearnerError(f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...")
+        splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
+        rows = [
+            [f"{split}/{key}", _text(v)] for split, each in splits.items() for key, v in learner.evaluate(each).items()
+        ]
+        if jax.process_index() == 0:
+            print("\n".join(aligned(rows)))
     return 0
 
 

@@ -14,6 +14,7 @@ Array = Any
 POLICIES = ("raise", "stop", "skip", "ignore")
 KINDS = {1: "loss", 2: "gradient norm"}
 HALTS = 4  # added to the kind by the step that ends the run
+# In its place, for a step whose gradients overflowed in half precision: the loss scale after it, below 0.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,21 @@ class Watch:
         halts = bad * (in_a_row >= (self.in_a_row if self.policy == "skip" else 1)).astype(jnp.int32)
         halted = jnp.where(over, mark[0], halts * (step + 1))
         return jnp.stack([halted, mark[1] + bad, in_a_row, kind + HALTS * halts]), ~over & (bad == 0)
+
+
+def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:
+    """The mark after a step whose gradients overflowed, if they did; `scale` is the loss scale from here on."""
+    return mark.at[3].set(jnp.where(overflows, -scale.astype(jnp.int32), mark[3]))
+
+
+def overflowed(mark: Array) -> Array:
+    """Whether the newest step is one whose gradients overflowed.
+
+    >>> mark = mark_overflow(Watch().fresh(), jnp.bool_(True), jnp.float32(512))
+    >>> print(mark, overflowed(mark))
+    [   0    0    0 -512] True
+    """
+    return mark[3] < 0
 
 
 RAISES = Watch()

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from learner.metrics.base import CollectingMetric, Info, Metric, MetricBase
+from learner.steps.axis import Axis
 
 Array = Any
 PyTree = Any
@@ -42,6 +44,11 @@ class Measure:
         """The metrics that have a number per step, in the order of `step_values`."""
         return tuple(m.name for m in self.metrics if m.numeric)
 
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What metrics ask for of `Info`, each once."""
+        return tuple(sorted({name for metric in self.metrics for name in metric.asks}))
+
     def init(self) -> PyTree:
         """The states of no rows."""
         return tuple(_strong(m.init()) for m in self.metrics)
@@ -51,8 +58,46 @@ class Measure:
         return self._pack(self.init())
 
     def add(self, epoch: Packed, state: PyTree) -> Packed:
-        """The states of an epoch so far, with those of a step or a validation batch."""
-        return self._pack(self.merge(self._unpack(epoch), state))
+        """The states of an epoch so far, with those of a step or a validation batch.
+
+        Metrics that merge scalars in the same way do so at once: each by itself would make some ten small operations
+        of every step, which cost a CPU more than what they compute.
+        """
+        before = self._unpack(epoch)
+        scalars: dict[str, list[tuple[np.ndarray, Array]]] = {}  # by dtype: places, and what is there now
+        packed: Packed = {}
+        for alike in self._alike:
+            metric, slots = self.metrics[alike[0]], list(zip(*(self._slots[i] for i in alike), strict=True))
+            if len(alike) == 1:
+                merged = jax.tree.leaves(_strong(metric.merge(before[alike[0]], state[alike[0]])))
+            else:
+                tree: Any = jax.tree.structure(state[alike[0]])
+                old = [_at(epoch[slot[0][0]], np.array([place for _, place in slot])) for slot in slots]
+                new = [jnp.stack(leaves) for leaves in zip(*(jax.tree.leaves(state[i]) for i in alike), strict=True)]
+                merged = jax.tree.leaves(_strong(jax.vmap(metric.merge)(tree.unflatten(old), tree.unflatten(new))))
+            for slot, leaf in zip(slots, merged, strict=True):
+                if slot[0][0] in SCALARS:
+                    places = np.array([place for _, place in slot])
+                    scalars.setdefault(slot[0][0], []).append((places, leaf.reshape(len(alike))))
+                else:
+                    packed[slot[0][0]] = leaf
+        for name, columns in scalars.items():
+            places = np.concatenate([each for each, _ in columns])
+            packed[name] = _at(jnp.concatenate([column for _, column in columns]), np.argsort(places))
+        return packed
+
+    @functools.cached_property
+    def _slots(self) -> list[list[tuple[str, int]]]:
+        """Where each leaf of each metric's state is packed: the name, and the place there."""
+        taken: dict[str, int] = {}
+        names, slots = iter(self._places), []
+        for state in jax.eval_shape(self.init):
+            own = []
+            for name in [next(names) for _ in jax.tree.leaves(state)]:
+                own.append((name, taken.get(name, 0)))
+                taken[name] = taken.get(name, 0) + 1
+            slots.append(own)
+        return slots
 
     def totals(self, epoch: Packed) -> dict[str, PyTree]:
         """Every metric's value by name over an epoch; see `values`."""
@@ -97,6 +142,21 @@ class Measure:
         """The states of both."""
         return tuple(_strong(m.merge(x, y)) for m, x, y in zip(self.metrics, a, b, strict=True))
 
+    @functools.cached_property
+    def _alike(self) -> tuple[tuple[int, ...], ...]:
+        """Metrics by number, those together that merge scalars in the same way. Each by itself would make some ten
+        small operations of every step, which cost a CPU more than what they compute.
+        """
+        groups: dict[Any, list[int]] = {}
+        for number, metric in enumerate(self.metrics):
+            groups.setdefault(_way(metric) or number, []).append(number)
+        return tuple(tuple(group) for group in groups.values())
+
+    def over(self, axis: Axis, state: PyTree) -> PyTree:
+        """The states of all devices, merged."""
+        packed = axis.merged(lambda a, b: self.add(a, self._unpack(b)), self._pack(state))
+        return self._unpack(packed)
+
     def step_values(self, state: PyTree) -> Array:
         """float32 `[len(step_names)]`."""
         rows = zip(self.metrics, state, strict=True)
@@ -110,6 +170,34 @@ class Measure:
     def collect(self, output: Any) -> tuple[PyTree, ...]:
         """The rows to keep of one (micro-)batch, per collecting metric."""
         return tuple(m.collect(output) for m in self.collecting)
+
+
+def _way(metric: Metric) -> str | None:
+    """What a metric computes to merge states of scalars, as a text; `None` where a text cannot say it."""
+    state = jax.eval_shape(lambda: _strong(metric.init()))
+    if any(leaf.shape or leaf.dtype.name not in SCALARS for leaf in jax.tree.leaves(state)):
+        return None
+    program = jax.make_jaxpr(metric.merge)(state, state)
+    return f"{jax.tree.structure(state)} {program}" if _is_plain(program) else None
+
+
+def _is_plain(program: Any) -> bool:
+    """Whether all that a program computes stands in its text: it holds no arrays, and calls no function of Python."""
+    calls = [equation for equation in program.jaxpr.eqns if equation.primitive.name in ("jit", "pjit")]
+    others = [equation for equation in program.jaxpr.eqns if equation.primitive.name not in ("jit", "pjit")]
+    plain = str, int, float, bool, tuple, np.dtype, type(None)
+    return (
+        not program.consts
+        and all(isinstance(value, plain) for equation in others for value in equation.params.values())
+        and all(_is_plain(equation.params["jaxpr"]) for equation in calls)
+    )
+
+
+def _at(array: Array, places: np.ndarray) -> Array:
+    """Some of a vector, which are known to be there."""
+    if np.array_equal(places, np.arange(array.shape[0])):
+        return array
+    return array.at[places].get(mode="promise_in_bounds", unique_indices=True)
 
 
 def _strong(tree: PyTree) -> PyTree:

@@ -5,15 +5,17 @@ the project sees `params` and `model_state`, and asks the family for a model ins
 """
 
 import abc
+import contextlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from learner.errors import LearnerError
 from learner.steps.state import named_leaves, path_name
@@ -21,6 +23,20 @@ from learner.steps.state import named_leaves, path_name
 Array = Any
 PyTree = Any
 Trainable = Any  # a predicate (path, array) -> bool; for nnx models also an nnx filter
+PARAMS, ARRAYS = "params", "arrays"  # kinds of arrays
+MOST_CONSTANT = 2**20  # bytes of arrays that a function that makes a model may have already: tables and the like
+
+
+class NothingToTrainError(LearnerError):
+    """A model has nothing that is to be differentiated.
+
+    Attributes:
+      family: of the model.
+    """
+
+    def __init__(self, text: str, family: "Family") -> None:
+        super().__init__(text)
+        self.family = family
 
 
 class Family(abc.ABC):
@@ -29,16 +45,32 @@ class Family(abc.ABC):
     Attributes:
       params: what is differentiated, under its names.
       model_state: the other arrays of the model.
+      frozen: which of them are parameters that are not trained: booleans in the shape of `model_state`.
+      kinds: what each of them is, in the same shape: `params`, its collection or type of variable (`batch_stats`),
+        `state` of what an Equinox `State` holds, `arrays` of others.
       kind: the library, for people.
+      name: of the model's class.
+      streams: what of the model belongs to neither: the random streams that it was given with.
+      fresh: makes `(params, model_state)` anew, inside of a program, where they are shapes, or some of their arrays
+        are; see `unmade_family`.
+      note: why there is none although one was wanted, for people.
     """
 
     kind: str
+    name: str = ""
     params: PyTree
     model_state: PyTree
+    frozen: PyTree
+    kinds: PyTree
+    streams: PyTree = ()
+    fresh: Callable[[], tuple[PyTree, PyTree]] | None = None
+    note: str | None = None
 
     @abc.abstractmethod
-    def merge(self, params: PyTree, model_state: PyTree, key: Array, *, train: bool) -> Any:
-        """A model for one trace, in train or eval mode, whose random streams start from `key`."""
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
+        """A model for one trace, in train or eval mode, whose random streams start from `key`, or go on where they were
+        when the model was given.
+        """
 
     @abc.abstractmethod
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
@@ -47,6 +79,23 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
         """A model as the user gave it, outside of any trace, in eval mode."""
+
+    @abc.abstractmethod
+    def put(self, model: Any, model_state: PyTree, streams: PyTree) -> Any:
+        """Gives the model that was split what a step has left of its state, in place where its library does so, and
+        returns it.
+        """
+
+    def streams_of(self, model: Any) -> PyTree:
+        """`streams` of a model that `merge` made, after it ran."""
+        return ()
+
+    def sync_batch_norm(self, model: Any, axis: str) -> None:  # noqa: B027 (most have none that could be told)
+        """Makes the BatchNorm layers of a merged model use the statistics over a mapped axis too."""
+
+    def is_synced(self, model: Any) -> bool:
+        """Whether there were such layers, after the step."""
+        return False
 
     @property
     def changes_in_place(self) -> bool:
@@ -99,16 +148,39 @@ class NnxFamily(Family):
         parts: Any = nnx.split(model, *self._kinds)
         self._graph, params, keys, counts, rest = parts
         self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
-        self._keys, self._counts = (jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
+        variables = jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        frozen = [
+            isinstance(x, nnx.Param) or not isinstance(x, nnx.Variable) for x in variables for _ in jax.tree.leaves(x)
+        ]
+        self.frozen = jax.tree.unflatten(jax.tree.structure(self.model_state), frozen)
+        kinds = [variable_kind(x) for x in variables for _ in jax.tree.leaves(x)]
+        self.kinds = jax.tree.unflatten(jax.tree.structure(self.model_state), kinds)
+        self.streams = tuple(jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
 
-    def merge(self, params: PyTree, model_state: PyTree, key: Array, *, train: bool) -> Any:
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
         """See `Family`. A stream that was split over an axis stays split."""
-        leaves, tree = jax.tree.flatten(self._keys)
+        streams = self.streams if key is None else self._streams_from(key)
+        model = self._nnx.merge(self._graph, params, *streams, model_state)
+        model.train() if train else model.eval()
+        return model
+
+    def _streams_from(self, key: Array) -> tuple[PyTree, PyTree]:
+        old_keys, old_counts = self.streams
+        leaves, tree = jax.tree.flatten(old_keys)
         folded = [jax.random.fold_in(key, i) for i in range(len(leaves))]
         keys = [k if old.shape == () else jax.random.split(k, old.shape) for k, old in zip(folded, leaves, strict=True)]
-        counts = jax.tree.map(jnp.zeros_like, self._counts)
-        model = self._nnx.merge(self._graph, params, jax.tree.unflatten(tree, keys), counts, model_state)
-        model.train() if train else model.eval()
+        return jax.tree.unflatten(tree, keys), jax.tree.map(jnp.zeros_like, old_counts)
+
+    def streams_of(self, model: Any) -> PyTree:
+        """See `Family`."""
+        parts: Any = self._nnx.split(model, *self._kinds)
+        _, _, keys, counts, _ = parts
+        return self._nnx.as_pure(keys), self._nnx.as_pure(counts)
+
+    def put(self, model: Any, model_state: PyTree, streams: PyTree) -> Any:
+        """See `Family`."""
+        for part in (*streams, model_state):
+            self._nnx.update(model, part)
         return model
 
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
@@ -119,9 +191,20 @@ class NnxFamily(Family):
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
         """See `Family`. The random streams are those of the model that was given."""
-        model = self._nnx.merge(self._graph, params, *jax.tree.map(_copy, (self._keys, self._counts)), model_state)
+        model = self._nnx.merge(self._graph, params, *jax.tree.map(_copy, self.streams), model_state)
         model.eval()
         return model
+
+    def sync_batch_norm(self, model: Any, axis: str) -> None:
+        """See `Family`."""
+        for _, node in self._nnx.iter_graph(model):
+            if isinstance(node, self._nnx.BatchNorm) and node.axis_name is None:
+                node.axis_name = axis
+
+    def is_synced(self, model: Any) -> bool:
+        """See `Family`."""
+        nodes = (node for _, node in self._nnx.iter_graph(model))
+        return any(isinstance(node, self._nnx.BatchNorm) and node.axis_name is not None for node in nodes)
 
     def grads(self, grads: Any) -> PyTree:
         """See `Family`. Takes what `nnx.grad` returns."""
@@ -133,15 +216,25 @@ def _nnx_filter(trainable: Trainable) -> Any:
 
     chosen = nnx.Param if trainable is None else trainable
     if isinstance(trainable, types.FunctionType | types.MethodType | partial):
-        chosen = nnx.All(nnx.Param, lambda path, value: bool(trainable(".".join(map(str, path)), value)))
+        chosen = nnx.All(nnx.Param, by_path(trainable))
     # A filter such as nnx.PathContains("head") takes in all that is there.
     return nnx.All(chosen, nnx.Not(nnx.Any(nnx.RngState, nnx.BatchStat)), _is_inexact)
+
+
+def by_path(predicate: Callable[[str, Any], Any]) -> Callable[[Any, Any], bool]:
+    """A predicate of paths and arrays as a filter of nnx, which gives it variables."""
+
+    def matches(path: Any, value: Any) -> bool:
+        return bool(predicate(".".join(map(str, path)), value[...] if hasattr(value, "get_value") else value))
+
+    return matches
 
 
 def _is_inexact(path: Any, value: Any) -> bool:
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
+@jax.tree_util.register_pytree_with_keys_class
 class Linen:
     """A `flax.linen` module with its variables, callable inside a step.
 
@@ -175,6 +268,8 @@ class Linen:
         self.variables: dict[str, Any] = dict(flax.core.unfreeze(variables))
         self.rngs = rngs
         self.train = False
+        self._axis: str | None = None
+        self._synced = False
         self._key: Array | None = None
         self._calls = 0
 
@@ -188,9 +283,47 @@ class Linen:
         if not self.train:
             return self.module.apply(self.variables, *args, rngs=rngs, method=method, **kwargs)
         mutable = [name for name in self.variables if name != "params"]
-        out, changed = self.module.apply(self.variables, *args, rngs=rngs, mutable=mutable, method=method, **kwargs)
+        with _batch_norm_over(self._axis, self._met):
+            out, changed = self.module.apply(self.variables, *args, rngs=rngs, mutable=mutable, method=method, **kwargs)
         self.variables = {**self.variables, **changed}
         return out
+
+    def _met(self) -> None:
+        self._synced = True
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """For JAX: functions may take and return one."""
+        names = ("variables", "_key")
+        children = tuple((jax.tree_util.GetAttrKey(name.lstrip("_")), getattr(self, name)) for name in names)
+        return children, (self.module, self.rngs, self.train)
+
+    @classmethod
+    def tree_unflatten(cls, fixed: Any, children: Any) -> "Linen":
+        """For JAX."""
+        made = object.__new__(cls)
+        (made.variables, made._key), (made.module, made.rngs, made.train) = children, fixed
+        made._axis, made._synced, made._calls = None, False, 0
+        return made
+
+
+@contextlib.contextmanager
+def _batch_norm_over(axis: str | None, met: Callable[[], None]) -> Iterator[None]:
+    """Inside, linen's BatchNorm layers without an axis of their own use this one, and `met` is called for each."""
+    if axis is None:
+        yield
+        return
+    import flax.linen as nn
+
+    def call(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        module = context.module
+        if isinstance(module, nn.BatchNorm):
+            met()
+        if isinstance(module, nn.BatchNorm) and module.axis_name is None:
+            object.__setattr__(module, "axis_name", axis)  # modules are frozen; this one is a copy for this call
+        return next_fun(*args, **kwargs)
+
+    with nn.intercept_methods(call):
+        yield
 
 
 class LinenFamily(Family):
@@ -199,21 +332,38 @@ class LinenFamily(Family):
     kind = "flax.linen"
 
     def __init__(self, model: Linen, trainable: Trainable = None):
-        self._model = model
+        self._module, self._rngs = model.module, model.rngs
         state = {name: v for name, v in model.variables.items() if name != "params"}
         self._all = TreeFamily(model.variables["params"], trainable)
         self.params = self._all.params
         self.model_state = {"collections": state, "frozen": self._all.model_state}
+        self.frozen = {"collections": jax.tree.map(lambda _: False, state), "frozen": self._all.frozen}
+        collections = {name: jax.tree.map(lambda _, name=name: name, each) for name, each in state.items()}
+        self.kinds = {"collections": collections, "frozen": dict.fromkeys(self._all.frozen, PARAMS)}
+        self._all.params = self._all.model_state = None  # the arrays are held once
 
-    def merge(self, params: PyTree, model_state: PyTree, key: Array, *, train: bool) -> Linen:
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Linen:
         """See `Family`."""
         made = self._rebuilt(params, model_state)
         made.train, made._key = train, key
         return made
 
+    def put(self, model: Linen, model_state: PyTree, streams: PyTree) -> Linen:
+        """See `Family`."""
+        model.variables = {"params": model.variables["params"], **model_state["collections"]}
+        return model
+
+    def sync_batch_norm(self, model: Linen, axis: str) -> None:
+        """See `Family`."""
+        model._axis = axis
+
+    def is_synced(self, model: Linen) -> bool:
+        """See `Family`."""
+        return model._synced
+
     def _rebuilt(self, params: PyTree, model_state: PyTree) -> Linen:
         whole = self._all.combine(params, model_state["frozen"])
-        return Linen(self._model.module, {"params": whole, **model_state["collections"]}, self._model.rngs)
+        return Linen(self._module, {"params": whole, **model_state["collections"]}, self._rngs)
 
     def read_all(self, model: Linen) -> tuple[PyTree, PyTree]:
         """See `Family`."""
@@ -229,15 +379,16 @@ class LinenFamily(Family):
 class TreeFamily(Family):
     """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
 
-    Inexact arrays are differentiated, other arrays and everything inside an Equinox `State` are carried, the remaining
-    leaves (functions, strings, Python numbers) are fixed.
+    Inexact arrays are differentiated, other arrays, everything inside an Equinox `State` and the variables of nnx
+    modules that are no `nnx.Param` are carried, the remaining leaves (functions, strings, Python numbers) are fixed.
     """
 
     kind = "pytree"
 
     def __init__(self, model: PyTree, trainable: Trainable = None, *, shared: bool = False):
-        self._equinox = _equinox_of(model)
+        self._equinox = equinox_of(model)
         self.kind = "equinox" if self._equinox else "pytree"
+        self._in_place = bool(nnx_modules(model))
         paths, tree = jax.tree_util.tree_flatten_with_path(model)
         self._tree: Any = tree
         self._names = [path_name(path) for path, _ in paths]
@@ -245,22 +396,35 @@ class TreeFamily(Family):
         _refuse_same_names(self._names)
         if not shared:
             _refuse_shared(self._names, leaves)
-        in_state = self._leaves_in_state(model)
+        carried = self._carried(model)
         wanted = trainable or (lambda name, leaf: True)
         self._arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
         self._trained = [
-            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and not carried and bool(wanted(name, leaf))
-            for name, leaf, array, carried in zip(self._names, leaves, self._arrays, in_state, strict=True)
+            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(wanted(name, leaf))
+            for name, leaf, array, kind in zip(self._names, leaves, self._arrays, carried, strict=True)
         ]
         self._static = [None if array else leaf for leaf, array in zip(leaves, self._arrays, strict=True)]
         self.params, self.model_state = self._divide(leaves)
+        kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
+        self.frozen = {name: kind is None for name, kind in kinds.items()}
+        self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
 
-    def _leaves_in_state(self, model: PyTree) -> list[bool]:
-        if not self._equinox:
-            return [False] * len(self._names)
-        state = self._equinox.nn.State
-        nodes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, state))
-        return [isinstance(node, state) for node in nodes for _ in jax.tree.leaves(node)]
+    def _carried(self, model: PyTree) -> list[str | None]:
+        """For each leaf that is state whatever its dtype is, what it is; `None` for the others."""
+        if not self._equinox and not self._in_place:
+            return [None] * len(self._names)
+        nodes = jax.tree.leaves(model, is_leaf=self._is_state)
+        return [self._kind(node) for node in nodes for _ in jax.tree.leaves(node)]
+
+    def _kind(self, node: Any) -> str | None:
+        if not self._is_state(node):
+            return None
+        return variable_kind(node) if is_instance_of(node, "flax.nnx", "Variable") else "state"
+
+    def _is_state(self, node: Any) -> bool:
+        if self._equinox and isinstance(node, self._equinox.nn.State):
+            return True
+        return is_instance_of(node, "flax.nnx", "Variable") and not is_instance_of(node, "flax.nnx", "Param")
 
     def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
         params = self._tree.unflatten(
@@ -276,10 +440,20 @@ class TreeFamily(Family):
         leaves = [next(trained) if t else model_state[name] if array else static for name, static, array, t in rows]
         return self._tree.unflatten(leaves)
 
-    def merge(self, params: PyTree, model_state: PyTree, key: Array, *, train: bool) -> PyTree:
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
         """See `Family`. Randomness reaches these models through the step's `rng` argument."""
         model = self.combine(params, model_state)
+        for module in nnx_modules(model):
+            module.train() if train else module.eval()
         return self._equinox.nn.inference_mode(model, value=not train) if self._equinox else model
+
+    def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
+        """See `Family`. The model that was given stays as it is, but for the nnx modules in it."""
+        made = self.combine(self.params, model_state)
+        nnx: Any = sys.modules.get("flax.nnx")
+        for given, new in zip(nnx_modules(model), nnx_modules(made), strict=True):
+            nnx.update(given, nnx.state(new))
+        return made
 
     def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
         """See `Family`."""
@@ -295,7 +469,7 @@ class TreeFamily(Family):
     @property
     def changes_in_place(self) -> bool:
         """See `Family`."""
-        return False
+        return self._in_place
 
     def grads(self, grads: Any) -> PyTree:
         """See `Family`. Takes what `jax.grad` or `eqx.filter_grad` return."""
@@ -305,7 +479,35 @@ class TreeFamily(Family):
         return self._divide([leaf for _, leaf in rows])[0]
 
 
-def _equinox_of(model: PyTree) -> Any:
+def variable_kind(variable: Any) -> str:
+    """What the variable of an nnx module is: the name that flax has for its type, or that of the type.
+
+    >>> from flax import nnx
+    >>> [variable_kind(nnx_type(0)) for nnx_type in (nnx.Param, nnx.LoRAParam, nnx.BatchStat, nnx.Intermediate)]
+    ['params', 'params', 'batch_stats', 'intermediates']
+    """
+    from flax import nnx
+
+    if not isinstance(variable, nnx.Variable):
+        return ARRAYS
+    if isinstance(variable, nnx.Param):
+        return PARAMS
+    try:
+        return nnx.variable_name_from_type(type(variable))
+    except ValueError:
+        return type(variable).__name__
+
+
+def nnx_modules(model: PyTree) -> list[Any]:
+    """The nnx modules of a pytree, without those inside of others. The library is never imported for that."""
+
+    def is_module(node: Any) -> bool:
+        return is_instance_of(node, "flax.nnx", "Module")
+
+    return list(filter(is_module, jax.tree.leaves(model, is_leaf=is_module)))
+
+
+def equinox_of(model: PyTree) -> Any:
     """The equinox module, if the model holds anything of it. It is never imported for that."""
     equinox = sys.modules.get("equinox")
     if equinox is None:
@@ -366,9 +568,76 @@ def family_of(model: Any, trainable: Trainable = None, *, shared: bool = False) 
             "variables = module.init(key, example_input)"
         )
     family = kind(model, trainable)
+    family.name = type(model.module if isinstance(model, Linen) else model).__name__
     if not jax.tree.leaves(family.params):
-        raise LearnerError(_no_parameters(model, family, trainable))
+        raise NothingToTrainError(_no_parameters(model, family, trainable), family)
     return family
+
+
+def unmade_family(make: Callable[[], Any], trainable: Trainable = None, *, shared: bool = False) -> tuple[Family, Any]:
+    """The family of the model that a function makes, and a model that has its type. The model itself is not made: its
+    arrays are shapes, and `fresh` makes them where a program wants them. Only the random streams are made.
+
+    A function that cannot be traced, or that has the arrays already, is called for the model itself.
+
+    Args:
+      make: a function without arguments; it is called once where it can be traced.
+      trainable: see `family_of`.
+      shared: see `family_of`.
+
+    >>> family, _ = unmade_family(lambda: {"w": jnp.ones(2)})
+    >>> type(family.params["w"]).__name__, family.fresh()
+    ('ShapeDtypeStruct', ({'w': Array([1., 1.], dtype=float32)}, {}))
+    """
+    made: list[tuple[Family, Any]] = []
+
+    def split() -> tuple[PyTree, PyTree, PyTree]:
+        model = make()
+        if is_instance_of(model, "flax.nnx", "Module"):
+            _mark_traced(model)
+        made.append((family_of(model, trainable, shared=shared), model))
+        family = made[-1][0]
+        return family.params, family.model_state, family.streams
+
+    try:
+        program, shapes = jax.make_jaxpr(split, return_shape=True)()
+    except LearnerError:
+        raise
+    except Exception as error:  # whatever a function does with arrays that have no numbers yet
+        return _whole(make(), trainable, shared, f"it cannot be traced: {_first_line(error)}")
+    constants = sum(x.nbytes for x in program.consts)
+    if constants > MOST_CONSTANT:
+        return _whole(make(), trainable, shared, f"it has {constants} bytes of arrays before it is called")
+    family, model = made[-1]
+    run, tree = jaxpr_as_fun(program), jax.tree.structure(shapes)
+
+    def fresh() -> tuple[PyTree, PyTree, PyTree]:
+        everything: tuple[PyTree, PyTree, PyTree] = jax.tree.unflatten(tree, run())
+        return everything
+
+    family.params, family.model_state, _ = shapes
+    family.streams = jax.jit(lambda: fresh()[2])()  # XLA leaves out whatever else the program makes
+    family.fresh = lambda: fresh()[:2]
+    return family, model
+
+
+def _mark_traced(model: Any) -> None:
+    """Arrays that are attributes without a variable: nnx knows them as data, but not while they are traced."""
+    from flax import nnx
+
+    for node in [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Pytree)]:
+        for name in [name for name, x in vars(node).items() if isinstance(x, jax.core.Tracer)]:
+            setattr(node, name, nnx.data(getattr(node, name)))
+
+
+def _whole(model: Any, trainable: Trainable, shared: bool, why: str) -> tuple[Family, Any]:
+    family = family_of(model, trainable, shared=shared)
+    family.note = f"the function that makes the model made it on one device, whole, before it was split: {why}"
+    return family, model
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def is_instance_of(value: Any, module: str, name: str) -> bool:
@@ -381,6 +650,8 @@ def _no_parameters(model: Any, family: Family, trainable: Trainable) -> str:
     others = list(named_leaves(family.model_state))
     have = f"it has {', '.join(others[:8])}" if others else "it has no arrays"
     why = (
-        "trainable= selects none of them" if trainable is not None and others else "nothing in it can be differentiated"
+        "trainable= selects none of them, or freeze leaves none"
+        if trainable is not None and others
+        else "nothing in it can be differentiated"
     )
     return f"the model ({type(model).__name__}) has no parameters to train: {have}, and {why}"

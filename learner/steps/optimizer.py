@@ -13,7 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
+from learner.errors import LearnerError
+from learner.steps.evaluated import problems_of
+from learner.steps.extra import extra_arguments, taken
 from learner.steps.state import named_leaves
 
 Array = Any
@@ -29,41 +33,35 @@ def update_params(
     opt_state: PyTree,
     params: PyTree,
     *,
-    loss: Array,
+    loss: Array | None,
     value_fn: Callable[[PyTree], Array] | None = None,
+    step: Array | None = None,
 ) -> tuple[PyTree, PyTree]:
     """One update: `(params, opt_state)` after a step of `optimizer(rate)`.
 
-    Optimizers that take extra arguments are given the loss as `value`, the gradients as `grad`, and `value_fn` (also as
-    `obj_fn`), the loss as a function of the parameters on the same batch and random keys.
+    Optimizers that take extra arguments are given those of `learner.steps.extra`: the loss, the gradients, the loss
+    as a function of the parameters on the same batch and random keys, and the number of the step.
+
+    Raises:
+      ValueError: it makes updates of other shapes than the parameters have.
 
     >>> params = {"w": jnp.array([1.0, 2.0])}
     >>> grads, opt_state = {"w": jnp.array([1.0, 1.0])}, optax.sgd(0.5).init(params)
     >>> update_params(optax.sgd, 0.5, grads, opt_state, params, loss=jnp.array(0.0))[0]
     {'w': Array([0.5, 1.5], dtype=float32)}
     """
-    with _optax_promotion():
+    with optax_promotion():
         transformation = optimizer(rate)
-        extra: dict[str, Any] = {}
-        if isinstance(transformation, optax.GradientTransformationExtraArgs):
-            extra = {"value": loss, "grad": grads}
-            if value_fn is not None:
-                extra |= {"value_fn": _taking_obj_fn(value_fn), "obj_fn": value_fn}
+        extra = taken(transformation, extra_arguments(grads, loss, value_fn, step))
         updates, opt_state = transformation.update(grads, opt_state, params, **extra)
+        new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
+        if len(new) == len(old) and [*map(jnp.shape, new)] != [*map(jnp.shape, old)]:
+            raise ValueError("it makes updates of other shapes than the parameters have")  # which would be broadcast
         return optax.apply_updates(params, updates), opt_state
 
 
-def _taking_obj_fn(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
-    """Optax's line searches refuse every argument that `value_fn` does not take."""
-
-    def value(params: PyTree, obj_fn: Any = None) -> Array:
-        return value_fn(params)
-
-    return value
-
-
 @contextlib.contextmanager
-def _optax_promotion() -> Iterator[None]:
+def optax_promotion() -> Iterator[None]:
     """Optax mixes dtypes and ranks (`decay**count`), also for users who run their own code under strict promotion."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
@@ -79,19 +77,20 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
       own_grads: whether the train step says that it returns `TrainOutput`, so that its gradients may be those of each
         example.
     """
-    problem = _not_a_function_of_the_rate(optimizer)
+    problem = not_a_function_of_the_rate(optimizer)
     if problem:
         return [problem]
     try:
         (new_params, old_state, new_state), searched = _try_update(optimizer, params, params)
+    except LearnerError as error:
+        return [str(error)]
     except Exception as error:
         if not _takes_each_example(optimizer, params):
-            message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            return [f"the optimizer ({name_of(optimizer)}) cannot update this model: {message}"]
+            return [f"the optimizer ({name_of(optimizer)}) {_why(error)}"]
         return _each_example_problems(optimizer, accumulate, own_grads)
     if searched and accumulate > 1:
         return [
-            f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (a line search), "
+            f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (as a line search does), "
             f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use "
             "grads_accumulation(1) or another optimizer"
         ]
@@ -101,7 +100,56 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
         return [f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters"]
     if changed := _changed(old_state, new_state):
         return [f"the state of the optimizer ({name_of(optimizer)}) is another one after a step: {', '.join(changed)}"]
-    return []
+    return problems_of(named_leaves(old_state))
+
+
+def unfit(opt_state: PyTree) -> str | None:
+    """What speaks against an optimizer by the kinds of states in its state, or `None`.
+
+    >>> unfit(optax.adam(0.1).init(jnp.ones(2))) is None
+    True
+    """
+    kinds = (optax.LookaheadState, optax.contrib.SAMState)
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds)):
+        if isinstance(node, optax.LookaheadState):
+            return (
+                "is made with optax.lookahead, which trains pairs of parameters (optax.LookaheadParams), and a model "
+                "has one of each: leave it out; learner.optimizers.Ema and Swa average parameters, which are then "
+                "evaluated"
+            )
+        if isinstance(node, optax.contrib.SAMState) and node.cache is not None:
+            return (
+                "is made with optax.contrib.sam, which moves the parameters uphill in some steps, where they would be "
+                "evaluated and saved: use sam(..., opaque_mode=True), which takes the gradient again inside of a step"
+            )
+    return None
+
+
+def _why(error: Exception) -> str:
+    """Why it failed, in words."""
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, TypeError) and "unexpected keyword argument" in message:
+        return (
+            f"has a part that is given arguments which it does not take ({message}): optax.chain and others hand on "
+            "whatever they are given. Let it be around them, sam(optax.chain(...), ...), or end the arguments of an "
+            "update of your own in **extra_args"
+        )
+    return f"cannot update this model: {message}"
+
+
+def check_replicas(optimizer: OptimizerFn | None, params: PyTree) -> list[str]:
+    """Why replicas that have a share of each batch cannot train with it; `None`: `update=` makes the steps."""
+    why = ""
+    if optimizer is None:
+        why = "update= makes a whole step of each batch"
+    else:
+        try:
+            if _try_update(optimizer, params, params)[1]:
+                name = name_of(optimizer)
+                why = f"the optimizer ({name}) evaluates the loss again in each step (as a line search does)"
+        except Exception:
+            why = f"the optimizer ({name_of(optimizer)}) needs the gradient of each example"
+    return [f"{why}, and each device of Replicated has a share of it: use strategy(Sharded())"] if why else []
 
 
 def _changed(old: PyTree, new: PyTree) -> list[str]:
@@ -131,6 +179,8 @@ def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[
 
     def once(params: PyTree, grads: PyTree, rate: Array) -> tuple[PyTree, PyTree, PyTree]:
         old = init_optimizer(optimizer, None, params, rate)
+        if why := unfit(old):
+            raise LearnerError(f"the optimizer ({name_of(optimizer)}) {why}")
         new_params, new = update_params(optimizer, rate, grads, old, params, loss=jnp.float32(0), value_fn=value_fn)
         return new_params, old, new
 
@@ -159,7 +209,8 @@ def _each_example_problems(optimizer: OptimizerFn, accumulate: int, own_grads: b
     return []
 
 
-def _not_a_function_of_the_rate(optimizer: Any) -> str | None:
+def not_a_function_of_the_rate(optimizer: Any) -> str | None:
+    """What is wrong with an optimizer that is no function of the rate, or `None`."""
     right = (
         "pass the function (optax.adamw), partial(optax.adamw, weight_decay=1e-4), or lambda lr: "
         "optax.chain(..., optax.adamw(lr))"
@@ -174,8 +225,15 @@ def _not_a_function_of_the_rate(optimizer: Any) -> str | None:
         return f"the optimizer is {optimizer!r}; {right}"
     try:
         made = optimizer(jnp.float32(1e-3))
+    except LearnerError as error:
+        return str(error)
     except Exception as error:
         return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
+    if isinstance(made, jax.Array | float | int):
+        return (
+            f"the optimizer ({name_of(optimizer)}) gave a number for a rate, as schedules do: a schedule is the third "
+            f"argument, build(model, optimizer, lr); as the optimizer {right}"
+        )
     if not (hasattr(made, "init") and hasattr(made, "update")):
         return (
             f"the optimizer ({name_of(optimizer)}) returned {type(made).__name__} for a rate, not an optax "
@@ -201,11 +259,34 @@ def is_schedule(lr: Any) -> bool:
     return True
 
 
+def no_schedule(lr: Any) -> str | None:
+    """What is given in place of a rate, where it is what makes a schedule, and what to do; or `None`.
+
+    >>> no_schedule(optax.cosine_decay_schedule)
+    'cosine_decay_schedule, which needs init_value and decay_steps: give what it makes, or a function of the step'
+    """
+    if isinstance(lr, type):
+        return f"the class {lr.__name__}: make one of it, {lr.__name__}(...)"
+    if not callable(lr) or is_schedule(lr):
+        return None
+    try:
+        parameters = inspect.signature(lr).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) < 2:
+        return f"{name_of(lr)}, which takes no step: give a function of the step"
+    return f"{name_of(lr)}, which needs {' and '.join(needed)}: give what it makes, or a function of the step"
+
+
 def check_schedule(schedule: Schedule) -> list[str]:
     """What is wrong with a schedule: it must map an int32 scalar to a real scalar."""
+    number = lambda step: _number(schedule(step), name_of(schedule))  # noqa: E731
     try:
-        with _optax_promotion():
-            rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), jax.ShapeDtypeStruct((), jnp.int32))
+        with optax_promotion():
+            rate = jax.eval_shape(number, jax.ShapeDtypeStruct((), jnp.int32))
+    except LearnerError as error:
+        return [f"the learning rate: {error}"]
     except Exception as error:
         return [f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: {error}"]
     if rate.shape != () or not jnp.issubdtype(rate.dtype, jnp.number):
@@ -213,7 +294,7 @@ def check_schedule(schedule: Schedule) -> list[str]:
             f"the learning-rate schedule ({name_of(schedule)}) gives {rate.dtype}{list(rate.shape)}; it needs "
             "one number"
         ]
-    with _optax_promotion():
+    with optax_promotion():
         first = float(schedule(jnp.int32(0)))
     if not 0 <= first < float("inf"):
         return [
@@ -222,15 +303,35 @@ def check_schedule(schedule: Schedule) -> list[str]:
     return []
 
 
+def _number(rate: Any, name: str) -> Array:
+    if hasattr(rate, "init") and hasattr(rate, "update"):
+        raise LearnerError(f"{name} makes an optimizer, not a rate; build takes (model, optimizer, lr)")
+    return jnp.asarray(rate)
+
+
 def rate_at(schedule: Schedule | None, step: Array, lr_scale: Array) -> Array:
     """The float32 rate of the optimizer step number `step`: `schedule(step) * lr_scale`."""
     if schedule is None:
         return lr_scale
-    with _optax_promotion():
+    with optax_promotion():
         return jnp.asarray(schedule(step), jnp.float32) * lr_scale
 
 
 def init_optimizer(optimizer: OptimizerFn, schedule: Schedule | None, params: PyTree, lr_scale: Array) -> PyTree:
     """The optimizer's first state, made with the first rate: `optax.rprop` stores it."""
-    with _optax_promotion():
+    with optax_promotion():
         return optimizer(rate_at(schedule, jnp.int32(0), lr_scale)).init(params)
+
+
+def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
+    """Whether the optimizer's first state depends on the rate, as that of `optax.rprop` does.
+
+    >>> reads_rate_in_init(optax.rprop, jnp.ones(2)), reads_rate_in_init(optax.adam, jnp.ones(2))
+    (True, False)
+    """
+    made = jax.make_jaxpr(lambda rate: init_optimizer(optimizer, None, params, rate))(jnp.float32(0)).jaxpr
+    needed = {id(x) for x in made.outvars}
+    for equation in reversed(made.eqns):
+        if any(id(x) in needed for x in equation.outvars):
+            needed |= {id(x) for x in equation.invars}
+    return id(made.invars[0]) in needed

@@ -173,6 +173,102 @@ class SequenceOutput:
         loss, weight = weighted_mean(each, mask)
         return cls(loss, logits, targets, weight, mask)
 
+    @property
+    def predictions(self) -> Array:
+        """int32 `[batch, length]`: the tokens with the highest scores, for metrics of sequences."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SegmentationOutput:
+    """One label for each pixel (or voxel).
+
+    Attributes:
+      loss: scalar, the mean cross-entropy over the pixels that count.
+      logits: `[batch, height, width, ..., classes]`.
+      targets: `[batch, height, width, ...]`, integer labels.
+      weight: how many pixels the mean is over.
+      mask: of 0 and 1, in the targets' shape; `None` when every pixel counts.
+    """
+
+    loss: Array
+    logits: Array
+    targets: Array
+    weight: Array
+    mask: Array | None = None
+
+    @classmethod
+    def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SegmentationOutput":
+        """Softmax cross-entropy per pixel; `mask` says which pixels count.
+
+        >>> logits, targets = jnp.zeros((2, 5, 5, 4)), jnp.zeros((2, 5, 5), int)
+        >>> out = SegmentationOutput.from_logits(logits, targets)
+        >>> print(f"{out.loss:.4f} over {out.weight} pixels")   # ln(4)
+        1.3863 over 50.0 pixels
+        """
+        if logits.ndim < 3 or targets.shape != logits.shape[:-1]:
+            raise LearnerError(
+                f"SegmentationOutput.from_logits got logits of shape {logits.shape} and targets of shape "
+                f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]"
+            )
+        _check_mask(mask, targets.shape)
+        each = _cross_entropy("SegmentationOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
+        loss, weight = weighted_mean(each, mask)
+        return cls(loss, logits, targets, weight, mask)
+
+    @property
+    def predictions(self) -> Array:
+        """int32 in the targets' shape: the classes with the highest scores."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GeneratedOutput:
+    """Sequences that a model made, of any length, and those it should have made. For validation.
+
+    Attributes:
+      loss: scalar; NaN where there is none.
+      predictions: `[batch, length]`, integer tokens.
+      targets: `[batch, another length]`, integer tokens.
+      weight: how much `loss` counts: that of its own output, or the number of rows.
+      mask: `[batch]` or `[batch, another length]` of 0 and 1: which rows, or which target tokens count; or `None`.
+      prediction_mask: `[batch, length]` of 0 and 1: which predicted tokens count. `None`: those that `mask` says.
+    """
+
+    loss: Array
+    predictions: Array
+    targets: Array
+    weight: Array
+    mask: Array | None = None
+    prediction_mask: Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        predictions: Array,
+        targets: Array,
+        mask: Array | None = None,
+        prediction_mask: Array | None = None,
+        scored: Any = None,
+    ) -> "GeneratedOutput":
+        """Sequences, and the output `scored` that the loss and its weight are taken from: a monitor needs a number, and
+        a generated sequence has no loss by itself.
+
+        >>> out = GeneratedOutput.of(jnp.array([[4, 5, 6]]), jnp.array([[4, 5]]))
+        >>> print(out.loss, out.weight)
+        nan 1.0
+        """
+        if predictions.ndim != 2 or targets.ndim != 2 or len(predictions) != len(targets):
+            raise LearnerError(
+                f"GeneratedOutput.of got predictions of shape {predictions.shape} and targets of shape "
+                f"{targets.shape}; it needs [batch, length] and [batch, another length]"
+            )
+        rows = float(len(targets)) if mask is None else mask.reshape(len(targets), -1).any(1).sum().astype(jnp.float32)
+        loss, weight = (jnp.float32(jnp.nan), rows) if scored is None else (scored.loss, scored.weight)
+        return cls(loss, predictions, targets, weight, mask, prediction_mask)
+
 
 def weighted_mean(each: Array, mask: Array | None) -> tuple[Array, Array]:
     """The mean of `each` over what `mask` (same shape, 0 and 1) keeps, and how many that are; (0, 0) when it keeps

@@ -39,6 +39,11 @@ class Rows:
     size: int = dataclasses.field(metadata={"static": True})
     room: int = dataclasses.field(metadata={"static": True})
 
+    @property
+    def wholes(self) -> tuple[bool, bool]:
+        """See `Stack`: there is one device."""
+        return True, True
+
     def micro(self, index: Array) -> PyTree:
         """The `index`-th full micro-batch of the epoch."""
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * self.size, self.size), self.data)
@@ -56,10 +61,12 @@ class Stack:
     Attributes:
       batches: arrays `[buffer, rows, ...]`; a dispatch may use fewer than `buffer` of them.
       last: the ragged micro-batch that ends a group, arrays `[fewer rows, ...]`, or `None`.
+      wholes: whether each of `batches`, and `last`, are whole on every device rather than spread over them.
     """
 
     batches: PyTree
     last: PyTree = None
+    wholes: tuple[bool, bool] = dataclasses.field(default=(True, True), metadata={"static": True})
 
     @property
     def room(self) -> int:
@@ -156,7 +163,7 @@ class Programs:
 
         def one(leaves: Leaves, epoch: Packed, i: Array) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
             first = i * size
-            return self._step(leaves, epoch, lambda j: feed.micro(cursor + first + j), jnp.minimum(size, count - first))
+            return self._step(leaves, epoch, feed, cursor + first, jnp.minimum(size, count - first))
 
         def body(i: Array, carry: tuple[Leaves, Packed, Values]) -> tuple[Leaves, Packed, Values]:
             leaves, epoch, values = carry
@@ -171,12 +178,12 @@ class Programs:
 
     def train_tail(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
         """One step over `count` full micro-batches and the feed's ragged one."""
-        result = self._step(leaves, epoch, lambda j: feed.micro(cursor + j), count, feed.tail())
+        result = self._step(leaves, epoch, feed, cursor, count, with_tail=True)
         return self._single(result, cursor + count + 1)
 
     def train_single(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
         """One step of one micro-batch, as a program without a loop."""
-        return self._single(self._step(leaves, epoch, lambda j: feed.micro(cursor), count), cursor + count)
+        return self._single(self._step(leaves, epoch, feed, cursor, count), cursor + count)
 
     def begin(self, leaves: Leaves) -> Leaves:
         """The accumulator of a step as leaves: nothing added yet."""
@@ -188,13 +195,13 @@ class Programs:
         """Adds one micro-batch to `acc` (donated), as a program without a loop; `index` is its number within the
         step.
         """
-        return self._add(leaves, acc, feed.micro(cursor), cursor, index)
+        return self._add(leaves, acc, feed.micro(cursor), feed.wholes[0], cursor, index)
 
     def add_tail(
         self, leaves: Leaves, acc: Leaves, feed: Feed, cursor: Array, index: Array
     ) -> tuple[Leaves, Array, Array, PyTree]:
         """The same for the feed's ragged micro-batch."""
-        return self._add(leaves, acc, feed.tail(), cursor, index)
+        return self._add(leaves, acc, feed.tail(), feed.wholes[1], cursor, index)
 
     def finish(self, leaves: Leaves, acc: Leaves, epoch: Packed) -> tuple[Leaves, PyTree, Values]:
         """The update of a step whose micro-batches were added one by one. The rows they collected were returned
@@ -213,23 +220,26 @@ class Programs:
 
         def body(i: Array, carry: tuple[Packed, Values]) -> tuple[Packed, Values]:
             epoch, values = carry
-            metrics, weight, rows = self.step.valid_metrics(state, feed.micro(cursor + i), number + i)
+            metrics, weight, rows = self.step.valid_metrics(state, feed.micro(cursor + i), number + i, feed.wholes[0])
             values = values.put(i, _line(measure.step_values(metrics), weight), _grouped(rows))
             return measure.add(epoch, metrics), values
 
         shapes: PyTree = ()
         if measure.collecting:
-            shapes = jax.eval_shape(lambda: _grouped(self.step.valid_metrics(state, feed.micro(cursor), number)[2]))
+            whole = feed.wholes[0]
+            shapes = jax.eval_shape(
+                lambda: _grouped(self.step.valid_metrics(state, feed.micro(cursor), number, whole)[2])
+            )
         epoch, values = jax.lax.fori_loop(0, count, body, (epoch, _no_values(measure, feed.room, shapes)))
         return epoch, cursor + count, number + count, values
 
     def valid_single(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
         """Validation of one batch, as a program without a loop."""
-        return self._valid_one(leaves, epoch, feed.micro(cursor), cursor, number)
+        return self._valid_one(leaves, epoch, feed.micro(cursor), feed.wholes[0], cursor, number)
 
     def valid_tail(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
         """Validation of the feed's ragged batch."""
-        return self._valid_one(leaves, epoch, feed.tail(), cursor, number)
+        return self._valid_one(leaves, epoch, feed.tail(), feed.wholes[1], cursor, number)
 
     def outputs(self, leaves: Leaves, batch: PyTree, number: Array) -> PyTree:
         """The valid step's output for a batch."""
@@ -238,27 +248,27 @@ class Programs:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _step(
-        self, leaves: Leaves, epoch: Packed, micro: Callable[[Array], PyTree], count: Array, tail: PyTree = None
+        self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array, with_tail: bool = False
     ) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
-        """One step over `count` micro-batches and, if given, the ragged one: leaves, states, the line of its values,
+        """One step over `count` micro-batches and, if wanted, the ragged one: leaves, states, the line of its values,
         rows, the tail's rows.
         """
         step, measure, tail_rows = self.step, self.step.train_measure, ()
+        if step.accumulate == 1:
+            batch, whole = (feed.tail(), feed.wholes[1]) if with_tail else (feed.micro(cursor), feed.wholes[0])
         if step.update is not None:
-            batch = micro(jnp.int32(0)) if tail is None else tail
             state, metrics, weight, rows = step.custom(self.tree.unflatten(leaves), batch)
             line = self._line_of(state, metrics, weight)
             return self._flat(state), measure.add(epoch, metrics), line, _grouped(rows), ()
         state, acc = self._begin(leaves)
         value_fn = None
         if step.accumulate == 1:
-            batch = micro(jnp.int32(0)) if tail is None else tail
-            acc, rows = step.micro(state, acc, batch, jnp.int32(0))
-            rows, value_fn = _grouped(rows), step.value_fn(state, batch)
+            acc, rows = step.micro(state, acc, batch, jnp.int32(0), whole)
+            rows, value_fn = _grouped(rows), None if step.axis else step.value_fn(state, batch)
         else:
-            acc, rows = self._accumulate(state, acc, micro, count)
-            if tail is not None:
-                acc, tail_rows = step.micro(state, acc, tail, count)
+            acc, rows = self._accumulate(state, acc, feed, cursor, count)
+            if with_tail:
+                acc, tail_rows = step.micro(state, acc, feed.tail(), count, feed.wholes[1])
         return *self._finish(state, acc, epoch, value_fn), rows, tail_rows
 
     def _begin(self, leaves: Leaves) -> tuple[TrainState, Accumulated]:
@@ -266,32 +276,33 @@ class Programs:
         return state, self.step.begin(state)
 
     def _accumulate(
-        self, state: TrainState, acc: Accumulated, micro: Callable[[Array], PyTree], count: Array
+        self, state: TrainState, acc: Accumulated, feed: Feed, cursor: Array, count: Array
     ) -> tuple[Accumulated, PyTree]:
         def body(j: Array, carry: tuple[Accumulated, PyTree]) -> tuple[Accumulated, PyTree]:
             acc, buffer = carry
-            acc, rows = self.step.micro(state, acc, micro(j), j)
+            acc, rows = self.step.micro(state, acc, feed.micro(cursor + j), j, feed.wholes[0])
             return acc, jax.tree.map(lambda b, x: jax.lax.dynamic_update_index_in_dim(b, x, j, 0), buffer, rows)
 
         shapes: PyTree = ()
         if self.step.train_measure.collecting:
-            shapes = jax.eval_shape(lambda: self.step.micro(state, acc, micro(jnp.int32(0)), jnp.int32(0))[1])
+            zero, whole = jnp.int32(0), feed.wholes[0]
+            shapes = jax.eval_shape(lambda: self.step.micro(state, acc, feed.micro(cursor), zero, whole)[1])
         added: tuple[Accumulated, PyTree] = acc, _buffers(shapes, self.step.accumulate)
         added = jax.lax.fori_loop(0, count, body, added)
         return added  # noqa: RET504 (its type is known by name only)
 
     def _add(
-        self, leaves: Leaves, acc: Leaves, batch: PyTree, cursor: Array, index: Array
+        self, leaves: Leaves, acc: Leaves, batch: PyTree, whole: bool, cursor: Array, index: Array
     ) -> tuple[Leaves, Array, Array, PyTree]:
         state, empty = self._begin(leaves)
-        added, rows = self.step.micro(state, jax.tree.unflatten(jax.tree.structure(empty), acc), batch, index)
+        added, rows = self.step.micro(state, jax.tree.unflatten(jax.tree.structure(empty), acc), batch, index, whole)
         return jax.tree.leaves(added), cursor + 1, index + 1, rows
 
     def _finish(
         self, state: TrainState, acc: Accumulated, epoch: Packed, value_fn: Callable[[PyTree], Array] | None = None
     ) -> tuple[Leaves, Packed, Array]:
-        new, metrics = self.step.finish(state, acc, value_fn)
-        return self._flat(new), self.step.train_measure.add(epoch, metrics), self._line_of(new, metrics, acc.weight)
+        new, metrics, weight = self.step.finish(state, acc, value_fn)
+        return self._flat(new), self.step.train_measure.add(epoch, metrics), self._line_of(new, metrics, weight)
 
     def _line_of(self, new: TrainState, metrics: PyTree, weight: Array) -> Array:
         return _line(self.step.train_measure.step_values(metrics), weight, new.extra["nonfinite"][3])
@@ -300,9 +311,11 @@ class Programs:
         leaves, epoch, line, rows, tail = result
         return leaves, epoch, cursor, Values.of(line, _grouped(rows), tail)
 
-    def _valid_one(self, leaves: Leaves, epoch: Packed, batch: PyTree, cursor: Array, number: Array) -> Validated:
+    def _valid_one(
+        self, leaves: Leaves, epoch: Packed, batch: PyTree, whole: bool, cursor: Array, number: Array
+    ) -> Validated:
         measure = self.step.valid_measure
-        metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number)
+        metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number, whole)
         values = Values.of(_line(measure.step_values(metrics), weight), _grouped(_grouped(rows)))
         return measure.add(epoch, metrics), cursor + 1, number + 1, values
 
@@ -325,14 +338,15 @@ def has_convolution(jaxpr: Any) -> bool:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "conv_general_dilated":
             return True
-        if any(has_convolution(inner) for value in equation.params.values() for inner in _inner(value)):
+        if any(has_convolution(inner) for value in equation.params.values() for inner in inner_jaxprs(value)):
             return True
     return False
 
 
-def _inner(value: Any) -> list[Any]:
+def inner_jaxprs(value: Any) -> list[Any]:
+    """The programs in a parameter of an equation of a traced program."""
     if isinstance(value, tuple | list):
-        return [jaxpr for item in value for jaxpr in _inner(item)]
+        return [jaxpr for item in value for jaxpr in inner_jaxprs(item)]
     if hasattr(value, "eqns"):
         return [value]
     return [value.jaxpr] if hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns") else []

@@ -14,11 +14,15 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Info
-from learner.steps.finite import RAISES, Watch
+from learner.steps.axis import Axis
+from learner.steps.evaluated import evaluated
+from learner.steps.finite import RAISES, Watch, mark_overflow
 from learner.steps.measure import Measure
 from learner.steps.model import Family, same_structure, same_tree
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, rate_at, update_params
 from learner.steps.outputs import TrainOutput
+from learner.steps.precision import FLOAT32, Policy, with_matmul
+from learner.steps.remat import rematerialised
 from learner.steps.state import TrainState, named_leaves
 
 Array = Any
@@ -83,7 +87,7 @@ class Accumulated:
     """What the micro-batches of a step have added up to.
 
     Attributes:
-      grads: `Σ weight·grad`, or the gradients themselves where a step has one micro-batch.
+      grads: `Σ weight·grad`, or the gradients themselves where a step has one micro-batch on one device.
       weight: `Σ weight`, float32.
       loss: `Σ weight·loss`, or the loss itself.
       model_state: as the last micro-batch left it.
@@ -113,6 +117,11 @@ class Step:
       accumulate: micro-batches per optimizer step.
       own_grads: whether the train step returns `TrainOutput`.
       watch: what a loss or a gradient does that is not finite.
+      policy: the dtypes of parameters, computing and outputs.
+      matmul: the precision of matrix products, if it is not JAX's default.
+      remat: a policy of `jax.checkpoint`, by which the backward pass computes parts of the forward pass again.
+      axis: of devices that have rows of their own each; `None`: a batch is whole.
+      gather: puts together what steps compute with of arrays that are split over devices, `None`: they are as they are.
     """
 
     family: Family
@@ -126,24 +135,80 @@ class Step:
     accumulate: int = 1
     own_grads: bool = False
     watch: Watch = RAISES
+    policy: Policy = FLOAT32
+    matmul: str | None = None
+    remat: Callable[..., Any] | None = None
+    axis: Axis | None = None
+    gather: Callable[[str, PyTree], PyTree] | None = None
 
-    def init(self, lr_scale: float, seed: int) -> TrainState:
-        """The state before the first step. Every leaf is a copy of its own, strongly typed."""
+    @property
+    def adds_up(self) -> bool:
+        """Whether a step is a sum, over micro-batches or devices."""
+        return self.accumulate > 1 or self.axis is not None
 
-        def make(params: PyTree, model_state: PyTree, scale: Array, rng: Array) -> TrainState:
-            opt_state: PyTree = ()
-            if self.optimizer is not None:
-                opt_state = init_optimizer(self.optimizer, self.schedule, params, scale)
-            extra = {"nonfinite": self.watch.fresh()}
-            state = TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra)
-            copied: TrainState = jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
-            return copied
+    def init(self, lr_scale: float, seed: int, places: Any = None) -> TrainState:
+        """The state before the first step. Every leaf is a copy of its own, strongly typed.
+
+        Args:
+          lr_scale: the first rate, where there is no schedule.
+          seed: of the root random key.
+          places: has `shardings(state)`, where each leaf belongs, and `place(tree, shardings)`; each leaf is made
+            there. Default: JAX's first device.
+        """
+        program, given = self.beginning(lr_scale, seed, places)
+        state: TrainState = program(*given)
+        return state
+
+    def beginning(self, lr_scale: float, seed: int, places: Any = None) -> tuple[Any, tuple[Any, ...]]:
+        """The jitted program that makes the state, and its arguments; see `init`."""
+        tree: Any
+        leaves, tree = jax.tree.flatten((self.family.params, self.family.model_state))
+        there = {i: x for i, x in enumerate(leaves) if not isinstance(x, jax.ShapeDtypeStruct)}
+
+        def make(there: dict[int, Array], scale: Array, rng: Array) -> TrainState:
+            """What is not there is made inside of the program, each part of it on the device where it belongs."""
+            made = leaves if self.family.fresh is None else jax.tree.leaves(self.family.fresh())
+            params, model_state = tree.unflatten([there.get(i, x) for i, x in enumerate(made)])
+            params = self.policy.kept(params)
+            opt_state, extra = self._begun(params, scale)
+            state: TrainState = _copied(TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra))
+            return state
 
         # As one program: op by op, every shape in it would be compiled by itself.
-        state: TrainState = jax.jit(make)(
-            self.family.params, self.family.model_state, jnp.float32(lr_scale), jax.random.key(seed)
-        )
-        return state
+        given = there, jnp.float32(lr_scale), jax.random.key(seed)
+        if places is None:
+            return jax.jit(make), given
+        where = places.shardings(jax.eval_shape(make, *given))
+        of_model = jax.tree.leaves((where.params, where.model_state))
+        given = places.place(given, ({i: of_model[i] for i in there}, where.lr_scale, where.rng))
+        return jax.jit(make, out_shardings=where), given
+
+    def _begun(self, params: PyTree, scale: Array) -> tuple[PyTree, dict[str, PyTree]]:
+        """`opt_state` and `extra` before the first step."""
+        opt_state: PyTree = ()
+        if self.optimizer is not None:
+            opt_state = init_optimizer(self.optimizer, self.schedule, params, scale)
+        extra: dict[str, PyTree] = {"nonfinite": self.watch.fresh()}
+        if self.policy.scaling is not None:
+            extra["loss_scale"] = self.policy.scaling.fresh()
+        return opt_state, extra
+
+    def filled(self, state: TrainState) -> TrainState:
+        """The state with new arrays where `opt_state` and `extra` have only shapes with shardings."""
+        tree: Any
+        leaves, tree = jax.tree.flatten((state.opt_state, state.extra))
+        where = {i: x.sharding for i, x in enumerate(leaves) if isinstance(x, jax.ShapeDtypeStruct)}
+        if not where:
+            return state
+
+        def make(params: PyTree, scale: Array) -> dict[int, Array]:
+            begun = jax.tree.leaves(self._begun(params, scale))
+            lacking: dict[int, Array] = _copied({i: begun[i] for i in where})
+            return lacking
+
+        made = jax.jit(make, out_shardings=where)(state.params, state.lr_scale)
+        opt_state, extra = tree.unflatten([made.get(i, x) for i, x in enumerate(leaves)])
+        return dataclasses.replace(state, opt_state=opt_state, extra=extra)
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -153,40 +218,118 @@ class Step:
         grads = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p.dtype)), state.params)
         return Accumulated(grads, zero, zero, state.model_state, self.train_measure.init())
 
-    def micro(self, state: TrainState, acc: Accumulated, batch: Batch, index: Array) -> tuple[Accumulated, PyTree]:
-        """Adds one micro-batch, the `index`-th of its step; also returns the rows that metrics collect."""
+    @with_matmul
+    def micro(
+        self, state: TrainState, acc: Accumulated, batch: Batch, index: Array, whole: bool = False
+    ) -> tuple[Accumulated, PyTree]:
+        """Adds one micro-batch, the `index`-th of its step; also returns the rows that metrics collect.
+
+        With an axis, `batch` has the device's own rows of it, or is `whole` on each device.
+        """
+        axis = None if whole else self.axis
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), index)
-        grads, output, model_state = self._differentiate(state.params, acc.model_state, batch, key)
+        key = key if axis is None else axis.fold(key)
+        scale = state.extra["loss_scale"]["scale"] if self.policy.scaling is not None else None
+        grads, output, model_state, weighted = self._differentiate(
+            state.params, acc.model_state, batch, key, scale, axis
+        )
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
         info = Info(state.step, weight, rate_at(self.schedule, state.step, state.lr_scale))
         metrics = self.train_measure.update(acc.metrics, output, info)
         rows = self.train_measure.collect(output)
+        rows = rows if axis is None else axis.rows(rows)
         loss = jnp.asarray(output.loss, jnp.float32)
-        if self.accumulate == 1:
+        if not self.adds_up:
             return Accumulated(grads, weight, loss, model_state, metrics), rows
-        grads = jax.tree.map(lambda s, g: s + _weighted(g, weight), acc.grads, grads)
-        model_state = _keep_if(weight > 0, model_state, acc.model_state)
+        if self.accumulate > 1:
+            # Batch statistics of all rows count on every device, be it that none of its own rows has a weight.
+            total = weight if axis is None or _same(model_state, acc.model_state) else axis.sum(weight)
+            model_state = _keep_if(total > 0, model_state, acc.model_state)
+        if self.axis is not None and whole:
+            weight, metrics = self.axis.once((weight, metrics), (jnp.zeros_like(weight), acc.metrics))
+        if not weighted:
+            grads = jax.tree.map(lambda g: _weighted(g, weight), grads)
+        grads = jax.tree.map(lambda s, g: s + g.astype(s.dtype), acc.grads, grads)
         return Accumulated(grads, acc.weight + weight, acc.loss + _weighted(loss, weight), model_state, metrics), rows
 
+    def _together(self, state: TrainState, acc: Accumulated) -> Accumulated:
+        """What all devices have added up to, the same on each."""
+        if self.axis is None:
+            return acc
+        grads, total, loss = self.axis.sum((acc.grads, acc.weight, acc.loss))
+        model_state = self.axis.averaged(acc.model_state, state.model_state, acc.weight, total)
+        return Accumulated(grads, total, loss, model_state, self.train_measure.over(self.axis, acc.metrics))
+
     def _differentiate(
-        self, params: PyTree, model_state: PyTree, batch: Batch, key: Array
-    ) -> tuple[PyTree, Any, PyTree]:
-        assert self.train is not None
-        step = self.train
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        batch: Batch,
+        key: Array,
+        scale: Array | None = None,
+        axis: Axis | None = None,
+    ) -> tuple[PyTree, Any, PyTree, bool]:
+        """The gradients, the output, the model's state after the step, and whether the gradients are multiplied by the
+        weight: where the statistics of a batch are those of all devices, the rows of each have a part in the gradients
+        of the others, which count by the weights of those.
+        """
+        synced: list[bool] = []
 
         def forward(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree]]:
-            model = self.family.merge(params, model_state, jax.random.fold_in(key, 1), train=True)
-            returned, new_model = step(model, batch, key)
+            returned, new_state = self.run_train(params, model_state, batch, key, axis, synced)
             grads, output = (returned.grads, returned.output) if self.own_grads else (None, returned)
-            new_state = self.model_state_after(model, new_model, model_state)
-            return jnp.asarray(output.loss), (grads, output, new_state)
+            loss, output = jnp.asarray(output.loss), self.policy.returned(output)
+            if any(synced):
+                weight = jax.lax.stop_gradient(jnp.asarray(weight_of(output, batch), jnp.float32))
+                loss = _weighted(loss.astype(jnp.float32), weight)
+            if scale is not None:
+                loss = loss.astype(jnp.float32) * scale
+            return loss, (grads, output, new_state)
 
         if self.own_grads:
             _, (grads, output, new_state) = forward(params)
+            if any(synced):
+                raise LearnerError(
+                    "the train step computes its own gradients, and those of its model's BatchNorm go through all "
+                    "devices: use strategy(Sharded()), or Replicated(sync_batch_norm=False)"
+                )
             grads = self.grads_like(params, grads)
-        else:
-            (_, (_, output, new_state)), grads = jax.value_and_grad(forward, has_aux=True)(params)
-        return grads, output, new_state
+            return self.policy.kept(grads), output, new_state, False
+        differentiated = forward if self.remat is None else rematerialised(forward, self.remat)
+        (_, (_, output, new_state)), grads = jax.value_and_grad(differentiated, has_aux=True)(params)
+        if scale is not None:
+            grads = jax.tree.map(lambda g: g / scale.astype(g.dtype), grads)
+        return grads, output, new_state, any(synced)
+
+    def run_train(
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        batch: Batch,
+        key: Array,
+        axis: Axis | None = None,
+        synced: list[bool] | None = None,
+    ) -> tuple[Any, PyTree]:
+        """What the train step returns, computed as `policy` says, and the model's state after it. `synced` is told
+        whether the statistics of its batches are those of all devices.
+        """
+        assert self.train is not None
+        with self.policy.mixing():
+            computed = self._computed(params, model_state)
+            model = self.family.merge(*computed, jax.random.fold_in(key, 1), train=True)
+            if axis is not None and axis.sync_batch_norm:
+                self.family.sync_batch_norm(model, axis.name)
+            returned, new_model = self.train(model, self.policy.computed(batch), key)
+            if axis is not None and synced is not None:
+                synced.append(self.family.is_synced(model))
+            return returned, self.model_state_after(model, new_model, model_state, computed[1])
+
+    def _computed(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """What a model is made of, as steps compute with it."""
+        parts = self.policy.computed(params), self.policy.computed_state(model_state, self.family.frozen)
+        if self.gather is None:
+            return parts
+        return self.gather("params", parts[0]), self.gather("model_state", parts[1])
 
     def grads_like(self, params: PyTree, grads: Any) -> PyTree:
         """The gradients that the train step returned, under the names of `params`."""
@@ -199,23 +342,26 @@ class Step:
                 raise LearnerError(f"{what}: that of {name} is {list(jnp.shape(g))}, and {name} is {list(p.shape)}")
         return grads
 
-    def model_state_after(self, given: Any, returned: Any, before: PyTree) -> PyTree:
-        """The model's state after a step that was `given` a model and `returned` one, or `None`."""
-        if returned is not None:
-            return like(self.family.read(returned), before, "the model's state")
-        if self.family.changes_in_place:
-            return like(self.family.read(given), before, "the model's state")
-        return before
+    def model_state_after(self, given: Any, returned: Any, before: PyTree, computed: PyTree) -> PyTree:
+        """The model's state after a step that was `given` a model and `returned` one, or `None`. `computed` is the
+        state `before` it, as it was cast for the step.
+        """
+        if returned is None and not self.family.changes_in_place:
+            return before
+        after = self.family.read(given if returned is None else returned)
+        return like(self.policy.state_again(after, computed, before), before, "the model's state")
 
+    @with_matmul
     def finish(
         self, state: TrainState, acc: Accumulated, value_fn: Callable[[PyTree], Array] | None = None
-    ) -> tuple[TrainState, PyTree]:
-        """The update: the state after the step, and the states of the step's metrics. A step of weight 0 changes no
-        parameters, and one with a loss or gradients that are not finite does what `watch` says.
+    ) -> tuple[TrainState, PyTree, Array]:
+        """The update: the state after the step, the states of the step's metrics, and its weight. A step of weight 0
+        changes no parameters, and one with a loss or gradients that are not finite does what `watch` says.
         """
         rate = rate_at(self.schedule, state.step, state.lr_scale)
+        acc = self._together(state, acc)
         grads, loss, weight = acc.grads, acc.loss, acc.weight
-        if self.accumulate > 1:
+        if self.adds_up:
             divisor = jnp.where(weight > 0, weight, 1)
             grads = jax.tree.map(lambda g, p: (g / divisor.astype(g.dtype)).astype(p.dtype), grads, state.params)
             loss = loss / divisor
@@ -225,39 +371,60 @@ class Step:
 
         def updated() -> tuple[PyTree, PyTree, PyTree]:
             assert self.optimizer is not None
-            params, opt_state = update_params(
-                self.optimizer, rate, grads, state.opt_state, state.params, loss=loss, value_fn=value_fn
-            )
+            given = self.optimizer, rate, grads, state.opt_state, state.params
+            params, opt_state = update_params(*given, loss=loss, value_fn=value_fn, step=state.step)
             params = like(params, state.params, "the parameters")
             opt_state = like(opt_state, state.opt_state, "the optimizer's state")
             new: tuple[PyTree, PyTree, PyTree] = _keep_if(weight > 0, (params, opt_state, acc.model_state), old)
             return new
 
         # A branch, because a choice between arrays is compiled into the update, and changes its last bits.
-        new = jax.lax.cond(changes, updated, lambda: old) if self.watch.holds else updated()
-        info = Info(state.step, weight, rate, norm)
+        holds = self.watch.holds or self.policy.scaling is not None
+        new = jax.lax.cond(changes, updated, lambda: old) if holds else updated()
+        made = jnp.where(changes, weight, 0) if holds else weight  # or no step was made of these gradients
+        info = Info(state.step, made, rate, norm, **self._asked(state.params, new[0]))
         metrics = self.train_measure.update_step(acc.metrics, info)
-        return dataclasses.replace(
-            state, step=state.step + 1, params=new[0], opt_state=new[1], model_state=new[2], extra=extra
-        ), metrics
+        return (
+            dataclasses.replace(
+                state, step=state.step + 1, params=new[0], opt_state=new[1], model_state=new[2], extra=extra
+            ),
+            metrics,
+            weight,
+        )
+
+    def _asked(self, old: PyTree, new: PyTree) -> dict[str, Array]:
+        """What metrics ask for of a step that made `new` parameters of the `old` ones."""
+        norms = {}
+        for name in self.train_measure.asks:
+            norms[name] = global_norm(new if name == "param_norm" else _difference(new, old))
+        return norms
 
     def _look(self, state: TrainState, weight: Array, loss: Array, norm: Array) -> tuple[dict[str, PyTree], Array]:
         """`extra` after a step, and whether the step may change anything else."""
-        mark, changes = self.watch.look(state.extra["nonfinite"], state.step, weight, loss, norm)
-        return {**state.extra, "nonfinite": mark}, changes
+        mark, scaling = state.extra["nonfinite"], self.policy.scaling
+        if scaling is None:
+            mark, changes = self.watch.look(mark, state.step, weight, loss, norm)
+            return {**state.extra, "nonfinite": mark}, changes
+        scale = state.extra["loss_scale"]
+        overflows = scaling.overflows(scale, weight, loss, norm)
+        # A step that only lowers the scale is none to the watch.
+        mark, changes = self.watch.look(mark, state.step, jnp.where(overflows, 0, weight), loss, norm)
+        overflows = overflows & changes
+        scale = scaling.after(scale, overflows, changes & (weight > 0) & jnp.isfinite(norm))
+        mark = mark_overflow(mark, overflows, scale["scale"])
+        return {**state.extra, "nonfinite": mark, "loss_scale": scale}, changes & ~overflows
 
     def value_fn(self, state: TrainState, batch: Batch) -> Callable[[PyTree], Array]:
         """The loss of a step's only batch as a function of the parameters, for optimizers that search along a line."""
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
 
         def value(params: PyTree) -> Array:
-            assert self.train is not None
-            model = self.family.merge(params, state.model_state, jax.random.fold_in(key, 1), train=True)
-            output, _ = self.train(model, batch, key)
-            return (output.output if self.own_grads else output).loss
+            output, _ = self.run_train(params, state.model_state, batch, key)
+            return self.policy.returned(output.output if self.own_grads else output).loss
 
         return value
 
+    @with_matmul
     def custom(self, state: TrainState, batch: Batch) -> tuple[TrainState, PyTree, Array, PyTree]:
         """A step of `update=`: the state, the metrics' states, the weight, and the rows that metrics collect."""
         assert self.update is not None
@@ -267,14 +434,14 @@ class Step:
         model, output = self.update(model, batch, rate, key)
         params, model_state = self.updated(model, state)
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
-        info = Info(state.step, weight, rate, jnp.float32(jnp.nan))
-        metrics = self.train_measure.update_step(
-            self.train_measure.update(self.train_measure.init(), output, info), info
-        )
         loss = jnp.asarray(output.loss, jnp.float32)
         extra, changes = self._look(state, weight, loss, jnp.float32(0))
         if self.watch.holds:
             params, model_state = _keep_if(changes, (params, model_state), (state.params, state.model_state))
+        info = Info(state.step, weight, rate, jnp.float32(jnp.nan), **self._asked(state.params, params))
+        metrics = self.train_measure.update_step(
+            self.train_measure.update(self.train_measure.init(), output, info), info
+        )
         new = dataclasses.replace(state, step=state.step + 1, params=params, model_state=model_state, extra=extra)
         return new, metrics, weight, self.train_measure.collect(output)
 
@@ -295,27 +462,41 @@ class Step:
         acc = self.begin(state)
         for index, batch in enumerate(batches):
             acc, _ = self.micro(state, acc, batch, jnp.int32(index))
-        new, metrics = self.finish(state, acc, self.value_fn(state, batches[0]) if self.accumulate == 1 else None)
-        return new, metrics, acc.weight
+        return self.finish(state, acc, self.value_fn(state, batches[0]) if self.accumulate == 1 else None)
 
     # -- validation ----------------------------------------------------------------------------------------------------
 
-    def evaluate(self, state: TrainState, batch: Batch, index: Array) -> Any:
+    @with_matmul
+    def evaluate(self, state: TrainState, batch: Batch, index: Array, whole: bool = True) -> Any:
         """The valid step's output for the `index`-th batch of a split, with the model in eval mode. It changes
-        nothing.
+        nothing. See `micro` for `whole`.
         """
+        return self.policy.returned(self.run_valid(state, batch, index, whole))
+
+    def run_valid(self, state: TrainState, batch: Batch, index: Array, whole: bool = True) -> Any:
+        """The same in the dtypes that the step returns."""
         assert self.valid is not None
         key = jax.random.fold_in(jax.random.fold_in(state.rng, VALID_STREAM), index)
-        model = self.family.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=False)
-        output, _ = self.valid(model, batch, key)
+        key = key if whole or self.axis is None else self.axis.fold(key)
+        with self.policy.mixing():
+            parts = self._computed(evaluated(state.params, state.opt_state), state.model_state)
+            model = self.family.merge(*parts, jax.random.fold_in(key, 1), train=False)
+            output, _ = self.valid(model, self.policy.computed(batch), key)
         return output
 
-    def valid_metrics(self, state: TrainState, batch: Batch, index: Array) -> tuple[PyTree, Array, PyTree]:
-        """The metrics' states of one validation batch, its weight, and the rows that metrics collect."""
-        output = self.evaluate(state, batch, index)
+    def valid_metrics(
+        self, state: TrainState, batch: Batch, index: Array, whole: bool = False
+    ) -> tuple[PyTree, Array, PyTree]:
+        """The metrics' states of one validation batch, its weight, and the rows that metrics collect. See `micro` for
+        `whole`.
+        """
+        output = self.evaluate(state, batch, index, whole)
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
         metrics = self.valid_measure.update(self.valid_measure.init(), output, Info(state.step, weight))
-        return metrics, weight, self.valid_measure.collect(output)
+        rows = self.valid_measure.collect(output)
+        if self.axis is None or whole:
+            return metrics, weight, rows
+        return self.valid_measure.over(self.axis, metrics), self.axis.sum(weight), self.axis.rows(rows)
 
 
 def weight_of(output: Any, batch: Batch) -> Any:
@@ -330,7 +511,7 @@ def rows_of(batch: Batch) -> int:
 
 
 def global_norm(grads: PyTree) -> Array:
-    """float32: the square root of the sum of squares of all gradients."""
+    """float32: the square root of the sum of squares of all gradients, or parameters."""
     squares = [jnp.sum(jnp.square(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
     return jnp.sqrt(jnp.stack(squares).sum())
 
@@ -351,6 +532,10 @@ def like(new: PyTree, old: PyTree, what: str) -> PyTree:
     return jax.tree.map(_strong, new)
 
 
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), tree)
+
+
 def _strong(x: Array) -> Array:
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if x.aval.weak_type else x
@@ -361,8 +546,16 @@ def _weighted(value: Array, weight: Array) -> Array:
     return jnp.where(weight > 0, value * weight.astype(value.dtype), jnp.zeros((), value.dtype))
 
 
+def _difference(new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: a.astype(_sum_dtype(a.dtype)) - b.astype(_sum_dtype(b.dtype)), new, old)
+
+
 def _sum_dtype(dtype: Any) -> Any:
     return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
+
+
+def _same(a: PyTree, b: PyTree) -> bool:
+    return all(x is y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 def _keep_if(condition: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -1,0 +1,180 @@
+"""Checkpoints for loops of one's own: any tree of arrays, by step.
+
+They are those of `fit`: each is written under another name and gets its own once it is complete, with checksums; the
+newest, and the best if wanted, are kept.
+"""
+
+import dataclasses
+import math
+import numbers
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from learner.checkpoint.items import loaded_leaves, stored_leaves
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.options import CheckpointOptions, Retention
+from learner.checkpoint.store import FORMAT, CheckpointStore
+from learner.errors import LearnerError
+from learner.steps.state import named_leaves
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoredState:
+    """What `Checkpointer.restore` read.
+
+    Attributes:
+      step: of the checkpoint.
+      state: the tree that was given, with the numbers of the checkpoint; a new object.
+      info: what `save` was given with it.
+      score: the same.
+    """
+
+    step: int
+    state: Any
+    info: Mapping[str, Any]
+    score: float | None
+
+
+class Checkpointer:
+    """Saves and restores `(step, state)`, for one process.
+
+    A state is any pytree: a `TrainState`, a model, a dict of models and optimizer states. Arrays, random keys and
+    Python numbers in it are saved; all else (functions, texts) comes from the tree that `restore` is given. `save`
+    waits until the checkpoint is complete.
+
+    Args:
+      directory: where they go, a directory for each; any path that Orbax takes.
+      keep_last: how many of the newest are kept.
+      keep_best: how many of the best by `score` are kept besides.
+      higher_is_better: which scores are the best.
+
+    >>> import tempfile
+    >>> with Checkpointer(tempfile.mkdtemp(), keep_last=1) as checkpointer:
+    ...     checkpointer.save(10, {"w": np.float32([1, 2])}, info={"epoch": 1})
+    ...     checkpointer.save(20, {"w": np.float32([3, 4])}, info={"epoch": 2})
+    ...     restored = checkpointer.restore({"w": np.zeros(2, np.float32)})
+    >>> print(restored.step, restored.state["w"], restored.info["epoch"], checkpointer.steps)
+    20 [3. 4.] 2 [20]
+    """
+
+    def __init__(
+        self, directory: str | Path, keep_last: int = 2, keep_best: int = 0, *, higher_is_better: bool = False
+    ):
+        options = CheckpointOptions(keep_last, keep_best)  # which checks them
+        place = directory if "://" in str(directory) else Path(directory).absolute()
+        keep = Retention(options.keep_last, options.keep_best, None, higher_is_better)
+        self._store, self._higher_is_better = CheckpointStore(place, keep), higher_is_better
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that have a checkpoint, oldest first."""
+        return self._store.steps
+
+    def save(
+        self, step: int, state: PyTree, *, score: float | None = None, info: Mapping[str, Any] | None = None
+    ) -> None:
+        """Writes a checkpoint, and removes those that need not stay.
+
+        Args:
+          step: its number, 0 or more.
+          state: a tree of arrays.
+          score: how good it is, for `keep_best`; NaN is like none.
+          info: whatever else a loop needs to go on, as JSON: the epoch, the position in the data.
+
+        Raises:
+          LearnerError: there is a checkpoint of this step, or the state has nothing that could be saved.
+          TypeError: `info` cannot be JSON.
+        """
+        if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+            raise LearnerError(f"the step of a checkpoint is {step!r}; it needs a whole number, 0 or more")
+        arrays, plain = _sides(state)
+        if not arrays:
+            raise LearnerError(
+                f"there are no arrays in the state, so nothing can be saved: it is {type(state).__name__}"
+            )
+        number = None if score is None else float(score)
+        progress = {
+            "format": FORMAT,
+            "step": int(step),
+            "score": number if number is not None and math.isfinite(number) else None,
+            "higher_is_better": self._higher_is_better,
+            "info": dict(info or {}),
+            "numbers": {name: repr(x) for name, x in plain.items()},  # JSON has no NaN
+        }
+        self._store.prepare()
+        self._store.save(int(step), {"model": {"state": stored_leaves(arrays)}}, progress)
+
+    def restore(self, like: PyTree, step: int | str = "latest") -> RestoredState:
+        """Reads a checkpoint.
+
+        Args:
+          like: a tree of the same structure, shapes and dtypes; its arrays say on which devices the new ones are.
+          step: its number, `"latest"` or `"best"`. A latest one that is damaged is skipped with a warning.
+
+        Raises:
+          DamagedError: the one that was named is not as it was saved.
+          LearnerError: there is none, or it is of another tree; then it lists all that differs.
+        """
+        if step != "latest":
+            entry = self._store.find(epoch=step) if step == "best" else self._store.find(step=int(step))
+            return self._read(like, entry.step)
+        for number in reversed(self._store.steps):
+            try:
+                if number in self._store.damaged:
+                    raise DamagedError(self._store.damaged[number])
+                return self._read(like, number)
+            except DamagedError as error:
+                warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=2)
+        raise LearnerError(f"there is no checkpoint in {self._store.path(0).parent}")
+
+    def _read(self, like: PyTree, step: int) -> RestoredState:
+        progress = self._store.progress(step)
+        arrays, plain = _sides(like)
+        if {"info", "numbers"} - progress.keys():
+            raise LearnerError(f"{self._store.path(step)} is a checkpoint of a run: use learner.load_checkpoint")
+        if plain.keys() != progress["numbers"].keys():
+            names = ", ".join(sorted(plain.keys() ^ progress["numbers"].keys()))
+            raise LearnerError(f"the checkpoint {self._store.path(step)} and the tree differ in the numbers {names}")
+        items = self._store.restore(step, {"model": {"state": stored_leaves(arrays)}})
+        new = loaded_leaves(items["model"]["state"] or {}, arrays)
+        new |= {name: type(x)(_number(progress["numbers"][name])) for name, x in plain.items()}
+        leaves = [new.get(name, leaf) for name, leaf in named_leaves(like).items()]
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return RestoredState(step, state, progress["info"], progress["score"])
+
+    def close(self) -> None:
+        """Gives Orbax's threads back."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _sides(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays and Python numbers by path."""
+    named = named_leaves(tree)
+    if len(named) != len(jax.tree.leaves(tree)):
+        raise LearnerError(
+            "two leaves of the state have the same path, as {'a.b': x} and {'a': {'b': y}} would: rename"
+        )
+    arrays = {name: x for name, x in named.items() if isinstance(x, jax.Array | np.ndarray | np.generic)}
+    return arrays, {n: x for n, x in named.items() if isinstance(x, numbers.Real) and n not in arrays}
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if text.lstrip("-").isdecimal() else float(text)

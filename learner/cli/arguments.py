@@ -1,0 +1,75 @@
+"""Arguments that are a `learner.Config`, or have one in them: those read themselves, with errors of their own.
+
+A config says `init_args: {config: {hidden: 128}}`, or names a file that `Config.save` wrote: `{config: mlp.yaml}`.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learner.cli.importing import import_path
+from learner.config import Config, fields_of
+from learner.errors import LearnerError
+from learner.fields import read
+from learner.kinds import is_config
+
+
+def config_kinds(target: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters that are a `learner.Config` or have one in them, with their types; of a config all fields."""
+    if inspect.isclass(target) and issubclass(target, Config):
+        return {name: field.kind for name, field in fields_of(target).items()}
+    function = target.func if isinstance(target, functools.partial) else target
+    try:
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except Exception:  # names that only a type checker knows
+        hints = {}
+    kinds = {name: hints.get(name, parameter.annotation) for name, parameter in parameters_of(target).items()}
+    return {name: kind for name, kind in kinds.items() if _has_config(kind)}
+
+
+def read_argument(kind: Any, value: Any, place: str, found: list[str]) -> Any:
+    """An argument that is a config, from a mapping, or from a file that is named in its place."""
+    classes = [each for each in (kind, *typing.get_args(kind)) if is_config(each)]
+    if isinstance(value, str) and len(classes) == 1 and str not in typing.get_args(kind):
+        try:
+            return classes[0].load(value)
+        except LearnerError as error:
+            found += [f"{place}: {problem}" for problem in error.problems or (error,)]
+            return None
+    return read(kind, value, place, found)
+
+
+def default_of(target: Callable[..., Any], name: str) -> Any:
+    """Of a parameter that may be left out; of a config as it has it."""
+    if not (inspect.isclass(target) and issubclass(target, Config)):
+        return parameters_of(target)[name].default
+    default = fields_of(target)[name].default
+    return default() if default else None
+
+
+def imported(value: Any, key: str) -> Any:
+    """`value`, after the classes of configs that it names were imported."""
+    if isinstance(value, Mapping):
+        if isinstance(path := value.get("class_path"), str) and "." in path:
+            import_path(path, f"{key}.class_path")
+        for name, item in value.items():
+            imported(item, f"{key}.{name}")
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        imported(item, f"{key}.{index}")
+    return value
+
+
+def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """By name. Of a class those of `__init__`: a metaclass such as nnx's hides them from `inspect.signature`."""
+    initialised = inspect.isclass(target) and target.__init__ is not object.__init__
+    try:
+        parameters = inspect.signature(target.__init__ if initialised else target).parameters
+    except (ValueError, TypeError):  # some builtins have none
+        return {}
+    return {name: p for name, p in parameters.items() if not (initialised and name == "self")}
+
+
+def _has_config(kind: Any) -> bool:
+    return is_config(kind) or any(map(_has_config, typing.get_args(kind)))

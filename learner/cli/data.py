@@ -1,0 +1,104 @@
+"""`learner data`: what the data of a config looks like, before anything is trained."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.cli.keys import DEFAULTS, PARTS
+from learner.cli.options import methods
+from learner.cli.overrides import read_yaml, split
+from learner.cli.problems import Problems
+from learner.cli.sources import Source, source, sources
+from learner.cli.training import changed
+from learner.errors import LearnerError, near
+from learner.text import printable
+
+DATA = """\
+usage: learner data CONFIG [--KEY=VALUE ...] [-o DIR]
+
+Prints what the data of a config looks like: fields, shapes, types, how often there is each label, ranges, numbers that
+are not finite, a few items, and how many rows are read in a second. No model is made and nothing is trained.
+
+  --rows=N                looks at so many rows of each split (100000), up to the end of a batch
+  --seconds=N             and for so long (20)
+  --items=N               prints so many items (3)
+  -o, --output DIR        also writes the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png
+
+The config may leave out everything but `train` and `valid`. The code that it names is imported and run.
+"""
+
+LIMITS = {"rows": 100_000, "seconds": 20, "items": 3}
+
+
+def data(words: Sequence[str]) -> int:
+    """`learner data CONFIG [--KEY=VALUE ...] [-o DIR]`."""
+    from learner.data import DatasetReport
+
+    line = split(words, ("help",))
+    if "help" in line.switches:
+        print(DATA, end="")
+        return 0
+    if len(line.positional) != 1:
+        raise LearnerError("learner data needs a config file: learner data CONFIG (learner data --help says more)")
+    own = dict(pair for pair in line.overrides if pair[0] in (*LIMITS, "output"))
+    line.overrides = [pair for pair in line.overrides if pair[0] not in own]
+    limits = {name: _limit(name, own.get(name, str(default))) for name, default in LIMITS.items()}
+    output = _directory(own["output"]) if "output" in own else None
+    texts = []
+    for name, each in _splits(changed(read_yaml(line.positional[0]), line)):
+        report = DatasetReport(each, name, rows=limits["rows"], seconds=limits["seconds"], items=limits["items"])
+        texts.append("\n".join(map(printable, str(report).split("\n"))))
+        print(("\n\n" if len(texts) > 1 else "") + texts[-1], flush=True)
+        if output is not None and report.image_fields():
+            number = report.save_images(output / f"{name}.png")
+            print(f"the first {number} images: {printable(str(output / f'{name}.png'))}")
+    if output is not None:
+        (output / "data.txt").write_text("\n\n\n".join(texts) + "\n", encoding="utf-8")
+    return 0
+
+
+def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The data of a config by split, each made when it is asked for."""
+    from learner.builder import LearnerBuilder
+
+    problems = Problems()
+    known = [*PARTS, "overwrite", *methods(LearnerBuilder)]
+    for key in content:
+        with problems.noted():
+            if key not in known:
+                raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
+    found: dict[str, Source] = {}
+    seed = content.get("seed", DEFAULTS["seed"])
+    for key, read in (("train", source), ("valid", sources)):
+        with problems.noted():
+            if content.get(key) is not None:
+                said: Any = read(content[key], key, seed if isinstance(seed, int) else 0)
+                found |= {f"{key}-{name}": s for name, s in said.items()} if isinstance(said, Mapping) else {key: said}
+    with problems.noted():
+        if not found and "train" not in content and "valid" not in content:
+            raise LearnerError("the config has no data: it needs train or valid")
+    problems.raise_all()
+    for name, each in found.items():
+        yield name, _loaded(each.make(), content.get("with_batch_size"))
+
+
+def _loaded(made: Any, batch_size: Any) -> Any:
+    """As `with_batch_size` says, a loader of a dataset that comes without one."""
+    from learner.data import DataLoaderBuilder, Dataset
+
+    return DataLoaderBuilder().batch_size(batch_size).build(made) if batch_size and isinstance(made, Dataset) else made
+
+
+def _limit(name: str, text: str) -> int:
+    if not text.isdecimal() or (not int(text) and name != "items"):
+        raise LearnerError(f"--{name} is {text!r}: give a whole number, 1 or more")
+    return int(text)
+
+
+def _directory(path: str) -> Path:
+    found = Path(path).expanduser()
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LearnerError(f"the output is {found}, which cannot be a directory: {error}") from error
+    return found

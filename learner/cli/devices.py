@@ -1,0 +1,79 @@
+"""`learner devices`: what there is to train on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from learner.cli.overrides import split
+from learner.errors import LearnerError, near
+from learner.strategies import choose_devices
+from learner.text import aligned, size
+
+DEVICES = """\
+usage: learner devices [--platform=cpu|gpu|tpu]
+
+Lists the devices that JAX finds, and what a run uses by default and with `devices: all`. Memory is shown where a device
+tells it. JAX_PLATFORMS=cpu in the environment chooses a platform, JAX_NUM_CPU_DEVICES=8 simulates eight devices.
+
+  --platform=PLATFORM     lists those of another platform than JAX's first
+"""
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+
+def devices(words: Sequence[str]) -> int:
+    """`learner devices [--platform=PLATFORM]`."""
+    line = split(words, ("help",))
+    if "help" in line.switches:
+        print(DEVICES, end="")
+        return 0
+    wanted = dict(line.overrides)
+    platform = wanted.pop("platform", None)
+    for key in wanted:
+        raise LearnerError(f"there is no option --{key}: {near(key, ['platform'])}")
+    if line.positional:
+        raise LearnerError(f"learner devices takes no arguments, and got {', '.join(line.positional)}")
+    if platform not in (None, *PLATFORMS):
+        raise LearnerError(f"--platform is {platform!r}: {near(str(platform), PLATFORMS)}")
+    print("\n".join([*table(_found(platform)), "", *choices()]))
+    return 0
+
+
+def table(found: Sequence[Any]) -> list[str]:
+    """The devices as lines.
+
+    Args:
+      found: `jax.Device`s.
+    """
+    rows = [
+        [str(device.id), device.platform, device.device_kind, str(device.process_index), *_memory(device)]
+        for device in found
+    ]
+    return aligned([["id", "platform", "kind", "process", "memory", "used", "free"], *rows])
+
+
+def choices() -> list[str]:
+    """What the defaults would be, as lines."""
+    return [
+        f"{jax.process_count()} process{'es' if jax.process_count() > 1 else ''}",
+        f"by default: {choose_devices().description}",
+        f"devices: all: {choose_devices('all').description}",
+    ]
+
+
+def _found(platform: str | None) -> list[Any]:
+    try:
+        return jax.devices() if platform is None else jax.devices(platform)
+    except RuntimeError as error:  # of a platform that is not there, or that does not start
+        where = "no device" if platform is None else f"no {platform}"
+        raise LearnerError(f"JAX finds {where} here: {' '.join(str(error).split())}") from error
+
+
+def _memory(device: Any) -> list[str]:
+    """All of it, what is used and what is free; a device of another process, as one that has none, says nothing."""
+    told = device.memory_stats() if device.process_index == jax.process_index() else None
+    if not told or "bytes_limit" not in told:
+        return ["-", "-", "-"]
+    whole, used = told["bytes_limit"], told["bytes_in_use"]
+    return [size(whole), size(used), size(whole - used)]

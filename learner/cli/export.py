@@ -1,0 +1,100 @@
+"""`learner export`: the model of a run's checkpoint, or its numbers, as a file of its own."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.cli.config import Config
+from learner.cli.overrides import CommandLine, split, value_of
+from learner.cli.training import changed, saved_config
+from learner.errors import LearnerError, near
+from learner.loading import load_checkpoint
+from learner.records import recorder_for, save_model
+from learner.runs import Run
+from learner.runs.tables import KINDS, write_table
+from learner.runs.tensorboard import KIND as TENSORBOARD
+from learner.runs.tensorboard import write_events
+from learner.text import count, printable, size
+
+EXPORT = """\
+usage: learner export DIR -o FILE [--KEY=VALUE ...]
+       learner export DIR --format=csv|jsonl|parquet [-o FILE]
+       learner export DIR --format=tensorboard [-o DIR]
+
+Writes the model of the newest checkpoint of the run in DIR to a file, for load_model and for other programs.
+
+  -o, --output FILE       where to write; .mpk, .json or .safetensors is the format, with .gz behind it it is compressed
+  --precision=half        in half precision, or in double; default: full
+  --checkpoint=best       of the best checkpoint instead; also an epoch
+
+It trusts config.yaml: the code that it names is imported and run.
+
+With --format it writes the numbers instead: every metric at every step and at the end of every split, as one table with
+the columns split, metric, level, epoch, step, value and text. The default file is DIR/numbers.csv (or as the format is
+called). For TensorBoard it writes an event file into a directory (default: DIR/numbers.tensorboard), with texts,
+hyper-parameters and pictures of confusion matrices besides. Nothing that the run names is imported then.
+"""
+
+OWN = ("output", "precision", "checkpoint")
+NUMBERS = ("output", "format")
+FORMATS = (*KINDS, TENSORBOARD)
+
+
+def export(words: Sequence[str]) -> int:
+    """`learner export DIR -o FILE [--KEY=VALUE ...]`."""
+    line = split(words)
+    if "help" in line.switches:
+        print(EXPORT, end="")
+        return 0
+    if "format" in dict(line.overrides):
+        return _numbers(line)
+    wanted = {key: text for key, text in line.overrides if key in OWN}
+    if len(line.positional) != 1 or "output" not in wanted:
+        raise LearnerError("learner export needs a run and a file: learner export DIR -o FILE")
+    output, directory = Path(wanted["output"]), line.positional[0]
+    recorder = dataclasses.replace(recorder_for(output), precision=wanted.get("precision", "full"))
+    if not output.absolute().parent.is_dir():
+        raise LearnerError(f"the output is {output}; it needs the name of a file in a directory that exists")
+    line.overrides = [(key, text) for key, text in line.overrides if key not in OWN]
+    content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
+    content = changed(content, line)
+    model, trainable = Config({**content, "directory": directory}).model()
+    loaded = load_checkpoint(
+        _place(content, directory), value_of(wanted.get("checkpoint", "latest")), model, trainable=trainable
+    )
+    save_model(output, loaded.model, recorder)
+    where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
+    print(f"{output}: {size(output.stat().st_size)}, the model of {where} in {recorder.precision} precision")
+    return 0
+
+
+def _numbers(line: CommandLine) -> int:
+    """The numbers of a run as a table."""
+    wanted = dict(line.overrides)
+    for key in wanted:
+        if key not in NUMBERS:
+            raise LearnerError(f"there is no option --{key} of --format: {near(key, NUMBERS)}")
+    if len(line.positional) != 1:
+        raise LearnerError("learner export needs one run: learner export DIR --format=csv")
+    run, kind = Run(line.positional[0]), wanted["format"]
+    if kind not in FORMATS:
+        raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}")
+    output = Path(wanted.get("output", run.directory / f"numbers.{kind}"))
+    if not output.absolute().parent.is_dir():
+        what = "a name" if kind == TENSORBOARD else "the name of a file"
+        raise LearnerError(f"the output is {output}; it needs {what} in a directory that exists")
+    if kind == TENSORBOARD:
+        records = write_events(output, run)
+        taken = sum(path.stat().st_size for path in output.glob("*.exported"))
+        print(printable(f"{output}: {size(taken)}, {count(records, 'record')}: tensorboard --logdir {output}"))
+        return 0
+    written = write_table(output, run, kind)
+    print(printable(f"{output}: {size(output.stat().st_size)}, {count(written, 'row')}"))
+    return 0
+
+
+def _place(content: Mapping[str, Any], directory: str) -> str:
+    """Where the run's checkpoints are."""
+    said = content.get("with_file_checkpointer")
+    return (said.get("directory") if isinstance(said, Mapping) else None) or directory

@@ -1,0 +1,45 @@
+"""Arguments of the commands that read runs: argparse, with this project's errors."""
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from learner.errors import LearnerError, near
+
+
+class Parser(argparse.ArgumentParser):
+    """`argparse.ArgumentParser` that raises `LearnerError`, and knows options by near names.
+
+    Args:
+      command: what follows `learner` on the command line.
+      about: what it does.
+    """
+
+    def __init__(self, command: str, about: str):
+        super().__init__(
+            prog=f"learner {command}",
+            description=about,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace | None:
+        """The arguments, or `None` when help was asked for and printed.
+
+        Raises:
+          LearnerError: they are wrong.
+        """
+        if "-h" in words or "--help" in words:
+            self.print_help()
+            return None
+        found, rest = self.parse_known_intermixed_args(list(words))
+        for word in rest:
+            name = word.partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+            hint = near(name, known) if name.startswith("-") else f"see {self.prog} --help"
+            raise LearnerError(f"{self.prog} takes no {word!r}: {hint}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `LearnerError`."""
+        raise LearnerError(f"{self.prog}: {message}; see {self.prog} --help")

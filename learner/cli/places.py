@@ -1,0 +1,101 @@
+"""Where optimizers and schedules stand in a config, also inside of one another, and words for one in the other's place.
+
+optimizer:
+  class_path: Groups
+  init_args:
+    optimizer: AdamW                  # as at the top
+    groups: [{match: ^head, lr: mymodule.schedule}]
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from learner.cli.importing import import_path
+from learner.cli.keys import names_for
+from learner.errors import LearnerError
+
+BASES = {
+    "optimizer": ("learner.optimizers.RateFunction", "learner.cli.optimizers.Optimizer"),
+    "lr": ("learner.schedules.Schedule", "learner.schedules.ReduceOnPlateau", "learner.cli.schedules.Schedule"),
+}
+"""What is an optimizer, and what a schedule, by the key that they belong to."""
+
+PREDICATE = "predicate"
+GROUP, GROUPS = "learner.optimizers.Group", "learner.optimizers.Groups"
+IN_GROUP = {"match": PREDICATE, "optimizer": "optimizer", "lr": "lr"}
+"""The arguments of a group that are objects, and their kinds; what matches may be a text as well."""
+
+
+def kind_of(target: Any) -> str | None:
+    """Whether something is an optimizer (`optimizer`) or a schedule (`lr`), as far as that can be told.
+
+    >>> import optax
+    >>> kind_of(optax.adamw), kind_of(optax.cosine_decay_schedule), kind_of(len)
+    ('optimizer', 'lr', None)
+    """
+    for kind, bases in BASES.items():
+        if issubclass(target if inspect.isclass(target) else type(target), tuple(import_path(b, b) for b in bases)):
+            return kind
+    if not inspect.isfunction(target) or target.__module__.partition(".")[0] != "optax":
+        return None
+    signature = inspect.signature(target)
+    if "learning_rate" in signature.parameters:
+        return "optimizer"
+    return "lr" if "schedules" in target.__module__ else None
+
+
+def refuse_other(kind: str | None, path: str, key: str, target: Any = None) -> None:
+    """Raises `LearnerError` for a schedule in the place of an optimizer, and the other way round.
+
+    Args:
+      kind: what is needed there; `None`: anything.
+      path: what a config names.
+      key: where.
+      target: what that is; `None`: it is not known yet.
+
+    >>> refuse_other("lr", "AdamW", "lr")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: lr is AdamW, an optimizer, which belongs under optimizer: it needs a number or a \
+schedule, such as Cosine
+    """
+    if kind is None:
+        return
+    found = kind_of(target) if target is not None else named_kind(path)
+    if found == "optimizer" and kind == "lr":
+        raise LearnerError(
+            f"{key} is {path}, an optimizer, which belongs under optimizer: it needs a number or a schedule, such as "
+            "Cosine"
+        )
+    if found == "lr" and kind == "optimizer":
+        raise LearnerError(
+            f"{key} is {path}, a learning-rate schedule, which belongs under lr, of the run or of a group: it needs an "
+            "optimizer, such as AdamW"
+        )
+
+
+def named_kind(name: Any) -> str | None:
+    """What a short name is."""
+    return next((kind for kind in BASES if isinstance(name, str) and name in names_for(kind)), None)
+
+
+def inner_places(target: Any) -> Mapping[str, str | Mapping[str, str]]:
+    """Which arguments of an optimizer or a schedule are optimizers and schedules again: for each its kind, or that of
+    the parts of the mappings in it.
+
+    >>> from learner.optimizers import Groups
+    >>> inner_places(Groups)
+    {'optimizer': 'optimizer', 'groups': {'match': 'predicate', 'optimizer': 'optimizer', 'lr': 'lr'}}
+    """
+    if not inspect.isclass(target) or not dataclasses.is_dataclass(target):
+        return {}
+    if target is import_path(GROUP, GROUP):
+        return IN_GROUP
+    if kind_of(target) is None:
+        return {}
+    names = {field.name for field in dataclasses.fields(target)}
+    if kind_of(target) == "lr":
+        return {"parts": "lr"} if "parts" in names else {}
+    found: dict[str, str | Mapping[str, str]] = {n: "optimizer" for n in ("optimizer", "base_optimizer") if n in names}
+    return found | ({"groups": IN_GROUP} if issubclass(target, import_path(GROUPS, GROUPS)) else {})

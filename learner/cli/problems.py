@@ -1,0 +1,62 @@
+"""Mistakes in a config, which are told together."""
+
+import contextlib
+from collections.abc import Iterator
+
+from learner.errors import LearnerError, one_error
+
+
+def told(error: LearnerError) -> list[str]:
+    """What an error says, problem by problem, with what was done meanwhile."""
+    doing = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("while "))
+    return [f"{problem}{doing}" for problem in error.problems or (error,)]
+
+
+@contextlib.contextmanager
+def placed(place: str) -> Iterator[None]:
+    """Says of what goes wrong inside where in the config it comes from.
+
+    >>> with placed("train.dataset"):
+    ...     raise LearnerError("there is no file a.csv")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: train.dataset: there is no file a.csv
+    """
+    try:
+        yield
+    except LearnerError as error:
+        raise one_error([f"{place}: {problem}" for problem in told(error)], f"{place} cannot be used") from error
+    except Exception as error:
+        error.add_note(f"while making {place}")
+        raise
+
+
+class Problems:
+    """Mistakes that are told together.
+
+    >>> problems = Problems()
+    >>> with problems.noted():
+    ...     raise LearnerError("lr is 'fast'")
+    >>> with problems.noted("train: "):
+    ...     raise LearnerError("it has no rows")
+    >>> problems.raise_all()
+    Traceback (most recent call last):
+    learner.errors.LearnerError: this config cannot be used, 2 problems:
+      1. lr is 'fast'
+      2. train: it has no rows
+    """
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(self, place: str = "") -> Iterator[None]:
+        """Keeps the `LearnerError` that is raised inside for later."""
+        try:
+            yield
+        except LearnerError as error:
+            self._found += [f"{place}{problem}" for problem in told(error)]
+
+    def raise_all(self) -> None:
+        """Raises one `LearnerError` of all that was noted."""
+        if self._found:
+            raise one_error(self._found, "this config cannot be used")

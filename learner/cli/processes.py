@@ -1,0 +1,56 @@
+"""The options that make a command one of several processes. They are of the process, and no keys of the config."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from learner.cli.overrides import CommandLine, value_of
+from learner.errors import LearnerError
+from learner.hosts import connect, leave
+
+SWITCHES = ("help", "distributed")
+OPTIONS = ("coordinator", "num_processes", "process_id")
+
+HELP = """\
+  --distributed           one of several processes, each started with this; the
+                          cluster is found by JAX: SLURM, Open MPI, Kubernetes,
+                          Cloud TPU
+  --coordinator HOST:PORT --num_processes N --process_id I
+                          the same where JAX finds none: process 0 listens at
+                          HOST:PORT, and processes count from 0
+"""
+
+
+def taken(line: CommandLine) -> dict[str, Any] | None:
+    """Takes these options out of a command line, which was split with `SWITCHES`: what to call `connect` with, or
+    `None` where there is one process.
+
+    >>> line = CommandLine(["a.yaml"], [("num_epochs", "3"), ("process_id", "1")], {"distributed": ""})
+    >>> taken(line), line.overrides, line.switches
+    ({'process_id': 1}, [('num_epochs', '3')], {})
+    """
+    found = {key: text for key, text in line.overrides if key in OPTIONS}
+    given = {key: text if key == "coordinator" else value_of(text) for key, text in found.items()}
+    line.overrides = [(key, text) for key, text in line.overrides if key not in OPTIONS]
+    switch = line.switches.pop("distributed", "false")
+    if switch not in ("", "true", "false"):
+        raise LearnerError(f"--distributed is {switch!r}: it needs true or false, or nothing")
+    return given if given or switch != "false" else None
+
+
+@contextlib.contextmanager
+def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
+    """Connects this process to the others, if there are any, and tells them where it ends by an error. Nothing of the
+    user's may have been imported before.
+    """
+    if arguments is not None:
+        if arguments.get("process_id") == 0 and len(arguments) == len(OPTIONS):
+            others = f"the other processes (--num_processes {arguments['num_processes']})"
+            print(f"learner: process 0 waits at {arguments['coordinator']} for {others}", file=sys.stderr)
+        connect(**arguments)
+    try:
+        yield
+    except BaseException as error:
+        leave(str(error) if isinstance(error, LearnerError) else f"{type(error).__name__}: {error}")
+        raise

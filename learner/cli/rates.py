@@ -1,0 +1,184 @@
+"""`learner plot-lr` and `learner find-lr`: the learning rate before any training."""
+
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.cli.config import Config
+from learner.cli.overrides import CommandLine, read_yaml, split, value_of
+from learner.cli.training import changed
+from learner.errors import LearnerError, one_error
+from learner.optimizers.lengths import schedules_of, told
+from learner.plots import Plot, package, refuse_path
+from learner.rate_range import RangeTest
+from learner.schedules import Constant, ReduceOnPlateau, RunLength
+from learner.schedules.base import Rate
+from learner.schedules.whole import early_end, not_reached, rates, settled, text_of
+from learner.steps.optimizer import check_schedule, is_schedule
+from learner.text import count
+
+PLOT = """\
+usage: learner plot-lr CONFIG [--KEY=VALUE ...] [-o FILE]
+
+Draws the learning rate over the run that a config describes. Nothing is trained, and no model is made: of the training
+data only its length is looked at.
+
+  -o, --output FILE       a .png file instead of the terminal
+  --lr.last=1e-5          keys of the config, as for learner fit
+
+It trusts CONFIG: the code that it names is imported and run. Plots need: pip install "learner[plots]"
+"""
+
+FIND = """\
+usage: learner find-lr CONFIG [--KEY=VALUE ...] [-o FILE]
+
+The range test: trains for some steps, each with a greater learning rate than the one before, and shows how the loss
+does, and the rates which that suggests. It ends where the loss diverges, and leaves nothing behind.
+
+  --lowest=1e-7           the first rate
+  --highest=10            the last rate
+  --steps=100             optimizer steps
+  --smoothing=0.8         how much each earlier loss counts beside the next one
+  --diverges=4            the loss diverges at so many times its lowest value
+  -o, --output FILE       the plot, in a .png file; in the terminal it is shown where plotext is installed
+  --optimizer=SGD         keys of the config, as for learner fit
+
+It trusts CONFIG: the code that it names is imported and run. Plots need: pip install "learner[plots]"
+"""
+
+OWN = ("lowest", "highest", "steps", "smoothing", "diverges")
+
+
+def plot_lr(words: Sequence[str]) -> int:
+    """`learner plot-lr CONFIG [--KEY=VALUE ...] [-o FILE]`."""
+    line = split(words)
+    if "help" in line.switches:
+        print(PLOT, end="")
+        return 0
+    output = _output(line)
+    package("plotext" if output is None else "matplotlib")
+    plot, lines = rate_plot(*_config(line, "plot-lr").rate())
+    if output is None:
+        print(plot.text(*_room()))
+    else:
+        plot.save(output)
+    print("\n".join([*lines, *([] if output is None else [output])]))
+    return 0
+
+
+def find_lr(words: Sequence[str]) -> int:
+    """`learner find-lr CONFIG [--KEY=VALUE ...] [-o FILE]`."""
+    line = split(words)
+    if "help" in line.switches:
+        print(FIND, end="")
+        return 0
+    output = _output(line)
+    if output is not None:
+        package("matplotlib")
+    own = {key: value_of(value) for key, value in line.overrides if key in OWN}
+    line.overrides = [(key, value) for key, value in line.overrides if key not in OWN]
+    found = _config(line, "find-lr", OWN).learner().find_lr(**own)
+    if output is None and importlib.util.find_spec("plotext") is not None:
+        print(range_plot(found).text(*_room()))
+    print(found)
+    if output is not None:
+        range_plot(found).save(output)
+        print(output)
+    return 0
+
+
+def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]:
+    """The rate over a run, with those of groups that have a schedule, and lines that say the same in words.
+
+    Args:
+      lr: a number, a schedule, or `ReduceOnPlateau`.
+      optimizer: a function of the rate.
+      run: how long it is.
+
+    Raises:
+      LearnerError: the length is not known, or the schedule does not fit it.
+
+    >>> from learner.schedules import Cosine
+    >>> print("\\n".join(rate_plot(Cosine(0.1, 0.01), None, RunLength(900, 45))[1]))
+    Cosine(first=0.1, last=0.01) in 900 steps
+    20 epochs of 45 steps, 900 steps in all
+    the rate is 0.1 at first, at most 0.1, and 0.01 in the last step
+    """
+    schedule, said = _schedule(lr, run)
+    if run.steps is None:
+        raise LearnerError(
+            "the run's length is not known: the training data does not say how many batches it has, and there is no "
+            "num_steps: --num_steps=1000"
+        )
+    settled_optimizer, wrong = told(optimizer, run)
+    if wrong:
+        raise one_error(wrong)
+    drawn = {"learning rate": rates(schedule, run.steps)}
+    lines = [said, _length(run), *_lines(schedule, run.steps, drawn["learning rate"][1])]
+    for place, each in schedules_of(settled_optimizer).items():
+        drawn[place] = rates(each, run.steps)
+        lines += [f"{place}: {line}" for line in (text_of(each), *_lines(each, run.steps, drawn[place][1]))]
+    return Plot("learning rate", "step", "", drawn), lines
+
+
+def _lines(schedule: Rate, steps: int, found: Sequence[float]) -> list[str]:
+    """A schedule over a run of `steps`, in words."""
+    inside = f"at first, at most {max(found):.3g}, and {found[-1]:.3g} in the last step"
+    ends = early_end(schedule, steps)
+    said = [f"the rate is {found[0]:.3g} {inside}", *([] if ends is None else [ends[0]])]
+    return said + not_reached(schedule, steps)
+
+
+def range_plot(found: RangeTest) -> Plot:
+    """The losses of a range test over its rates. What is far above the first one is left out, so that the rest can be
+    seen.
+    """
+    rates, first, lowest = found.rates.tolist(), float(found.smoothed[0]), float(found.smoothed.min())
+    top = first + (first - lowest) if first > lowest else float("inf")
+    named = {"loss": found.losses, "smoothed": found.smoothed}
+    lines = {name: (rates, np.where(losses <= top, losses, np.nan).tolist()) for name, losses in named.items()}
+    return Plot("loss by learning rate", "learning rate", "", lines, log_x=True)
+
+
+def _schedule(lr: Any, run: RunLength) -> tuple[Rate, str]:
+    """A rate as a function of the step, and in words."""
+    if isinstance(lr, ReduceOnPlateau):
+        return Constant(lr.rate), f"ReduceOnPlateau begins with {lr.rate:g}, and lowers the rate by what it sees"
+    if not is_schedule(lr):
+        return Constant(float(lr)), f"{lr:g} in every step"
+    schedule, wrong = settled(lr, run)
+    if schedule is None or (wrong := wrong or check_schedule(schedule)):
+        raise one_error(wrong)
+    return schedule, text_of(schedule)
+
+
+def _length(run: RunLength) -> str:
+    assert run.steps is not None
+    if run.epoch is None:
+        return count(run.steps, "step")
+    epochs = f"{run.steps / run.epoch:g} epoch{'' if run.steps == run.epoch else 's'}"
+    return f"{epochs} of {count(run.epoch, 'step')}, {count(run.steps, 'step')} in all"
+
+
+def _output(line: CommandLine) -> str | None:
+    """The file that is asked for, which is no key of the config."""
+    output = next((value for key, value in reversed(line.overrides) if key == "output"), None)
+    line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
+    if output is not None:
+        refuse_path(output)
+    return output
+
+
+def _config(line: CommandLine, command: str, beside: Sequence[str] = ()) -> Config:
+    if len(line.positional) != 1:
+        raise LearnerError(f"learner {command} needs a config file: learner {command} CONFIG")
+    return Config(changed(read_yaml(line.positional[0]), line), beside=beside)
+
+
+def _room() -> tuple[int, int]:
+    """Columns and rows of a plot in this terminal."""
+    size = shutil.get_terminal_size((80, 24))
+    return min(size.columns, 120), min(size.lines - 4, 24)

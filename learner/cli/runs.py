@@ -1,0 +1,157 @@
+"""`learner compare` and `learner plot`: several runs at once, from their files alone."""
+
+import csv
+import io
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner import asking
+from learner.cli.parsing import Parser
+from learner.errors import LearnerError, one_error
+from learner.journal import encode
+from learner.lock import is_held
+from learner.plots import package, refuse_path
+from learner.runs import compare as compared
+from learner.runs import each_run, find_runs
+from learner.runs.find import run_directories
+from learner.runs.pictures import AXES, picture
+from learner.runs.report import write_report
+from learner.text import count, printable, size
+
+SETTINGS = 6
+"""Columns of settings that a terminal shows."""
+
+COMPARE = """\
+Prints a table of runs: what differs in their configs, and the best and the last value of each metric, with the epoch of
+the best. A directory that is no run stands for all the runs in it."""
+
+REPORT = """\
+Writes one HTML file about a run or several, to look at in a browser: curves, best values, confusion matrices, where the
+time went, parameters, what differs in the configs, texts, warnings and logs. It needs no network. A directory that is
+no run stands for all the runs in it. Reports need: pip install "learner[reports]\""""
+
+ASK = """\
+Asks runs that are under way, on this machine or on another with the same file system, for something. A directory that
+is no run stands for those in it that are under way. A run looks for what is asked once a second; a file of the name
+stop.ask or save.ask in its directory does the same."""
+
+PLOT = """\
+Draws a metric of one run or of several, in the terminal or to a PNG file. A directory that is no run stands for all the
+runs in it. Plots need: pip install "learner[plots]\""""
+
+
+def compare(words: Sequence[str]) -> int:
+    """`learner compare DIR... [--sort COLUMN] [--metric NAME] [--json | --csv]`."""
+    parser = Parser("compare", COMPARE)
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="of runs")
+    parser.add_argument(
+        "--sort", metavar="COLUMN", help="a metric (the best run first), a setting, seconds, steps, ..."
+    )
+    parser.add_argument(
+        "--metric", metavar="NAME", action="append", default=[], help="a metric to show; again for more"
+    )
+    parser.add_argument("--all", action="store_true", help="every setting that differs, not only the first few")
+    parser.add_argument("--json", action="store_true", help="as a list of objects, with everything")
+    parser.add_argument("--csv", action="store_true", help="as lines of comma-separated values, with everything")
+    line = parser.read(words)
+    if line is None:
+        return 0
+    if line.json and line.csv:
+        parser.error("--json and --csv exclude each other")
+    found = compared(each_run(line.directories), line.metric, line.sort)
+    if line.json:
+        print(json.dumps(encode(found.rows), indent=2, allow_nan=False))
+        return 0
+    if line.csv:
+        table = io.StringIO()
+        writer = csv.DictWriter(table, found.columns(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: encode(value) for name, value in row.items()} for row in found.rows)
+        text = table.getvalue()
+        print("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text, end="")
+        return 0
+    print("\n".join(found.lines(None if line.all else SETTINGS)))
+    hidden = len(found.settings) - SETTINGS
+    if hidden > 0 and not line.all:
+        print(f"{count(hidden, 'further setting')} that differ{'s' if hidden == 1 else ''}: --all")
+    return 0
+
+
+def report(words: Sequence[str]) -> int:
+    """`learner report DIR... [-o FILE]`."""
+    parser = Parser("report", REPORT)
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="of runs")
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: report.html in the run, or here for several")
+    parser.add_argument("--title", metavar="TEXT", help="of the page")
+    line = parser.read(words)
+    if line is None:
+        return 0
+    runs = find_runs(line.directories)
+    output = Path(line.output) if line.output else Path(runs[0].directory if len(runs) == 1 else ".", "report.html")
+    if output.suffix.lower() not in (".html", ".htm") or not output.absolute().parent.is_dir():
+        raise LearnerError(f"the output is {output}; it needs the name of an .html file in a directory that exists")
+    write_report(output, runs, line.title)
+    print(printable(f"{output}: {size(output.stat().st_size)}, {count(len(runs), 'run')}"))
+    return 0
+
+
+def ask(words: Sequence[str]) -> int:
+    """`learner ask stop|save DIR...`."""
+    parser = Parser("ask", ASK)
+    parser.add_argument("what", choices=asking.WHAT, help="stop: save and end, as Ctrl-C would; save: a checkpoint now")
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="of a run")
+    line = parser.read(words)
+    if line is None:
+        return 0
+    problems = []
+    for place in line.directories:
+        inside = [Path(place)] if is_held(Path(place)) is not False else _under_way(place)
+        if not inside:
+            problems.append(f"no run is under way in {place}")
+        for directory in inside:
+            try:
+                asking.ask(directory, line.what)
+                print(printable(f"{directory}: asked to {line.what}; the answer is in its experiment.log"))
+            except LearnerError as error:
+                problems.append(str(error))
+    if problems:
+        raise one_error(problems, "these were not asked")
+    return 0
+
+
+def _under_way(place: str) -> list[Path]:
+    """The runs inside of a directory that train."""
+    return [directory for directory in run_directories([place])[0] if is_held(directory) is not False]
+
+
+def plot(words: Sequence[str]) -> int:
+    """`learner plot DIR... METRIC [-o FILE]`."""
+    parser = Parser("plot", PLOT)
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="of runs")
+    parser.add_argument("metric", metavar="METRIC", help="valid/Loss, or Loss for all splits that have it")
+    parser.add_argument("-o", "--output", metavar="FILE", help="a .png file instead of the terminal")
+    parser.add_argument("--x", choices=AXES, default="step", help="the horizontal axis (default: step)")
+    parser.add_argument("--steps", action="store_true", help="training metrics at each step rather than each epoch")
+    parser.add_argument("--log", action="store_true", help="a logarithmic vertical axis")
+    parser.add_argument(
+        "--smooth", type=float, default=0.0, metavar="S", help="0 to 1: how much what came before counts (default: 0)"
+    )
+    line = parser.read(words)
+    if line is None:
+        return 0
+    package("plotext" if line.output is None else "matplotlib")
+    if line.output is not None:
+        refuse_path(line.output)
+    drawn = picture(
+        find_runs(line.directories), line.metric, x=line.x, steps=line.steps, smooth=line.smooth, log=line.log
+    )
+    if line.output is None:
+        terminal = shutil.get_terminal_size()
+        print(drawn.text(terminal.columns, min(terminal.lines - 2, terminal.columns // 3)))
+    else:
+        drawn.save(line.output)
+        print(line.output)
+    return 0

@@ -1,0 +1,76 @@
+"""Types of fields: which there are, what they are called, and what is in them."""
+
+import collections.abc
+import enum
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union
+
+LISTS = {list: list, tuple: tuple, collections.abc.Sequence: tuple}
+DICTS = (dict, collections.abc.Mapping)
+LONGEST = 80  # of a value in a message
+
+SCALARS: dict[Any, Callable[[Any], bool]] = {
+    bool: lambda value: isinstance(value, bool),
+    int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
+    float: lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool),
+    str: lambda value: isinstance(value, str) and not isinstance(value, enum.Enum),
+    types.NoneType: lambda value: value is None,
+    Path: lambda value: isinstance(value, str | Path),
+}
+"""What is a value of each of them."""
+
+
+def is_config(kind: Any) -> bool:
+    """Whether a type is a `learner.Config`: it reads itself (`read_fields`) and writes itself (`write_fields`)."""
+    return isinstance(kind, type) and hasattr(kind, "read_fields")
+
+
+def plain_type(kind: Any) -> Any:
+    """Without the names that a program may give to types."""
+    while hasattr(kind, "__supertype__") or type(kind).__name__ == "TypeAliasType":
+        kind = kind.__supertype__ if hasattr(kind, "__supertype__") else kind.__value__
+    return types.NoneType if kind is None else kind
+
+
+def inner_types(arguments: Sequence[Any], count: int) -> list[Any]:
+    """The types of the items of a list or tuple that has `count` of them."""
+    if not arguments:
+        return [Any] * count
+    return [arguments[0]] * count if len(arguments) == 1 or arguments[-1] is Ellipsis else list(arguments)
+
+
+def same_shape(kind: Any, value: Any) -> bool:
+    """Whether only the insides of the value can be what does not fit."""
+    kind = plain_type(kind)
+    origin = typing.get_origin(kind) or kind
+    if isinstance(value, Mapping):
+        return is_config(kind) or origin in DICTS
+    if isinstance(value, str):
+        return origin is Literal or (isinstance(kind, type) and issubclass(kind, enum.Enum))
+    return isinstance(value, list | tuple) and origin in LISTS
+
+
+def shown(value: Any) -> str:
+    """A value in a message, not too long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def name_of(kind: Any) -> str:
+    """A type for people.
+
+    >>> name_of(int | None), name_of(dict[str, list[int]]), name_of(Path)
+    ('int | None', 'dict[str, list[int]]', 'Path')
+    """
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return " | ".join(map(name_of, typing.get_args(kind)))
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    if isinstance(kind, type) and not typing.get_args(kind):
+        return "None" if kind is types.NoneType else kind.__name__
+    return inspect.formatannotation(kind).replace("pathlib.", "").replace("typing.", "")

@@ -1,0 +1,83 @@
+"""What steps do where each device has rows of its own: they add up, over a named axis, what belongs to all of them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = Any
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A mapped axis of devices.
+
+    Attributes:
+      name: as `jax.pmap` is told.
+      sync_batch_norm: whether batch statistics are those of all devices' rows.
+    """
+
+    name: str
+    sync_batch_norm: bool = True
+
+    def fold(self, key: Array) -> Array:
+        """A random key of the device's own."""
+        return jax.random.fold_in(key, jax.lax.axis_index(self.name))
+
+    def sum(self, tree: PyTree) -> PyTree:
+        """The sum over the devices, on each of them."""
+        summed: PyTree = jax.lax.psum(tree, self.name)
+        return summed
+
+    def once(self, new: PyTree, old: PyTree) -> PyTree:
+        """What all devices have computed of the same rows counts on the first one only."""
+        first = jax.lax.axis_index(self.name) == 0
+        return jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
+
+    def rows(self, tree: PyTree) -> PyTree:
+        """Arrays `[rows, ...]` of each device as those of the whole batch, in its order."""
+        gathered: PyTree = jax.lax.all_gather(tree, self.name, tiled=True)
+        return gathered
+
+    def merged(self, merge: Callable[[PyTree, PyTree], PyTree], state: PyTree) -> PyTree:
+        """The states of all devices as one, on each of them: neighbours are merged in pairs, then pairs in pairs.
+
+        >>> add = lambda a, b: a + b
+        >>> jax.vmap(lambda x: Axis("i").merged(add, x), axis_name="i")(jnp.arange(5)).tolist()
+        [10, 10, 10, 10, 10]
+        """
+        states, count = jax.lax.all_gather(state, self.name), jax.lax.axis_size(self.name)
+        while count > 1:
+            even = count // 2 * 2
+            pairs = jax.vmap(merge)(_part(states, 0, even, 2), _part(states, 1, even, 2))
+            states = jax.tree.map(lambda a, b, e=even: jnp.concatenate([a, b[e:]]), pairs, states)
+            count = count - even // 2
+        return jax.tree.map(lambda x: x[0], states)
+
+    def averaged(self, new: PyTree, old: PyTree, weight: Array, total: Array) -> PyTree:
+        """The mean over the devices, by weight, of what a step changed. What it left alone stays the same to the bit:
+        it is the change that is averaged.
+
+        Args:
+          new: after the step, on each device.
+          old: before it, the same on all.
+          weight: of the device's rows.
+          total: of all rows.
+        """
+
+        def mean(a: Array, b: Array) -> Array:
+            if a is b or not jnp.issubdtype(a.dtype, jnp.inexact):
+                return a
+            share = (weight / jnp.where(total > 0, total, 1)).astype(a.dtype)
+            same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))  # infinities have no difference
+            change = jnp.where((weight > 0) & ~same, (a - b) * share, 0)
+            return b + self.sum(change)
+
+        return jax.tree.map(mean, new, old)
+
+
+def _part(tree: PyTree, start: int, end: int, step: int) -> PyTree:
+    return jax.tree.map(lambda x: x[start:end:step], tree)

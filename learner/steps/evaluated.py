@@ -1,0 +1,82 @@
+"""Which parameters are evaluated: not always those that are trained.
+
+Averages (`learner.optimizers.Ema`) and schedule-free optimizers (`optax.contrib.schedule_free`) keep in their state
+what the others are computed from. It is found by the names of its leaves, so that a checkpoint, which has no more than
+these, is understood in the same way as the state of a run.
+"""
+
+import re
+import types
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import jax
+import optax.contrib
+
+from learner.steps.state import named_leaves
+
+Array = Any
+PyTree = Any
+
+_AVERAGE = re.compile(r"(?:^|\.)averaged_params(?:\.|$)")
+_PARTS = ("weight_sum", "max_lr", "step_count")  # beside `b1` and `z`, in the state of a schedule-free optimizer
+
+
+def evaluated(params: PyTree, opt_state: PyTree) -> PyTree:
+    """The parameters to evaluate, as `params`; these themselves where the optimizer says nothing else.
+
+    >>> import jax.numpy as jnp
+    >>> optimizer = optax.contrib.schedule_free_sgd(0.5, b1=0.5)
+    >>> evaluated({"w": jnp.float32(3)}, optimizer.init({"w": jnp.float32(1)}))
+    {'w': Array(5., dtype=float32)}
+    """
+    named = named_leaves(params)
+    others = evaluated_leaves(named, named_leaves(opt_state))
+    if not others:
+        return params
+    return jax.tree.unflatten(jax.tree.structure(params), [others.get(path, x) for path, x in named.items()])
+
+
+def evaluated_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]) -> dict[str, Array]:
+    """By path, those parameters that are evaluated as something else than they are trained."""
+    found: dict[str, Array] = {}
+    for prefix in _schedule_free(opt_state):
+        z = {path: opt_state[name] for path in params if (name := f"{prefix}z.{path}".rstrip(".")) in opt_state}
+        state: Any = types.SimpleNamespace(b1=opt_state[f"{prefix}b1"], z=z)
+        found |= optax.contrib.schedule_free_eval_params(state, {path: params[path] for path in z})
+    for name, x in opt_state.items():
+        if at := _AVERAGE.search(name):
+            path = name[at.end() :]
+            if path in params and x.shape == params[path].shape and _is_average(name, at, opt_state):
+                found[path] = x
+    return {path: x.astype(params[path].dtype) for path, x in found.items()}
+
+
+def evaluates_others(opt_state: Iterable[str]) -> bool:
+    """Whether the leaves of an optimizer's state, by their names, say that other parameters are evaluated."""
+    return _averages(opt_state) or bool(_schedule_free(opt_state))
+
+
+def problems_of(opt_state: Iterable[str]) -> list[str]:
+    """What is wrong with an optimizer that has these leaves in its state."""
+    if not (_schedule_free(opt_state) and _averages(opt_state)):
+        return []
+    return [
+        "the optimizer averages what a schedule-free one trains, which has an average of its own: leave out Ema or Swa"
+    ]
+
+
+def _averages(opt_state: Iterable[str]) -> bool:
+    names = set(opt_state)
+    return any(at is not None and _is_average(name, at, names) for name in names for at in [_AVERAGE.search(name)])
+
+
+def _is_average(name: str, at: re.Match[str], opt_state: Collection[str]) -> bool:
+    """Whether it stands beside a count of steps: otherwise a model has a parameter of that name."""
+    return f"{name[: at.start()]}.count".lstrip(".") in opt_state
+
+
+def _schedule_free(opt_state: Iterable[str]) -> list[str]:
+    names = set(opt_state)
+    prefixes = [name.removesuffix("b1") for name in opt_state if name.rpartition(".")[2] == "b1"]
+    return [prefix for prefix in prefixes if all(f"{prefix}{part}" in names for part in _PARTS)]

@@ -1,0 +1,89 @@
+"""What an optimizer is given besides gradients and parameters: the loss, the same loss again, the number of the step.
+
+Optax hands such arguments on through `chain` and `partition` to whatever is inside, and leaves it to that to refuse
+those that it does not know. Here each gets what it takes.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+
+from learner.errors import LearnerError
+
+Array = Any
+PyTree = Any
+
+
+def extra_arguments(
+    grads: PyTree,
+    loss: Array | None = None,
+    value_fn: Callable[[PyTree], Array] | None = None,
+    step: Array | None = None,
+) -> dict[str, Any]:
+    """By name, what optax's optimizers ask for: `value`, `grad`, `value_fn` (also as `obj_fn`), its gradient `grad_fn`,
+    and `step`, which is what `learner.optimizers` asks for.
+
+    Args:
+      grads: of this step.
+      loss: of this step, if it is known.
+      value_fn: the loss as a function of the parameters, if it can be evaluated again.
+      step: the number of the optimizer step, from 0.
+
+    >>> extra = extra_arguments(0.5, step=3, value_fn=lambda w: w * w)
+    >>> sorted(extra), float(extra["grad_fn"](3.0, 0))
+    (['grad', 'grad_fn', 'obj_fn', 'step', 'value_fn'], 6.0)
+    """
+    have = {"grad": grads} | ({} if loss is None else {"value": loss}) | ({} if step is None else {"step": step})
+    if value_fn is None:
+        return have
+    again = jax.grad(value_fn)
+    return have | {"value_fn": deaf(value_fn), "obj_fn": value_fn, "grad_fn": lambda params, number: again(params)}
+
+
+def deaf(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
+    """Optax's line searches refuse every argument that `value_fn` does not take."""
+
+    def value(params: PyTree, obj_fn: Any = None, grad_fn: Any = None, step: Any = None) -> Array:
+        return value_fn(params)
+
+    return value
+
+
+def taken(transformation: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that the update of a transformation takes.
+
+    >>> taken(optax.sgd(0.1), {"value": 1.0}), taken(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), {"value": 1.0})
+    ({'value': 1.0}, {})
+    """
+    if type(transformation) is optax.GradientTransformation:
+        return {}
+    try:
+        parameters = inspect.signature(transformation.update).parameters.values()
+    except (TypeError, ValueError):
+        return dict(extra)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return dict(extra)
+    names = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+    return {name: value for name, value in extra.items() if name in names}
+
+
+def accepting(transformation: Any) -> optax.GradientTransformationExtraArgs:
+    """The same, for `optax.chain` and `optax.partition`: it may be given any further arguments.
+
+    Raises:
+      LearnerError: it is no transformation.
+    """
+    if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
+        raise LearnerError(
+            f"an optimizer inside of another gave {type(transformation).__name__} for a rate, not an optax "
+            "transformation: it needs a function of the rate, such as optax.adamw"
+        )
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        changed: tuple[PyTree, PyTree] = transformation.update(updates, state, params, **taken(transformation, extra))
+        return changed
+
+    return optax.GradientTransformationExtraArgs(transformation.init, update)

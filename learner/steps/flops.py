@@ -1,0 +1,199 @@
+"""How many floating-point operations a step makes: counted in its traced program, equation by equation.
+
+XLA's own count has the body of a loop once, however often it runs, and is another one on each kind of device. This one
+is of the program as it is traced, before XLA changes anything:
+
+- `dot_general`: 2·batch·m·n·k; a convolution: two for each product of an input with a weight, those with the zeros of
+  paddings and dilations left out;
+- arithmetic, a function such as `exp`, and each number that is added up: one;
+- what moves, compares, chooses or casts numbers, random numbers and integers: none;
+- `scan`: its body times its length; `cond`: its most expensive branch;
+- what nothing reads: none, as it is never computed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.steps.program import inner_jaxprs
+from learner.steps.state import TrainState
+from learner.steps.step import Step
+
+PyTree = Any
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ONE_EACH = _words(
+    """abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clamp cos cosh digamma div erf
+    erf_inv erfc exp exp2 expm1 integer_pow lgamma log log1p logistic max min mul neg nextafter pow rem rsqrt sin sinh
+    sqrt square sub tan tanh"""
+)
+ADDED_UP = _words(
+    "argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min reduce_prod reduce_sum"
+)
+UNKNOWN = _words(
+    """cholesky custom_linear_solve eig eigh fft ffi_call geqrf hessenberg householder_product io_callback lu
+    pallas_call pure_callback qr ragged_dot_general schur svd tpu_custom_call triangular_solve tridiagonal
+    tridiagonal_solve"""
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """A number of floating-point operations.
+
+    Attributes:
+      number: how many.
+      exact: `False`: there are more, in what cannot be counted: loops whose length is not known before (their bodies
+        count once), decompositions of matrices, Fourier transforms, kernels and callbacks.
+    """
+
+    number: int
+    exact: bool = True
+
+    def __add__(self, other: "Flops") -> "Flops":
+        return Flops(self.number + other.number, self.exact and other.exact)
+
+    def __mul__(self, times: int) -> "Flops":
+        return Flops(self.number * times, self.exact)
+
+
+NONE = Flops(0)
+
+
+def step_flops(step: Step, state: TrainState, batch: PyTree) -> Flops:
+    """Those of one optimizer step: forward, backward, update and metrics, over all devices together. It is traced once
+    more for it, and nothing is compiled.
+
+    Args:
+      step: the definition of a run's steps.
+      state: of the run, or its shapes.
+      batch: the shapes of a whole micro-batch.
+    """
+    step = dataclasses.replace(step, axis=None, gather=None)  # whole batches and whole arrays
+    if step.update is not None or step.accumulate == 1:
+        return flops_of(jax.make_jaxpr(lambda state, batch: step.whole(state, [batch]))(state, batch).jaxpr)
+    acc, index = jax.eval_shape(step.begin, state), jax.ShapeDtypeStruct((), jnp.int32)
+    micro = jax.make_jaxpr(lambda *given: step.micro(*given))(state, acc, batch, index)
+    finish = jax.make_jaxpr(lambda *given: step.finish(*given))(state, acc)
+    return flops_of(micro.jaxpr) * step.accumulate + flops_of(finish.jaxpr)
+
+
+def flops_of(jaxpr: Any, wanted: Sequence[bool] | None = None) -> Flops:
+    """Those of a traced program.
+
+    Args:
+      jaxpr: the program.
+      wanted: which of its results are; default: all.
+
+    >>> x, w = jnp.ones((8, 3)), jnp.ones((3, 4))
+    >>> flops_of(jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(x, w).jaxpr).number == 2 * 8 * 3 * 4 + 8 * 4
+    True
+    """
+    total = NONE
+    read = {
+        id(x) for x, is_wanted in zip(jaxpr.outvars, wanted or [True] * len(jaxpr.outvars), strict=True) if is_wanted
+    }
+    for equation in reversed(jaxpr.eqns):
+        made = [id(x) in read for x in equation.outvars]
+        if any(made) or equation.effects:
+            total += _of(equation, made)
+            read |= {id(x) for x in equation.invars}
+    return total
+
+
+def _of(equation: Any, wanted: list[bool]) -> Flops:
+    name, params = equation.primitive.name, equation.params
+    if name in UNKNOWN:
+        return Flops(0, exact=False)
+    if name == "scan":
+        return flops_of(params["jaxpr"].jaxpr) * int(params["length"])
+    if name == "while":
+        return Flops(sum(each.number for each in _inside(params)), exact=False)
+    if name == "cond":
+        branches = list(_inside(params))
+        return Flops(max(each.number for each in branches), all(each.exact for each in branches))
+    if name == "shard_map":
+        return _sum(params) * int(params["mesh"].size)
+    if (number := _arithmetic(name, params, equation.invars, equation.outvars)) is not None:
+        return Flops(number)
+    return _sum(params, wanted)
+
+
+def _sum(params: dict[str, Any], wanted: list[bool] | None = None) -> Flops:
+    total = NONE
+    for each in _inside(params, wanted):
+        total += each
+    return total
+
+
+def _inside(params: dict[str, Any], wanted: list[bool] | None = None) -> Iterator[Flops]:
+    """Of each program inside of an equation, whose results are those that are `wanted`."""
+    for value in params.values():
+        for jaxpr in inner_jaxprs(value):
+            same = wanted is not None and len(wanted) == len(jaxpr.outvars)
+            yield flops_of(jaxpr, wanted if same else None)
+
+
+def _arithmetic(name: str, params: dict[str, Any], given: list[Any], made: list[Any]) -> int | None:
+    """Of an equation without a program inside; `None`: it is none of arithmetic."""
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        return 2 * _size(made[0]) * _product(given[0].aval.shape[i] for i in contracted)
+    if name == "conv_general_dilated":
+        return _convolution(params, given[0].aval.shape, given[1].aval.shape, made[0].aval.shape)
+    if name in ONE_EACH:
+        return _size(made[0]) if _inexact(made[0]) else 0
+    if name in ADDED_UP:
+        return _size(given[0]) if _inexact(given[0]) else 0
+    if name.startswith("scatter"):
+        return _size(given[2]) if name != "scatter" and _inexact(made[0]) else 0
+    if name.startswith("reduce_window_"):
+        return _size(made[0]) * _product(params["window_dimensions"])
+    return None
+
+
+def _convolution(params: dict[str, Any], lhs: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...]) -> int:
+    numbers = params["dimension_numbers"]
+    pairs = 1
+    for place in range(len(params["window_strides"])):
+        sizes = tuple(
+            shape[spec[2 + place]]
+            for shape, spec in ((lhs, numbers.lhs_spec), (rhs, numbers.rhs_spec), (out, numbers.out_spec))
+        )
+        pairs *= _pairs(*sizes, *(params[name][place] for name in WINDOW))
+    rows, features = int(out[numbers.out_spec[0]]), int(out[numbers.out_spec[1]])
+    return 2 * rows * features * int(rhs[numbers.rhs_spec[1]]) * pairs
+
+
+WINDOW = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+
+
+def _pairs(
+    inputs: int, weights: int, outputs: int, stride: int, padding: tuple[int, int], spread: int, apart: int
+) -> int:
+    """Along one axis: how many products there are of an input and a weight, those with zeros between and around the
+    inputs left out.
+    """
+    at = np.arange(outputs)[:, None] * stride + np.arange(weights)[None] * apart - padding[0]
+    return int(((at >= 0) & (at <= (inputs - 1) * spread) & (at % spread == 0)).sum())
+
+
+def _size(variable: Any) -> int:
+    return _product(variable.aval.shape)
+
+
+def _product(numbers: Iterable[int]) -> int:
+    return math.prod(numbers)
+
+
+def _inexact(variable: Any) -> bool:
+    return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))

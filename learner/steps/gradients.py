@@ -1,0 +1,198 @@
+"""The pieces for hand-written loops: gradients of a step, their weighted mean, and the update of a part of a model.
+
+    opt = Optimizer(optax.adamw)
+
+    @jax.jit
+    def train_step(model, opt_state, batch):
+        output, grads = value_and_grad(step)(model, batch)
+        model, opt_state = opt.step(1e-3, model, grads, opt_state)
+        return model, opt_state, output.loss
+
+    opt_state = opt.init(model)
+    for batch in train:
+        model, opt_state, loss = train_step(model, opt_state, batch)
+
+All of it is pure but for what a library changes in place, and works inside and outside of `jax.jit`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.steps.model import Trainable, family_of, same_structure, same_tree
+from learner.steps.outputs import TrainOutput
+from learner.steps.state import named_leaves
+from learner.steps.step import like, step_fn
+
+Array = Any
+PyTree = Any
+
+
+def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Callable[..., tuple[Any, PyTree]]:
+    """The function `(model, batch)` or `(model, batch, rng)` that gives what a step returns, and its gradients.
+
+    The step runs in train mode, as in `fit`. Running statistics and the like change as in a call of the step itself: in
+    the model that is given where its library changes models in place (nnx, `Linen`), else in the model that the step
+    returns. Random streams of an nnx model start from `rng`, as in `fit`; without one they go on where they are.
+
+    Args:
+      step: `(model, batch)` or `(model, batch, rng)` to an output with a `loss`, or to the loss; also `(output, model)`
+        and `TrainOutput`, as for `build`.
+      trainable: what is differentiated; see `parameters`.
+
+    Returns:
+      A function whose result is `(output, grads)`: what the step returned (of a `TrainOutput` the output), and a tree
+      like `parameters(model, trainable)`.
+
+    Raises:
+      LearnerError: no model, no such step, a step without its random key, an output without a loss of one number.
+
+    >>> def step(model, batch):
+    ...     return ((model["w"] * batch["x"] - batch["y"]) ** 2).mean()
+    >>> loss, grads = value_and_grad(step)({"w": jnp.float32(2)}, {"x": jnp.ones(4), "y": jnp.zeros(4)})
+    >>> print(loss, grads["w"])
+    4.0 4.0
+    """
+    fn = step_fn(None, "the step", step)
+    assert fn is not None
+
+    def value_and_grads(model: Any, batch: Any, rng: Array | None = None) -> tuple[Any, PyTree]:
+        if fn.takes_rng and rng is None:
+            raise LearnerError(f"the step {fn.name} takes a random key: call it with (model, batch, rng)")
+        family, returns_model = family_of(model, trainable), []
+        before = jax.tree.map(jnp.asarray, family.model_state)
+        key = None if rng is None else jax.random.fold_in(rng, 1)  # as in `Step.run_train`
+
+        def forward(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree, PyTree]]:
+            running = family.merge(params, before, key, train=True)
+            returned, new = fn(running, batch, rng)
+            grads, output = (returned.grads, returned.output) if isinstance(returned, TrainOutput) else (None, returned)
+            returns_model.append(new is not None)
+            carried = before
+            if new is not None or family.changes_in_place:
+                carried = like(family.read(running if new is None else new), carried, "the model's state")
+            return _loss_of(output, fn.name), (grads, output, carried, family.streams_of(running))
+
+        if fn.returns_gradients:
+            _, (own, output, carried, streams) = forward(family.params)
+            grads = own
+        else:
+            (_, (own, output, carried, streams)), grads = jax.value_and_grad(forward, has_aux=True)(family.params)
+        if own is not None:
+            grads = same_structure(family.grads(own), family.params, f"{fn.name} returned other gradients")
+        after = family.put(model, carried, family.streams if key is not None else streams)
+        return (output, after) if returns_model[-1] else output, grads
+
+    return value_and_grads
+
+
+def _loss_of(output: Any, name: str) -> Array:
+    loss = getattr(output, "loss", output)
+    if not isinstance(loss, jax.Array | float) or jnp.shape(loss) != ():
+        what = f"shape {list(jnp.shape(loss))}" if isinstance(loss, jax.Array) else type(output).__name__
+        raise LearnerError(f"the step {name} returned {what}; it needs an output with a `loss`, one number, or that")
+    return loss
+
+
+@jax.tree_util.register_pytree_node_class
+class GradientsAccumulator:
+    """Adds up gradients with weights, and gives their weighted mean, `Σ(weight·grads) / Σweight`.
+
+    What has weight 0 contributes nothing, even when it is NaN. Sums have 32 bits at least. It is a pytree, so that a
+    jitted function may take and return it; a loop inside of a program (`jax.lax.scan`) needs one that knows its
+    gradients from the start: `GradientsAccumulator(parameters(model))`.
+
+    Attributes:
+      weight: float32 scalar, `Σweight` so far.
+
+    >>> accumulator = GradientsAccumulator()
+    >>> for gradient, weight in ((1.0, 3), (5.0, 1), (jnp.nan, 0)):
+    ...     accumulator.accumulate({"w": jnp.float32(gradient)}, weight)
+    >>> print(accumulator.grads()["w"], accumulator.weight)
+    2.0 0.0
+    """
+
+    def __init__(self, like: PyTree = None):
+        """`like`: arrays with the shapes and dtypes of the gradients; default: those of the first ones."""
+        self.weight: Array = jnp.float32(0)
+        self._sums: PyTree = None
+        self._dtypes: tuple[Any, ...] = ()
+        if like is not None:
+            self._begin(like)
+
+    def _begin(self, grads: PyTree) -> None:
+        self._dtypes = tuple(jnp.result_type(g) for g in jax.tree.leaves(grads))
+        self._sums = jax.tree.map(lambda g: jnp.zeros(jnp.shape(g), _sum_dtype(g)), grads)
+
+    def accumulate(self, grads: PyTree, weight: Any = 1.0) -> None:
+        """Adds gradients.
+
+        Args:
+          grads: arrays of the same shapes each time.
+          weight: what they count, such as the output's `weight`: how many rows the loss is the mean over. A number of 0
+            or more.
+
+        Raises:
+          LearnerError: the weight is none, or the gradients are not those of the times before.
+        """
+        given = weight
+        weight = jnp.asarray(weight, jnp.float32)
+        if weight.shape != () or (isinstance(given, int | float) and not 0 <= given < math.inf):
+            what = given if weight.shape == () else f"shape {list(weight.shape)}"
+            raise LearnerError(f"the weight of gradients is {what}; it needs one number, 0 or more")
+        if self._sums is None:
+            self._begin(grads)
+        if wrong := _differences(grads, self._sums):
+            raise LearnerError(f"these are not the gradients that were accumulated before: {'; '.join(wrong)}")
+
+        def add(total: Array, g: Array) -> Array:
+            g = jnp.asarray(g).astype(total.dtype) * weight.astype(total.dtype)
+            return total + jnp.where(weight > 0, g, jnp.zeros((), total.dtype))
+
+        self._sums = jax.tree.map(add, self._sums, grads)
+        self.weight = self.weight + weight
+
+    def grads(self) -> PyTree:
+        """The weighted mean in the dtypes of the gradients, zeros where all weights were 0. It is empty afterwards.
+
+        Raises:
+          LearnerError: nothing was ever accumulated.
+        """
+        if self._sums is None:
+            raise LearnerError("the accumulator has no gradients: call accumulate(grads, weight) before grads()")
+        leaves, tree = jax.tree.flatten(self._sums)
+        divisor = jnp.where(self.weight > 0, self.weight, 1)
+        means = [(s / divisor.astype(s.dtype)).astype(d) for s, d in zip(leaves, self._dtypes, strict=True)]
+        self._sums, self.weight = jax.tree.map(jnp.zeros_like, self._sums), jnp.zeros_like(self.weight)
+        return jax.tree.unflatten(tree, means)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """For JAX."""
+        return (self._sums, self.weight), self._dtypes
+
+    @classmethod
+    def tree_unflatten(cls, dtypes: Any, children: Any) -> "GradientsAccumulator":
+        """For JAX."""
+        made = object.__new__(cls)
+        (made._sums, made.weight), made._dtypes = children, dtypes
+        return made
+
+
+def _differences(new: PyTree, old: PyTree) -> list[str]:
+    """In what two trees of gradients differ."""
+    shapes = [{name: list(jnp.shape(x)) for name, x in named_leaves(tree).items()} for tree in (new, old)]
+    texts = [
+        f"{name} is {shapes[0].get(name, 'not there')} and was {shapes[1].get(name, 'not there')}"
+        for name in {**shapes[1], **shapes[0]}
+        if shapes[0].get(name) != shapes[1].get(name)
+    ]
+    return texts if texts or same_tree(new, old) else ["their containers are of other types"]
+
+
+def _sum_dtype(g: Any) -> Any:
+    dtype = jnp.result_type(g)
+    return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32

@@ -1,0 +1,237 @@
+"""Precision: the dtypes of parameters, of computing and of outputs, and the loss scale that float16 needs.
+
+The casts are part of the function that is differentiated, so gradients arrive in the dtype of the parameters. Nothing
+is cast with `"float32"`: its programs are those of a learner without this option.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+
+Array = Any
+PyTree = Any
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DTYPES = ("float32", "bfloat16", "float16")
+MATMUL = ("default", "high", "highest")
+MOST = 2.0**24  # of a loss scale: beyond it, it would only ever have met gradients of zero
+
+
+def _dtype_name(field: str, given: Any) -> str:
+    name = given
+    if not isinstance(given, str):
+        try:
+            name = np.dtype(given).name
+        except TypeError:
+            name = None
+    if given is None or name not in DTYPES:
+        raise LearnerError(f"{field} of Policy is {given!r}; it needs {' or '.join(map(repr, DTYPES))}")
+    return str(name)
+
+
+def _is_float(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 2
+
+
+def _cast(tree: PyTree, dtype: Any) -> PyTree:
+    """`tree` with its floating-point arrays in another dtype; those of 8 bits are quantised, and stay."""
+    to = jnp.dtype(dtype)
+    return jax.tree.map(lambda x: x.astype(to) if _is_float(x) and x.dtype != to else x, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScale:
+    """What the loss is multiplied by before it is differentiated, so that small gradients are not zero in float16.
+
+    It is halved at each step whose gradients are not finite, down to 1, and doubled after `every` steps in a row whose
+    gradients are, up to 2²⁴. The gradients are divided by it again, which is exact, as it is a power of two.
+
+    Attributes:
+      start: the first one, a power of two.
+      every: after so many good steps it is doubled.
+
+    >>> scaling = LossScale(start=4.0, every=2)
+    >>> state = scaling.fresh()
+    >>> for overflows in (False, True, False, False, True, True):
+    ...     state = scaling.after(state, jnp.bool_(overflows), jnp.bool_(not overflows))
+    ...     print(state["scale"], state["good"])
+    4.0 1
+    2.0 0
+    2.0 1
+    4.0 0
+    2.0 0
+    1.0 0
+    """
+
+    start: float = 2.0**15
+    every: int = 2000
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.start, int | float) and not isinstance(self.start, bool)
+        if not number or not 1 <= self.start <= MOST or math.frexp(self.start)[0] != 0.5:
+            raise LearnerError(f"start of LossScale is {self.start!r}; it needs a power of two from 1 to 2**24")
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise LearnerError(f"every of LossScale is {self.every!r}; it needs a whole number, 1 or more")
+
+    def fresh(self) -> dict[str, Array]:
+        """The first state: `scale`, float32, and `good`, int32, the good steps since it changed."""
+        return {"scale": jnp.float32(self.start), "good": jnp.int32(0)}
+
+    def overflows(self, state: dict[str, Array], weight: Array, loss: Array, norm: Array) -> Array:
+        """Whether the gradients of a step overflowed, and a lower scale may help: the loss is finite, the norm of its
+        gradients is not, and the scale is above 1.
+        """
+        return (weight > 0) & jnp.isfinite(loss) & ~jnp.isfinite(norm) & (state["scale"] > 1)
+
+    def after(self, state: dict[str, Array], overflows: Array, good: Array) -> dict[str, Array]:
+        """The state after a step that overflowed, or was good, or (a step without weight) neither."""
+        count = state["good"] + good.astype(jnp.int32)
+        grows = count >= self.every
+        up = jnp.where(grows, jnp.minimum(state["scale"] * 2, MOST), state["scale"])
+        scale = jnp.where(overflows, jnp.maximum(state["scale"] / 2, 1), up)
+        return {"scale": scale, "good": jnp.where(overflows | grows, 0, count)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """In which dtypes a model is kept and computed: each of `float32`, `bfloat16`, `float16`, by name or as a dtype.
+
+    Floating-point parameters and arrays of the batch are cast to `compute`, in training as in validation; whole
+    numbers, booleans and random keys are not. The optimizer's state follows the parameters. Running statistics, the
+    loss, the weights and the sums of the metrics stay float32. With float32 three times nothing is cast at all.
+
+    Attributes:
+      param: of the parameters that are trained, between the steps; float32 or bfloat16.
+      compute: of the forward and the backward pass.
+      output: of what a step returns besides its loss and its weight, before metrics see it.
+      loss_scale: default: a `LossScale()` where `compute` is float16, and none elsewhere.
+
+    >>> Policy(compute="bfloat16").description
+    'bfloat16 (parameters float32, outputs float32)'
+    """
+
+    param: str = "float32"
+    compute: str = "float32"
+    output: str = "float32"
+    loss_scale: LossScale | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("param", "compute", "output"):
+            object.__setattr__(self, field, _dtype_name(field, getattr(self, field)))
+        if self.param == "float16":
+            raise LearnerError(
+                "param of Policy is 'float16': small updates would be lost in it; keep the parameters in 'float32' (or "
+                "'bfloat16'), and compute in float16"
+            )
+        if self.loss_scale is not None and not isinstance(self.loss_scale, LossScale):
+            raise LearnerError(f"loss_scale of Policy is {self.loss_scale!r}; it needs LossScale(...) or None")
+        if self.loss_scale is not None and not self.casts:
+            raise LearnerError("loss_scale of Policy is for computing in float16, and everything is float32 here")
+
+    @property
+    def casts(self) -> bool:
+        """Whether anything is cast."""
+        return (self.param, self.compute, self.output) != ("float32",) * 3
+
+    @property
+    def scaling(self) -> LossScale | None:
+        """The loss scale, if there is one."""
+        return LossScale() if self.loss_scale is None and self.compute == "float16" else self.loss_scale
+
+    @property
+    def description(self) -> str:
+        """For people."""
+        return f"{self.compute} (parameters {self.param}, outputs {self.output})" if self.casts else "float32"
+
+    def kept(self, params: PyTree) -> PyTree:
+        """Parameters in the dtype that they are kept in."""
+        return _cast(params, self.param) if self.casts else params
+
+    def computed(self, tree: PyTree) -> PyTree:
+        """Parameters, or a batch, in the dtype of computing."""
+        return _cast(tree, self.compute) if self.casts else tree
+
+    def computed_state(self, model_state: PyTree, frozen: PyTree) -> PyTree:
+        """The rest of the model: only parameters that are not trained (those `frozen`) are cast."""
+        if not self.casts:
+            return model_state
+        return jax.tree.map(lambda x, fixed: _cast(x, self.compute) if fixed else x, model_state, frozen)
+
+    def state_again(self, after: PyTree, computed: PyTree, before: PyTree) -> PyTree:
+        """The rest of the model after a step, in its own dtypes. What was cast and not changed is what it was."""
+        if computed is before:
+            return after
+
+        def again(new: Array, old: Array, kept: Array) -> Array:
+            if new is old:
+                return kept
+            return _cast(new, kept.dtype) if _is_float(kept) else new
+
+        return jax.tree.map(again, after, computed, before)
+
+    def returned(self, output: Any) -> Any:
+        """A step's output as metrics see it; its loss and its weight are float32."""
+        if not self.casts:
+            return output
+        float32 = [x for x in (output.loss, getattr(output, "weight", None)) if x is not None]
+        return jax.tree.map(lambda x: _cast(x, "float32" if any(x is y for y in float32) else self.output), output)
+
+    def problems(self, output: Any, name: str) -> list[str]:
+        """What is wrong with the output of a step, as it is before it is cast."""
+        weight = getattr(output, "weight", None)
+        if not self.casts or weight is None or not _is_float(weight) or weight.dtype.itemsize >= 4:
+            return []
+        return [
+            f"the weight of {name}'s output is {weight.dtype}, in which large numbers are not exact, as the batch is "
+            "cast; sum in float32, as batch['weight'].sum(dtype=jnp.float32) does, or keep masks as booleans or int32"
+        ]
+
+    @contextlib.contextmanager
+    def mixing(self) -> Iterator[None]:
+        """Around the user's step. Where dtypes are cast they meet others: BatchNorm takes the statistics of half
+        precision to float32, also for users who run their own code under strict promotion.
+        """
+        with jax.numpy_dtype_promotion("standard") if self.casts else contextlib.nullcontext():
+            yield
+
+
+FLOAT32 = Policy()
+PRESETS = {name: Policy(compute=name) for name in DTYPES}
+"""What the name of a dtype stands for: computing in it, everything else float32."""
+
+
+def policy_of(given: Any) -> Policy:
+    """The policy that a user means: one, or the name of a dtype.
+
+    >>> policy_of("bfloat16")
+    Policy(param='float32', compute='bfloat16', output='float32', loss_scale=None)
+    """
+    if isinstance(given, Policy):
+        return given
+    if isinstance(given, str) and given in PRESETS:
+        return PRESETS[given]
+    raise LearnerError(
+        f"precision got {given!r}; it needs {' or '.join(map(repr, PRESETS))}, or Policy(param, compute, output)"
+    )
+
+
+def with_matmul(method: Callable[P, R]) -> Callable[P, R]:
+    """A method of a step, traced with its precision of matrix products and convolutions (`matmul`)."""
+
+    @functools.wraps(method)
+    def traced(*args: P.args, **kwargs: P.kwargs) -> R:
+        matmul: str | None = args[0].matmul  # type: ignore[attr-defined]
+        with jax.default_matmul_precision(matmul) if matmul is not None else contextlib.nullcontext():
+            return method(*args, **kwargs)
+
+    return traced

@@ -1,0 +1,104 @@
+"""Rematerialisation: the backward pass computes parts of the forward pass again, rather than to keep them in memory.
+
+A model whose layers are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`) gains by it as it is: `jax.checkpoint` goes
+around the loop's body, so that a layer's insides are computed again when its turn comes. Without a loop it goes around
+the whole forward pass, and the compiler decides what of that is gained.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from learner.errors import LearnerError
+
+Policy = Callable[..., Any]
+
+REMAT = (
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "everything_saveable",
+)
+"""The policies of `jax.checkpoint_policies` that take no arguments."""
+
+
+def remat_of(given: Any) -> Policy:
+    """The policy of `jax.checkpoint` that a user means: one, or its name in `jax.checkpoint_policies`.
+
+    >>> remat_of("dots_saveable") is jax.checkpoint_policies.dots_saveable
+    True
+    """
+    names = [name for name in dir(jax.checkpoint_policies) if not name.startswith("_")]
+    policies = [getattr(jax.checkpoint_policies, name) for name in REMAT]
+    if isinstance(given, str) and given in names:
+        given = getattr(jax.checkpoint_policies, given)
+    makers = {name for name in names if getattr(jax.checkpoint_policies, name) is given}
+    if callable(given) and (given in policies or not makers):
+        policy: Policy = given
+        return policy
+    if makers:
+        name = min(makers)
+        raise LearnerError(
+            f"remat got {name}, which makes a policy of its arguments: pass jax.checkpoint_policies.{name}(...), as in "
+            "save_only_these_names('hidden')"
+        )
+    raise LearnerError(
+        f"remat got {given!r}; it needs {' or '.join(map(repr, REMAT))}, or a policy for jax.checkpoint, such as "
+        "jax.checkpoint_policies.save_only_these_names('hidden')"
+    )
+
+
+def remat_name(policy: Any) -> str:
+    """A policy as a log calls it."""
+    named = [name for name in REMAT if getattr(jax.checkpoint_policies, name) is policy]
+    return named[0] if named else getattr(policy, "__qualname__", type(policy).__name__)
+
+
+def rematerialised(forward: Callable[[Any], Any], policy: Policy) -> Callable[[Any], Any]:
+    """`forward` of one pytree, wrapped in `jax.checkpoint`: the bodies of its loops, or all of it where it has none.
+
+    >>> import jax.numpy as jnp
+    >>> def deep(x):
+    ...     return jax.lax.scan(lambda x, _: (jnp.sin(x), None), x, length=3)[0]
+    >>> wrapped = rematerialised(deep, jax.checkpoint_policies.nothing_saveable)
+    >>> bool(jax.grad(wrapped)(1.0) == jax.grad(deep)(1.0))
+    True
+    """
+
+    def wrapped(argument: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(forward, return_shape=True)(argument)
+        if not has_loop(traced.jaxpr):
+            return jax.checkpoint(forward, policy=policy)(argument)
+        outs = jaxpr_as_fun(_with_remat(traced, policy))(*jax.tree.leaves(argument))
+        return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+    return wrapped
+
+
+def has_loop(jaxpr: Any) -> bool:
+    """Whether a traced function has a scan, be it inside a jitted function."""
+    return any(e.primitive.name == "scan" or (_is_jit(e) and has_loop(e.params["jaxpr"].jaxpr)) for e in jaxpr.eqns)
+
+
+def _is_jit(equation: Any) -> bool:
+    return equation.primitive.name in ("jit", "pjit")
+
+
+def _with_remat(traced: ClosedJaxpr, policy: Policy) -> ClosedJaxpr:
+    """The traced function with `jax.checkpoint` around the bodies of its scans."""
+    equations = []
+    for equation in traced.jaxpr.eqns:
+        inner = equation.params.get("jaxpr")
+        if _is_jit(equation) and has_loop(inner.jaxpr):
+            inner = _with_remat(inner, policy)
+        elif equation.primitive.name == "scan":
+            # What is outside of a loop cannot be joined with what is computed again in it: there is nothing to prevent.
+            body = jax.checkpoint(jaxpr_as_fun(inner), policy=policy, prevent_cse=False)
+            inner = jax.make_jaxpr(body)(*inner.in_avals)
+        if inner is not equation.params.get("jaxpr"):
+            equation = equation.replace(params={**equation.params, "jaxpr": inner})
+        equations.append(equation)
+    changed: ClosedJaxpr = traced.replace(jaxpr=traced.jaxpr.replace(eqns=equations))
+    return changed

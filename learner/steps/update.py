@@ -1,0 +1,172 @@
+"""The update of a hand-written loop: of the parameters that there are gradients of, at a rate that is an argument."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError, near, one_error
+from learner.steps.optimizer import (
+    OptimizerFn,
+    init_optimizer,
+    name_of,
+    not_a_function_of_the_rate,
+    reads_rate_in_init,
+    update_params,
+)
+from learner.steps.parts import arrays_of, parameters, with_parameters
+from learner.steps.state import named_leaves, path_name
+from learner.steps.step import like
+
+Array = Any
+PyTree = Any
+
+
+class Optimizer:
+    """An optax optimizer whose rate is an argument, and which updates what there are gradients of.
+
+    Several of them, or one with several states and rates, serve parts of one model; see `take`.
+
+    >>> import optax
+    >>> from learner.steps.parts import take
+    >>> opt, model = Optimizer(optax.adam), {"body": jnp.ones(1), "head": jnp.ones(1)}
+    >>> grads = {"body": jnp.ones(1), "head": jnp.ones(1)}
+    >>> head, rest = take(grads, "head")
+    >>> opt_state = opt.init(take(model, "head")[0])
+    >>> model, opt_state = opt.step(0.5, model, head, opt_state)
+    >>> print(model["body"], model["head"].round(3))
+    [1.] [0.5]
+    """
+
+    def __init__(self, optimizer: OptimizerFn):
+        """`optimizer`: a function of the rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`, `lambda lr:
+        optax.chain(...)`.
+
+        Raises:
+          LearnerError: it is none, such as an already built `optax.adamw(1e-3)`.
+        """
+        if problem := not_a_function_of_the_rate(optimizer):
+            raise LearnerError(problem)
+        self._optimizer = optimizer
+
+    def __repr__(self) -> str:
+        return f"Optimizer({name_of(self._optimizer)})"
+
+    def init(self, params: PyTree, lr: Any = None) -> PyTree:
+        """The first state, for these parameters.
+
+        Args:
+          params: a model, `parameters(model, trainable)`, or a part of them as `take` gives it.
+          lr: the first rate, for optimizers that keep it in their state (`optax.rprop`).
+
+        Raises:
+          LearnerError: the optimizer needs the rate, and there is none.
+        """
+        params = parameters(params)
+        if lr is None and reads_rate_in_init(self._optimizer, params):
+            raise LearnerError(f"the state of {self!r} depends on the first rate: init(params, lr=1e-3)")
+        return init_optimizer(self._optimizer, None, params, _rate(0.0 if lr is None else lr))
+
+    def step(
+        self,
+        lr: Any,
+        params: Any,
+        grads: PyTree,
+        opt_state: PyTree,
+        *,
+        loss: Array | None = None,
+        value_fn: Callable[[PyTree], Array] | None = None,
+    ) -> tuple[Any, PyTree]:
+        """`(params, opt_state)` after one update of those parameters that have gradients.
+
+        Args:
+          lr: the rate of this step, a number or a float scalar.
+          params: a model, or parameters; it may have more than the gradients, which stays as it is.
+          grads: of all parameters or of a part of them, as `value_and_grad` and `take` give them.
+          opt_state: of `init` for the same part, or of a step before.
+          loss: for optimizers that look at it (`optax.polyak_sgd`).
+          value_fn: the loss as a function of the updated part, for optimizers that evaluate it again (`optax.lbfgs`).
+
+        Raises:
+          LearnerError: gradients of what is no parameter, or of another shape; the state of another part.
+        """
+        grads, rate = parameters(grads), _rate(lr)
+        if not jax.tree.leaves(grads):
+            raise LearnerError("there are no gradients; the order is step(lr, params, grads, opt_state)")
+        part = _part_like(params, grads)
+        self._refuse_other_state(params, part, opt_state)
+        try:
+            new, opt_state = update_params(self._optimizer, rate, grads, opt_state, part, loss=loss, value_fn=value_fn)
+        except TypeError as error:
+            if loss is not None or "value" not in str(error):
+                raise
+            raise LearnerError(
+                f"{self!r} looks at the loss: step(lr, params, grads, opt_state, loss=output.loss)"
+            ) from error
+        return with_parameters(params, like(new, part, "the parameters")), opt_state
+
+    def _refuse_other_state(self, params: Any, part: PyTree, opt_state: PyTree) -> None:
+        needed = jax.eval_shape(lambda p: init_optimizer(self._optimizer, None, p, jnp.float32(0)), part)
+        trees: list[Any] = [jax.tree.structure(tree) for tree in (needed, opt_state)]
+        shapes = [[jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in (needed, opt_state)]
+        if trees[0] == trees[1] and shapes[0] == shapes[1]:
+            return
+        names, needs, has = list(named_leaves(part)), set(named_leaves(needed)), set(named_leaves(opt_state))
+        sides = (("too much:", has - needs), ("missing:", needs - has))
+        differs = [f"{word} {_listed(sorted(paths))}" for word, paths in sides if paths]
+        some = ", ".join(f'"{name}"' for name in _shortest(names, list(named_leaves(parameters(params)))))
+        raise LearnerError(
+            f"the state of {self!r} is not that of the parameters that have gradients ({_listed(names)}); "
+            f"it has {'; '.join(differs) or 'other shapes or containers'}. Make "
+            "the state of that part alone, and give it with the gradients of that part:\n"
+            f"    part, rest = take(grads, {some})\n"
+            f"    opt_state = opt.init(take(params, {some})[0])  # once, before the first step\n"
+            "    params, opt_state = opt.step(lr, params, part, opt_state)"
+        )
+
+
+def _shortest(part: list[str], everything: list[str]) -> list[str]:
+    """The shortest paths that have these names below them, and no others."""
+    others, found = set(everything) - set(part), []
+    for name in part:
+        words = name.split(".")
+        prefixes = (".".join(words[:count]) for count in range(1, len(words)))
+        fitting = (p for p in prefixes if not any(other.startswith(p + ".") for other in others))
+        found.append(next(fitting, name))
+    return list(dict.fromkeys(found))
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _rate(lr: Any) -> Array:
+    if callable(lr):
+        raise LearnerError(
+            f"the rate is a function ({name_of(lr)}): call it with the step, opt.step(schedule(step), ...)"
+        )
+    if isinstance(lr, str | bool) or (isinstance(lr, int | float) and not 0 <= lr < math.inf):
+        raise LearnerError(f"the rate is {lr!r}; it needs a number that is 0 or more, and finite")
+    if not jax.tree_util.all_leaves([lr]):
+        raise LearnerError(f"the rate is a {type(lr).__name__}; the order is step(lr, params, grads, opt_state)")
+    rate = jnp.asarray(lr, jnp.float32)
+    if rate.shape != ():
+        raise LearnerError(f"the rate has shape {list(rate.shape)}; it needs one number")
+    return rate
+
+
+def _part_like(params: Any, grads: PyTree) -> PyTree:
+    """The parameters that have gradients, in the containers of those."""
+    there, problems = arrays_of(params), []
+    for name, g in named_leaves(grads).items():
+        if name not in there:
+            problems.append(f"there is a gradient of {name}, which is no parameter: {near(name, list(there))}")
+        elif jnp.shape(g) != jnp.shape(there[name]):
+            problems.append(
+                f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(jnp.shape(there[name]))}"
+            )
+    if problems:
+        raise one_error(problems, "these gradients are not of these parameters")
+    return jax.tree_util.tree_map_with_path(lambda path, _: there[path_name(path)], grads)

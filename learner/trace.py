@@ -1,0 +1,114 @@
+"""What a trace of `jax.profiler` says of the devices: how long they computed, and what."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Span = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """Operations of one kind, such as all multiplications of matrices.
+
+    Attributes:
+      name: of the kind, as XLA calls it: `dot`, `convolution`, `fusion`, ...
+      seconds: on one device (the mean, where there are several), without those of operations inside of them.
+      count: how many, on all devices.
+    """
+
+    name: str
+    seconds: float
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What the devices did while they were traced.
+
+    Attributes:
+      busy: seconds in which a device computed, the mean over the devices that did; `None`: the trace knows of none.
+      operations: by kind, the longest first.
+    """
+
+    busy: float | None
+    operations: tuple[Operations, ...] = ()
+
+
+def read_trace(directory: Path) -> Trace:
+    """Reads the newest trace below a directory; one that has none says nothing."""
+    import jax
+
+    files = sorted(directory.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        return Trace(None)
+    lines: dict[str, list[list[tuple[float, float, str]]]] = {}
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of the types that read a trace. As an error that would end the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
+            for line in plane.lines:
+                for device, events in _of_devices(plane.name, line.events).items():
+                    lines.setdefault(device, []).append(events)
+    return summed(lines)
+
+
+def summed(devices: dict[str, list[list[tuple[float, float, str]]]]) -> Trace:
+    """Puts together what each device did.
+
+    Args:
+      devices: by device its lines (threads or streams), each with the begin and the end in nanoseconds and the name of
+        its operations. An operation may hold others of its line, and none that it overlaps otherwise.
+
+    >>> trace = summed({"0": [[(0, 8e9, "while.1"), (1e9, 3e9, "dot.2"), (4e9, 5e9, "dot.7")], [(6e9, 9e9, "copy")]]})
+    >>> trace.busy, [(each.name, each.seconds) for each in trace.operations]
+    (9.0, [('while', 5.0), ('dot', 3.0), ('copy', 3.0)])
+    """
+    if not devices:
+        return Trace(None)
+    busy = sum(_covered((begin, end) for line in lines for begin, end, _ in line) for lines in devices.values())
+    kinds: dict[str, list[float]] = {}
+    for lines in devices.values():
+        for line in lines:
+            for name, own in _own(line):
+                kinds.setdefault(name.split(".")[0], []).append(own)
+    each = 1e-9 / len(devices)
+    operations = [Operations(name, sum(spans) * each, len(spans)) for name, spans in kinds.items()]
+    return Trace(busy * each, tuple(sorted(operations, key=lambda each: -each.seconds)))
+
+
+def _of_devices(plane: str, events: Iterable[Any]) -> dict[str, list[tuple[float, float, str]]]:
+    """The operations among the events of a line, by device. A CPU's are on its threads, each with its device."""
+    found: dict[str, list[tuple[float, float, str]]] = {}
+    for event in events:
+        said = dict(event.stats)
+        if "hlo_op" in said:
+            device = f"{plane} {said.get('device_ordinal', '')}"
+            span = event.start_ns, event.start_ns + event.duration_ns
+            found.setdefault(device, []).append((*span, str(said["hlo_op"])))
+    return found
+
+
+def _covered(spans: Iterable[Span]) -> float:
+    """The time that at least one of the spans covers."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _own(line: Sequence[tuple[float, float, str]]) -> list[tuple[str, float]]:
+    """Each operation with its time, less that of those directly inside of it."""
+    own: list[list[Any]] = []
+    inside: list[tuple[float, int]] = []  # those that are open: their ends, and where they are in `own`
+    for begin, end, name in sorted(line, key=lambda event: (event[0], -event[1])):
+        while inside and inside[-1][0] <= begin:
+            inside.pop()
+        if inside:
+            own[inside[-1][1]][1] -= end - begin
+        inside.append((end, len(own)))
+        own.append([name, end - begin])
+    return [(name, max(0.0, seconds)) for name, seconds in own]
