@@ -1,1 +1,1 @@
-"""Measurements of `learner` against hand-written loops: `python -m benchmarks.overhead`."""
+"""Measurements of `learner` against hand-written loops: `python -m benchmarks.overhead`, `benchmarks.devices`."""

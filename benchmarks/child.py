@@ -12,6 +12,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,12 @@ def workload_of(case: Case) -> Workload:
     return dataclasses.replace(work, data=data, **changes)
 
 
-def train_with_learner(work: Workload, case: Case, epochs: int, clock: Clock) -> loops.Losses:
-    """The same training as a user writes it: loss and accuracy on both splits, files, plain lines."""
+def train_with_learner(
+    work: Workload, case: Case, epochs: int, clock: Clock, also: Callable[[Any], Any] = lambda builder: None
+) -> loops.Losses:
+    """The same training as a user writes it: loss and accuracy on both splits, files, plain lines. `also` sets what
+    else the builder is told.
+    """
     from learner import ClassificationOutput, LearnerBuilder, SequenceOutput
     from learner.data import DataLoaderBuilder
     from learner.metrics import Accuracy, Loss
@@ -121,6 +126,7 @@ def train_with_learner(work: Workload, case: Case, epochs: int, clock: Clock) ->
         builder.metrics(Accuracy(), Loss(), *(_further(Accuracy, i) for i in range(case.further)))
         if not case.checkpoints:
             builder.with_file_checkpointer(None)
+        also(builder)
         if case.feed == "iterable":
             builder.steps_per_dispatch(1)
         if case.first:

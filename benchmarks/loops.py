@@ -156,7 +156,7 @@ def hand(workload: Workload, feed: str, epochs: int, mark: Mark) -> Losses:
         params = leaves[: task.params]
         for x, y in valid_batches:
             valid_sums = valid(params, valid_sums, x, y)
-        losses.append(_means(jax.device_get((train_sums, valid_sums))))
+        losses.append(means(jax.device_get((train_sums, valid_sums))))
         mark("epoch")
     return losses
 
@@ -182,7 +182,7 @@ def limit(workload: Workload, epochs: int, wait: Callable[[int], bool], mark: Ma
         if wait(epoch):
             jax.block_until_ready(sums[-1])
             mark("epoch")
-    return [_means(s) for s in jax.device_get(sums)]
+    return [means(s) for s in jax.device_get(sums)]
 
 
 def _over(f: Callable[..., Any], carry: Any, data: tuple[jax.Array, ...], size: int) -> Any:
@@ -193,7 +193,7 @@ def _over(f: Callable[..., Any], carry: Any, data: tuple[jax.Array, ...], size: 
     return carry if full * size == len(data[0]) else f(carry, *(v[full * size :] for v in data))
 
 
-def _means(sums: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+def means(sums: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
     """Train and validation loss from the sums of both."""
     train, valid = (float(s[0] / s[2]) for s in sums)
     return train, valid

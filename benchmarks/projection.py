@@ -1,0 +1,234 @@
+"""What a step needs of each device and what it sends, as formulas: `python -m benchmarks.projection`.
+
+It prints what they say of a transformer of a billion parameters, trained with Adam on 8, 64 and 1000 devices. Nothing
+is measured there. `tests/test_scaling.py` holds the formulas against what XLA says of programs compiled for 2, 4 and 8
+devices, and `docs/scaling.md` has them in words.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+BILLION = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What the formulas know of a model and its batch; all in bytes.
+
+    Attributes:
+      params: `P`, all parameters.
+      split: `S`, those in arrays that the rules split.
+      row: `a`, what the forward pass keeps of one row for the backward pass.
+      undivided: of `row`, what tensor parallelism does not split.
+      added: `x`, activations of one row that tensor parallelism adds up in a step.
+      moments: arrays like the parameters that the optimizer has; 2 of Adam.
+    """
+
+    params: float
+    split: float = 0
+    row: float = 0
+    undivided: float = 0
+    added: float = 0
+    moments: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one step and one device, in bytes.
+
+    Attributes:
+      params, optimizer: what stays from step to step.
+      gradients: they are largest when the backward pass ends,
+      activations: and these when it begins.
+      gathered: parameters that were put together for the step.
+      sent: to the other devices.
+    """
+
+    params: float
+    optimizer: float
+    gradients: float
+    activations: float
+    gathered: float = 0
+    sent: float = 0
+
+    @property
+    def state(self) -> float:
+        """What stays."""
+        return self.params + self.optimizer
+
+    @property
+    def most(self) -> float:
+        """At most so much memory at once."""
+        return self.state + self.gradients + self.activations + self.gathered
+
+    @property
+    def least(self) -> float:
+        """The same, if none of the gradients exists while all activations do."""
+        return self.state + self.gathered + max(self.gradients, self.activations)
+
+
+def all_reduce(size: float, n: int) -> float:
+    """What each of `n` devices sends to have the sum of arrays of `size` bytes on all, in a ring: its share to
+    everybody, and everybody's sums back.
+
+    >>> all_reduce(800, 8)
+    1400.0
+    """
+    return 2 * all_gather(size, n)
+
+
+def all_gather(size: float, n: int) -> float:
+    """The same, to have all `size` bytes on all where each has a part; or the other way round (reduce-scatter).
+
+    >>> all_gather(800, 8)
+    700.0
+    """
+    return size * (n - 1) / n
+
+
+def single(model: Model, rows: int) -> Cost:
+    """`SingleDevice`, for a batch of so many rows."""
+    return Cost(model.params, model.moments * model.params, model.params, rows * model.row)
+
+
+def replicated(model: Model, rows: int, n: int) -> Cost:
+    """`Replicated`, and `Sharded` without rules: the gradients are added up."""
+    return dataclasses.replace(single(model, rows), activations=rows * model.row / n, sent=all_reduce(model.params, n))
+
+
+def fsdp(model: Model, rows: int, n: int, scatters: bool = False) -> Cost:
+    """`Sharded` with `fsdp()`: the arrays that are split are put together once in a step and kept for the backward
+    pass.
+
+    Args:
+      scatters: whether XLA gives each device its part of the summed gradients alone (reduce-scatter); on a CPU it adds
+        up whole ones and cuts.
+    """
+    kept = _kept(model, n)
+    whole = model.params - model.split
+    if scatters:
+        gradients, sent = kept, 2 * all_gather(model.split, n) + all_reduce(whole, n)
+    else:
+        gradients, sent = model.params, all_gather(model.split, n) + all_reduce(model.params, n)
+    return Cost(kept, model.moments * kept, gradients, rows * model.row / n, model.split, sent)
+
+
+def tensor(model: Model, rows: int, n: int, m: int) -> Cost:
+    """`Sharded` with rules that split arrays over an axis `model` of `m` devices, and rows over the other `n / m`."""
+    kept, groups = _kept(model, m), n // m
+    row = model.undivided + (model.row - model.undivided) / m
+    sent = all_reduce(rows / groups * model.added, m) + all_reduce(kept, groups)
+    return Cost(kept, model.moments * kept, kept, rows / groups * row, sent=sent)
+
+
+def _kept(model: Model, n: int) -> float:
+    return model.params - model.split + model.split / n
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+    """The transformer of `benchmarks.workloads`, in numbers.
+
+    Attributes:
+      width, blocks, heads: of it.
+      length: tokens in a row.
+      kinds: of tokens.
+      bytes: of a number.
+    """
+
+    width: int
+    blocks: int
+    length: int
+    kinds: int
+    heads: int = 4
+    bytes: int = 4
+
+    @property
+    def parameters(self) -> int:
+        """How many: of each block four matrices of attention, two of the dense layer, their biases and two norms; the
+        embeddings, the last norm and the head.
+
+        >>> Transformer(128, 4, 128, 96).parameters
+        834400
+        """
+        d = self.width
+        ends = (self.kinds + self.length) * d + 2 * d + d * self.kinds + self.kinds
+        return self.blocks * (12 * d * d + 13 * d) + ends
+
+    @property
+    def kernels(self) -> int:
+        """Those that the rules of tensor parallelism split: the matrices of the blocks, and the biases of what is split
+        along its outputs.
+        """
+        return self.blocks * (12 * self.width**2 + 7 * self.width)
+
+    @property
+    def activations(self) -> int:
+        """Numbers that are kept of one token, as XLA keeps them on a CPU without `remat`: 24 widths and four rows of
+        attention per head in a block, and twice the logits.
+        """
+        block = 24 * self.width + 4 * self.heads * self.length
+        return self.blocks * block + 5 * self.width + 2 * self.kinds
+
+    @property
+    def undivided(self) -> int:
+        """Of these, what every device has under tensor parallelism: norms and sums of a block, and what is outside of
+        blocks.
+        """
+        return self.blocks * 8 * self.width + 5 * self.width + 2 * self.kinds
+
+    @property
+    def added(self) -> int:
+        """Numbers of one token that tensor parallelism adds up: in each block once after attention and once after the
+        dense layer; backward once before the dense layer, and for queries, keys and values each.
+        """
+        return self.blocks * 6 * self.width
+
+    def model(self, split: float) -> Model:
+        """For the formulas; `split` says how many parameters are."""
+        of_row = (self.length * self.bytes * count for count in (self.activations, self.undivided, self.added))
+        return Model(self.parameters * self.bytes, split * self.bytes, *of_row)
+
+
+LARGE = Transformer(width=2048, blocks=16, length=2048, kinds=50_000, heads=16)
+
+
+def table(large: Transformer = LARGE, rows: int = 1, devices: Sequence[int] = (8, 64, 1000)) -> list[str]:
+    """The projection, with `rows` rows for each device."""
+    split, kernels = large.model(large.parameters), large.model(large.kernels)
+    lines = [
+        f"{large.parameters / BILLION:.2f} B parameters ({large.blocks} blocks of width {large.width}, {large.heads} "
+        f"heads, {large.kinds} kinds of tokens), float32, Adam, {rows} x {large.length} tokens per device",
+        "",
+        "| devices | strategy | parameters | optimizer | gradients | gathered | activations | sent per step |",
+        "|---|---|---|---|---|---|---|---|",
+        _line(1, "SingleDevice", single(split, rows)),
+    ]
+    for n in devices:
+        total = rows * n
+        lines += [
+            _line(n, "Replicated, Sharded", replicated(split, total, n)),
+            _line(n, "Sharded, fsdp, all-reduce", fsdp(split, total, n)),
+            _line(n, "Sharded, fsdp, reduce-scatter", fsdp(split, total, n, scatters=True)),
+            _line(n, "Sharded, tensor, model=8", tensor(kernels, total, n, 8)),
+        ]
+    return lines
+
+
+def _line(n: int, name: str, cost: Cost) -> str:
+    parts = (cost.params, cost.optimizer, cost.gradients, cost.gathered, cost.activations, cost.sent)
+    return f"| {n} | {name} | " + " | ".join(f"{part / BILLION:.2f} GB" for part in parts) + " |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1, help="of a batch for each device")
+    parser.add_argument("--devices", nargs="+", type=int, default=[8, 64, 1000], help="multiples of 8")
+    args = parser.parse_args(argv)
+    print("\n".join(table(rows=args.rows, devices=args.devices)))
+
+
+if __name__ == "__main__":
+    main()

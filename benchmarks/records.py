@@ -1,0 +1,163 @@
+"""What records cost over the libraries of their formats: `python -m benchmarks.records`.
+
+A model of many arrays is saved to a file and loaded again, by `save_model` and `load_model`, and by hand with the bare
+libraries: `msgpack`, `safetensors`, and `json` with base64. Both begin with arrays on the device and end with a file,
+and the other way round. By hand nothing is looked at: no dtype, no shape, no name, no header.
+
+In a round everything is done once, in turn, every second round backwards; ratios are taken within a round. Printed are
+the median, the least and the greatest over the rounds. A ratio is ours to by hand: below 1 is faster, the goal is 1.1
+at most. The page cache holds the files: it is the work that is measured, not the disk. Where others use the machine,
+the ratio of the processor time says more than that of the seconds on the clock.
+"""
+
+import argparse
+import base64
+import gzip
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.overhead import machine, spread
+from learner import load_model, save_model
+from learner.records.recorder import LEVEL
+
+GOAL = 1.1
+FORMATS = (".mpk", ".safetensors", ".json", ".mpk.gz")
+Arrays = dict[str, Any]
+Do = Callable[[], Any]
+Round = dict[tuple[str, str, str], tuple[float, float]]
+
+
+def model_of(megabytes: int) -> Arrays:
+    """Arrays of 1 MB and of a few bytes in turn, with numbers like those of weights."""
+    keys = jax.random.split(jax.random.key(0), megabytes)
+    large = {f"layers.{i}.kernel": 0.02 * jax.random.normal(key, (500, 500)) for i, key in enumerate(keys)}
+    return large | {f"layers.{i}.bias": jnp.full(500, 0.1) for i in range(megabytes)}
+
+
+def described(x: np.ndarray) -> dict[str, Any]:
+    """What has to be known of an array besides its numbers."""
+    return {"dtype": str(x.dtype), "shape": x.shape}
+
+
+def restored(said: dict[str, Any], data: bytes) -> Any:
+    """The array on the device."""
+    return jnp.asarray(np.frombuffer(data, said["dtype"]).reshape(said["shape"]))
+
+
+def pack_messagepack(arrays: dict[str, np.ndarray]) -> bytes:
+    """By hand, with msgpack."""
+    import msgpack
+
+    packed: bytes = msgpack.packb({name: {**described(x), "data": x.tobytes()} for name, x in arrays.items()})
+    return packed
+
+
+def unpack_messagepack(data: bytes) -> Arrays:
+    """The same, back."""
+    import msgpack
+
+    return {name: restored(said, said["data"]) for name, said in msgpack.unpackb(data).items()}
+
+
+def pack_json(arrays: dict[str, np.ndarray]) -> bytes:
+    """By hand, with json."""
+    said = {name: {**described(x), "data": base64.b64encode(x).decode()} for name, x in arrays.items()}
+    return json.dumps(said).encode()
+
+
+def unpack_json(data: bytes) -> Arrays:
+    """The same, back."""
+    return {name: restored(said, base64.b64decode(said["data"])) for name, said in json.loads(data).items()}
+
+
+def save_by_hand(path: Path, model: Arrays) -> None:
+    """With the bare library of the extension."""
+    import safetensors.numpy
+
+    arrays = {name: np.asarray(x) for name, x in model.items()}
+    if path.name.endswith(".safetensors"):
+        safetensors.numpy.save_file(arrays, path)
+    elif path.name.endswith(".gz"):
+        with gzip.open(path, "wb", compresslevel=LEVEL) as file:
+            file.write(pack_messagepack(arrays))
+    else:
+        path.write_bytes((pack_json if path.name.endswith(".json") else pack_messagepack)(arrays))
+
+
+def load_by_hand(path: Path) -> Arrays:
+    """The same, back."""
+    import safetensors.numpy
+
+    if path.name.endswith(".safetensors"):
+        return {name: jnp.asarray(x) for name, x in safetensors.numpy.load_file(path).items()}
+    if path.name.endswith(".gz"):
+        with gzip.open(path, "rb") as file:
+            return unpack_messagepack(file.read())
+    return (unpack_json if path.name.endswith(".json") else unpack_messagepack)(path.read_bytes())
+
+
+def actions(model: Arrays, directory: Path, formats: Sequence[str]) -> dict[tuple[str, str, str], Do]:
+    """Everything that is measured, by format, direction, and who does it."""
+    found: dict[tuple[str, str, str], Do] = {}
+    for name in formats:
+        ours, theirs = directory / f"ours{name}", directory / f"hand{name}"
+        found[name, "save", "ours"] = lambda path=ours: save_model(path, model)  # type: ignore[misc]
+        found[name, "save", "hand"] = lambda path=theirs: save_by_hand(path, model)  # type: ignore[misc]
+        found[name, "load", "ours"] = lambda path=ours: load_model(path, model)  # type: ignore[misc]
+        found[name, "load", "hand"] = lambda path=theirs: load_by_hand(path)  # type: ignore[misc]
+    return found
+
+
+def timed(do: Do) -> tuple[float, float]:
+    """Seconds on the clock and of the processor until its arrays are there."""
+    begin, worked = time.perf_counter(), time.process_time()
+    jax.block_until_ready(do())
+    return time.perf_counter() - begin, time.process_time() - worked
+
+
+def measure(model: Arrays, rounds: int, formats: Sequence[str]) -> list[Round]:
+    """The times of every action in each round."""
+    with tempfile.TemporaryDirectory() as place:
+        todo = actions(model, Path(place), formats)
+        for do in todo.values():
+            do()  # the first time files are made and libraries imported
+        orders = [list(todo), list(todo)[::-1]]
+        return [{key: timed(todo[key]) for key in orders[number % 2]} for number in range(rounds)]
+
+
+def report(measured: list[Round], size: float) -> list[str]:
+    """The lines; `size` is that of the model in MB."""
+    lines = []
+    for name, direction in dict.fromkeys((name, direction) for name, direction, _ in measured[0]):
+        times = {who: [r[name, direction, who] for r in measured] for who in ("ours", "hand")}
+        for who, each in times.items():
+            lines.append(f"  {f'{name} {direction} {who}, MB/s':<48} {spread([size / wall for wall, _ in each])}")
+        for index, what in enumerate(("time", "processor time")):
+            ratios = [a[index] / b[index] for a, b in zip(times["ours"], times["hand"], strict=True)]
+            lines.append(f"  {f'{name} {direction}: {what}, ours / hand':<48} {spread(ratios)}   goal <= {GOAL}")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=100, help="size of the model")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    args = parser.parse_args(argv)
+    model = jax.block_until_ready(model_of(args.megabytes))
+    size = sum(x.nbytes for x in model.values()) / 1e6
+    print(f"{machine()}\n{size:.0f} MB in {len(model)} arrays, {args.rounds} rounds: median (least to greatest)")
+    print("\n".join(report(measure(model, args.rounds, args.formats), size)))
+
+
+if __name__ == "__main__":
+    main()
