@@ -2,6 +2,10 @@
 epochs, and that then writes some: a few minutes on two cores.
 
 python -m examples.charlm
+
+A larger one is split over several devices, each with a part of every matrix, and of the rows:
+
+main(strategy=Sharded({"data": 4, "model": 2}, [TENSOR_PARALLEL, fsdp()]))
 """
 
 from typing import Any
@@ -15,6 +19,19 @@ from examples.models import CharTransformer
 from learner import LearnerBuilder, LearningResult
 from learner.data import DataLoaderBuilder, stdlib_text
 from learner.metrics import Accuracy, Perplexity
+from learner.strategies import Strategy
+
+TENSOR_PARALLEL = {
+    # What widens is split by its outputs and what follows by its inputs, so that only sums are exchanged.
+    r"attention\.project\.kernel": (None, "model"),
+    r"attention\.join\.kernel": ("model", None),
+    r"widen\.kernel": (None, "model"),
+    r"widen\.bias": ("model",),
+    r"narrow\.kernel": ("model", None),
+    r"embed\.embedding": (None, "model"),
+    r"head\.kernel": (None, "model"),
+}
+"""Which axis of each parameter is split over the axis `model` of a mesh, for `Sharded`."""
 
 
 def optimizer(lr: float) -> optax.GradientTransformation:
@@ -22,19 +39,23 @@ def optimizer(lr: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr, b2=0.99, weight_decay=0.1))
 
 
-def main(directory: str = "runs/charlm", num_epochs: int = 2, max_rows: int | None = None) -> LearningResult:
+def main(
+    directory: str = "runs/charlm", num_epochs: int = 2, max_rows: int | None = None, strategy: Strategy | None = None
+) -> LearningResult:
     """Trains until about every second character is guessed right."""
     train = DataLoaderBuilder().batch_size(16).shuffle(seed=0).build(stdlib_text("train", 128, max_rows=max_rows))
     valid = DataLoaderBuilder().batch_size(64).build(stdlib_text("valid", 128, max_rows=max_rows))
+    builder = LearnerBuilder(directory)
+    if strategy is not None:
+        builder.strategy(strategy)
     learner = (
-        LearnerBuilder(directory)
-        .metrics(Accuracy(), Perplexity())
+        builder.metrics(Accuracy(), Perplexity())
         .num_epochs(num_epochs)
         .valid_every(steps=150)
         .with_file_checkpointer(keep_last=1, keep_best=1)
         .summary()
         .build(
-            CharTransformer(width=128, layers=4, heads=4, rngs=nnx.Rngs(0)),
+            lambda: CharTransformer(width=128, layers=4, heads=4, rngs=nnx.Rngs(0)),
             optimizer,
             optax.warmup_cosine_decay_schedule(0.0, 2e-3, warmup_steps=50, decay_steps=910, end_value=1e-4),
         )

@@ -7,6 +7,7 @@ python -m examples.gan
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from learner import LearnerBuilder, LearningResult, RegressionOutput
+from learner import LearnerBuilder, LearningResult, Optimizer, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.metrics import Info, Mean, MeanAbsoluteError, MeanMetric
 
@@ -58,9 +59,8 @@ def apply(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ params["first"] + params["bias"]) @ params["last"]
 
 
-def optimizer(lr: Any) -> optax.GradientTransformation:
-    """Both networks' optimizer as a function of the rate."""
-    return optax.adam(lr, b1=0.5)
+opt = Optimizer(partial(optax.adam, b1=0.5))
+"""Both networks' optimizer; each has a state of its own."""
 
 
 def first_state(key: jax.Array) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def first_state(key: jax.Array) -> dict[str, Any]:
     generator, critic = network(keys[0], NOISE, 2), network(keys[1], 2, 1)
     return {
         "generator": generator,
-        "generator_optimizer": optimizer(0.0).init(generator),
+        "generator_optimizer": opt.init(generator),
         "critic": critic,
-        "critic_optimizer": optimizer(0.0).init(critic),
+        "critic_optimizer": opt.init(critic),
     }
 
 
@@ -87,9 +87,9 @@ def update(state: dict[str, Any], batch: Any, lr: jax.Array, rng: jax.Array) -> 
         return jax.nn.softplus(-apply(critic, apply(generator, noise))).mean()
 
     loss_of_critic, grads = jax.value_and_grad(critic_loss)(state["critic"])
-    critic, critic_optimizer = stepped(lr, grads, state["critic"], state["critic_optimizer"])
+    critic, critic_optimizer = opt.step(lr, state["critic"], grads, state["critic_optimizer"])
     loss, grads = jax.value_and_grad(generator_loss)(state["generator"])
-    generator, generator_optimizer = stepped(lr, grads, state["generator"], state["generator_optimizer"])
+    generator, generator_optimizer = opt.step(lr, state["generator"], grads, state["generator_optimizer"])
     new = {
         "generator": generator,
         "generator_optimizer": generator_optimizer,
@@ -97,12 +97,6 @@ def update(state: dict[str, Any], batch: Any, lr: jax.Array, rng: jax.Array) -> 
         "critic_optimizer": critic_optimizer,
     }
     return new, GanOutput(loss, loss_of_critic)
-
-
-def stepped(lr: jax.Array, grads: Any, params: Any, state: Any) -> tuple[Any, Any]:
-    """One step of a network's optimizer."""
-    updates, state = optimizer(lr).update(grads, state, params)
-    return optax.apply_updates(params, updates), state
 
 
 def valid_step(state: dict[str, Any], batch: Any, rng: jax.Array) -> RegressionOutput:

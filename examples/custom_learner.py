@@ -1,0 +1,129 @@
+"""A training paradigm of one's own: an encoder that learns from images without labels, by two losses.
+
+One loss is that of a picture with holes, which is to be filled; the other one brings the codes of two noisy copies of a
+picture together, and keeps the numbers of the codes apart from each other (Bardes et al., "VICReg", 2022). A `Learner`
+of its own has another loop: it is that of `fit`, in the same words, and looks at the codes after each epoch. What it
+finds is logged, and ends the run when the codes are good enough; logs, checkpoints and resuming are those of every run.
+
+python -m examples.custom_learner
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from learner import Learner, LearnerBuilder, LearningResult
+from learner.data import DataLoaderBuilder, digits
+from learner.metrics import Info, Mean, MeanMetric
+from learner.run import Run
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TwoLosses:
+    """What a step returns: `loss` is their sum."""
+
+    loss: jax.Array
+    filled: jax.Array
+    together: jax.Array
+
+
+class PartOfLoss(MeanMetric):
+    """The mean of one of the two losses."""
+
+    higher_is_better = False
+
+    def __init__(self, name: str, field: str):
+        self.name, self.field, self.fields = name, field, (field,)
+
+    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+        """Adds a batch, weighted by its rows."""
+        return state.add(getattr(output, self.field), info.weight)
+
+
+class SelfSupervised(nnx.Module):
+    """An encoder of images of 8 by 8 pixels, and a decoder that draws them again."""
+
+    def __init__(self, codes: int = 16, *, rngs: nnx.Rngs):
+        self.hidden, self.encode = nnx.Linear(64, 128, rngs=rngs), nnx.Linear(128, codes, rngs=rngs)
+        self.widen, self.draw = nnx.Linear(codes, 128, rngs=rngs), nnx.Linear(128, 64, rngs=rngs)
+
+    def __call__(self, pixels: jax.Array) -> jax.Array:
+        """Pixels `[batch, 64]` to codes `[batch, codes]`."""
+        return self.encode(nnx.relu(self.hidden(pixels)))
+
+    def train_step(self, batch: Any, rng: jax.Array) -> TwoLosses:
+        """Both losses of one batch."""
+        pixels, keys = batch["image"].reshape(-1, 64), jax.random.split(rng, 3)
+        seen = jax.random.bernoulli(keys[0], 0.7, pixels.shape)
+        filled = self.draw(nnx.relu(self.widen(self(jnp.where(seen, pixels, 0)))))
+        one, other = (self(pixels + 0.2 * jax.random.normal(key, pixels.shape)) for key in keys[1:])
+        losses = jnp.square(filled - pixels).mean(), (jnp.square(one - other).mean() + apart(one) + apart(other)) / 10
+        return TwoLosses(sum(losses), *losses)
+
+    valid_step = train_step
+
+
+def apart(codes: jax.Array) -> jax.Array:
+    """How far the numbers of the codes `[batch, codes]` are from a deviation of 1 or more, and from being unrelated."""
+    codes = codes - codes.mean(axis=0, keepdims=True)
+    related = codes.T @ codes / codes.shape[0]
+    lacking = nnx.relu(1 - jnp.sqrt(jnp.diag(related) + 1e-4)).mean()
+    return lacking + jnp.square(related - jnp.diag(jnp.diag(related))).sum() / codes.shape[1]
+
+
+def neighbours(model: SelfSupervised) -> float:
+    """The share of validation images whose nearest training image, by the codes, shows the same digit."""
+    (train, known), (valid, labels) = (
+        (np.asarray(model(jnp.asarray(rows["image"].reshape(-1, 64)))), rows["label"])
+        for rows in (digits("train").arrays, digits("valid").arrays)
+    )
+    distances = np.square(valid[:, None] - train[None]).sum(-1)
+    return float((known[distances.argmin(1)] == labels).mean())
+
+
+class SelfSupervisedLearner(Learner):
+    """Looks at the codes after each epoch."""
+
+    enough = 0.97
+
+    def loop(self, run: Run) -> str:
+        """The loop of `fit`, with a look at the codes; why it ended."""
+        reason = run.stop_reason()
+        run.catch_up()
+        with contextlib.closing(run.dispatches()) as dispatches:
+            while reason is None and (dispatch := next(dispatches, None)) is not None:
+                run.check()
+                run.train(dispatch)
+                if dispatch.ends_epoch:
+                    share = neighbours(run.model())
+                    run.log_numbers({"Neighbours": share})
+                    reason = f"{share:.3f} of the neighbours are right" if share > self.enough else None
+                run.end_step(ends_epoch=dispatch.ends_epoch)
+                run.save_if_due()
+                reason = reason or run.stop_reason()
+        return run.finish(reason or "num_epochs")
+
+
+def main(directory: str = "runs/custom_learner", num_epochs: int = 10) -> LearningResult:
+    """Trains until more than 97 % of the nearest neighbours are right."""
+    train = DataLoaderBuilder().batch_size(64).shuffle(seed=0).build({"image": digits("train").arrays["image"]})
+    valid = DataLoaderBuilder().batch_size(360).build({"image": digits("valid").arrays["image"]})
+    learner = (
+        LearnerBuilder(directory)
+        .metrics(PartOfLoss("Filled", "filled"), PartOfLoss("Together", "together"))
+        .num_epochs(num_epochs)
+        .learner_class(SelfSupervisedLearner)
+        .build(SelfSupervised(rngs=nnx.Rngs(0)), optax.adam, 2e-3)
+    )
+    return learner.fit(train, valid)
+
+
+if __name__ == "__main__":
+    main()

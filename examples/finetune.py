@@ -1,0 +1,76 @@
+"""Fine-tuning: a trained backbone under another name gets a new head, first alone, then with all of the model.
+
+1. Pretraining tells the digits 0 to 4 from each other and leaves a model file.
+2. The parameters of its `encoder` become those of the `backbone` of another model, which is frozen while the new head
+   for all ten digits is trained. Nothing is differentiated or kept by the optimizer for what is frozen.
+3. All of it is trained at a lower rate.
+
+python -m examples.finetune
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+from examples.models import MLP
+from learner import ClassificationOutput, LearnerBuilder, LearningResult, load_model, save_model
+from learner.data import DataLoaderBuilder, digits
+from learner.metrics import Accuracy
+
+
+def step(model: Any, batch: Any) -> ClassificationOutput:
+    """The forward pass of both models."""
+    return ClassificationOutput.from_logits(model(batch["image"]), batch["label"])
+
+
+class Pretrained(nnx.Module):
+    """An `encoder` and what tells five digits from each other."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.encoder = MLP([64, 128, 64], rngs=rngs)
+        self.classifier = nnx.Linear(64, 5, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """`[batch, 8, 8]` to logits `[batch, 5]`."""
+        return self.classifier(nnx.relu(self.encoder(images)))
+
+
+class FineTuned(nnx.Module):
+    """The same encoder as `backbone`, and a `head` for ten digits."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.backbone = MLP([64, 128, 64], rngs=rngs)
+        self.head = nnx.Linear(64, 10, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """`[batch, 8, 8]` to logits `[batch, 10]`."""
+        return self.head(nnx.relu(self.backbone(images)))
+
+
+def fit(directory: str, model: Any, lr: float, num_epochs: int, most: int = 10, freeze: str = "") -> LearningResult:
+    """Trains with the digits below `most`; parameters whose paths match `freeze` stay as they are."""
+    splits = []
+    for split, size in (("train", 32), ("valid", 360)):
+        rows = digits(split).arrays
+        below = np.flatnonzero(rows["label"] < most)
+        loader = DataLoaderBuilder().batch_size(size)
+        loader = loader.shuffle(seed=0) if split == "train" else loader
+        splits.append(loader.build({name: x[below] for name, x in rows.items()}))
+    builder = LearnerBuilder(directory).metrics(Accuracy()).num_epochs(num_epochs).freeze(*[freeze] if freeze else [])
+    return builder.build(model, optax.adam, lr, train_step=step, valid_step=step).fit(*splits)
+
+
+def main(directory: str = "runs/finetune", num_epochs: int = 4) -> tuple[LearningResult, LearningResult]:
+    """Returns what became of the head alone, and of all of it."""
+    file = f"{directory}/pretrained.safetensors"
+    save_model(file, fit(f"{directory}/pretrained", Pretrained(nnx.Rngs(0)), 1e-3, num_epochs, most=5).best_model)
+    model = load_model(file, FineTuned(nnx.Rngs(1)), rename=[(r"^encoder\.", "backbone.")], strict=False, report=print)
+    head = fit(f"{directory}/head", model, 1e-2, num_epochs, freeze=r"^backbone\.")
+    return head, fit(f"{directory}/all", head.model, 5e-4, num_epochs)
+
+
+if __name__ == "__main__":
+    main()
