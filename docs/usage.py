@@ -1,0 +1,41 @@
+"""A directive `usage`: what the command `learner` prints about itself, and then a section for each of its commands."""
+
+import contextlib
+import io
+import os
+from typing import Any
+from unittest import mock
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from learner.cli.main import COMMANDS, main
+
+COLUMNS = "100"  # as wide as a page shows it
+
+
+def usage(*words: str) -> nodes.literal_block:
+    """What `learner WORDS --help` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.dict(os.environ, COLUMNS=COLUMNS):
+        main([*words, "--help"])
+    text = printed.getvalue()
+    return nodes.literal_block(text, text, language="text")
+
+
+class Usage(Directive):
+    """`{usage}`."""
+
+    def run(self) -> list[nodes.Node]:
+        """The text of the command, and a section for each other text."""
+        return [usage(), *map(self._section, COMMANDS)]
+
+    def _section(self, name: str) -> nodes.section:
+        section = nodes.section("", nodes.title(name, name), usage(name), names=[name])
+        self.state.document.note_implicit_target(section)
+        return section
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Adds it."""
+    app.add_directive("usage", Usage)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
