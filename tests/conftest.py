@@ -1,5 +1,7 @@
 """Every test runs under the strictest rules that JAX has, on eight simulated devices."""
 
+import gc
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +14,61 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))  # what several test files share
+
+
+def pytest_configure(config):
+    """Only tests of accelerators look for one; `JAX_PLATFORMS` says otherwise. A test sets what a terminal is to be."""
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        os.environ.pop(name, None)
+    words = (config.option.markexpr or "").split()
+    asked = "accelerator" in words and words[max(words.index("accelerator") - 1, 0)] != "not"
+    if not asked and "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+
+
+class Compiled:
+    """How many programs were compiled since all were let go. Linux gives a process 65530 pieces of memory; a program
+    for eight devices takes up to a hundred, and JAX keeps thousands of programs: a whole run would die of it. They are
+    let go between files, where no test counts what the others compiled, unless there is hardly room."""
+
+    ENOUGH, MAPS = 400, 45_000
+
+    def __init__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self.heard)
+
+    def heard(self, event, seconds, **_):
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+    def let_go(self):
+        self.count = 0
+        jax.clear_caches()
+        gc.collect()
+
+    def hardly_room(self):
+        maps = Path("/proc/self/maps")
+        return maps.exists() and len(maps.read_bytes().splitlines()) > Compiled.MAPS
+
+
+COMPILED = Compiled()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if COMPILED.count > Compiled.ENOUGH:
+        last = nextitem is None or nextitem.path != item.path
+        if last or COMPILED.hardly_room():
+            COMPILED.let_go()
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path_factory):
+    """Modules that a test wrote are forgotten after it: the next may write others of the same names."""
+    yield
+    made = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(made):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The builder: each option is checked at once, and what is wrong with a learner is one error."""
 
+import functools
 import inspect
 import logging
 import math
@@ -13,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from more_metrics import MAKE
 from runs import Net, batches, build_line, line, line_step, model_bits, quiet, tree_of, valid_data
 
 import learner.metrics
@@ -23,12 +25,15 @@ from learner import (
     LearnerError,
     Linen,
     MetricEarlyStopping,
+    Policy,
     ReduceOnPlateau,
 )
 from learner.compilation import CompileTimes
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, CollectingMetric, LearningRate, Loss, Metric, TopKAccuracy
+from learner.records import CompactRecorder
 from learner.renderers import PlainRenderer
+from learner.strategies import Replicated, Sharded, fsdp
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -75,7 +80,8 @@ OPTIONS = {
     "metric_loggers": [(MemoryLogger(), MemoryLogger()), ()],
     "renderer": [(PlainRenderer(),), (None,)],
     "application_logger": [(True,), (None,), (logging.getLogger("mine"),)],
-    "summary": [()],
+    "summary": [(), (False,), (True, 2)],
+    "strategy": [(Replicated(),), (Sharded(rules=fsdp()),)],
     "num_epochs": [(3,)],
     "num_steps": [(3,)],
     "valid_every": [(3,)],
@@ -83,9 +89,16 @@ OPTIONS = {
     "steps_per_dispatch": [(3,)],
     "with_batch_size": [(3,)],
     "seed": [(0,), (7,)],
-    "devices": [(1,), (jax.devices()[:1],)],
+    "devices": [(1,), (jax.devices()[:1],), (8,), ("all",), ([2, 4],)],
+    "precision": [("float32",), ("bfloat16", "highest"), ("float16",), (Policy(compute="bfloat16"),)],
+    "remat": [("dots_saveable",), (jax.checkpoint_policies.save_only_these_names("a"),), (None,)],
+    "freeze": [("^b$",), (lambda path, x: path == "w",), ()],
     "compilation_cache": [("cache",)],
-    "with_file_checkpointer": [(), (None,), (3, 2, 5, "valid/Loss", "max", 2, 10, 60.0, "elsewhere")],
+    "with_file_checkpointer": [
+        (),
+        (None,),
+        (3, 2, 5, "valid/Loss", "max", 2, 10, 60.0, CompactRecorder(), "elsewhere"),
+    ],
     "checkpoint": [(3,), ("best",), ("latest",), (None, 12)],
     "resume": [()],
     "initial_from": [("runs/a",), ("runs/a", "latest", True), (Path("runs/a"), 3), ("runs/a", "best", False, 12)],
@@ -94,16 +107,19 @@ OPTIONS = {
     "on_sigterm": [("exit",), ("return",)],
     "on_save_error": [("raise",), ("warn",)],
     "on_nonfinite": [("raise",), ("stop",), ("skip",), ("skip", 3), ("ignore",)],
+    "profile": [((10, 20),), ((0, None),), ([5, 6],)],
     "watchdog": [(60,), (0.5, "log"), (60, "end")],
     "with_time_limit": [(60,), (0.5,)],
     "on_epoch_end": [(hook,)],
     "every": [(3, hook)],
+    "learner_class": [(Learner,), (type("Own", (Learner,), {}),)],
 }
 NO_COUNT = [0, -1, 1.5, "3", None, True]
 
 
 def is_refused(name, part, *arguments):
-    return pytest.param(name, arguments, part, id=f"{name}{arguments!r}"[:60])
+    shown = re.sub(r" at 0x[0-9a-f]+", "", f"{name}{arguments!r}")  # the same name in every process
+    return pytest.param(name, arguments, part, id=shown[:60])
 
 
 REFUSED = [
@@ -115,11 +131,16 @@ REFUSED = [
     *(is_refused("with_batch_size", "with_batch_size is", value) for value in NO_COUNT),
     *(is_refused("seed", "seed is .* 0 or more", value) for value in (-1, 0.5, "0", None)),
     *(is_refused("every", "steps=", value, hook) for value in NO_COUNT),
+    *(is_refused("summary", r"summary\(depth=\) is", True, value) for value in (0, -1, 1.5, "3", True)),
     is_refused("on_save_error", "on_save_error got 'die'; it needs 'raise' or 'warn'", "die"),
     is_refused("on_nonfinite", "on_nonfinite got None; it needs 'raise' or 'stop' or 'skip' or 'ignore'", None),
     *(is_refused("on_nonfinite", "in_a_row", "skip", value) for value in NO_COUNT),
     is_refused("on_sigterm", "on_sigterm got 'die'; it needs 'exit' or 'return'", "die"),
     *(is_refused("with_time_limit", "with_time_limit got", value) for value in (0, -1.0, "60", True)),
+    *(
+        is_refused("profile", r"profile got steps=.*; it needs two numbers of steps, such as \(10, 20\)", value)
+        for value in (10, (20, 10), (10, 10), (-1, 5), (1.0, 5), (1, 5.0), (True, 5), (1, 2, 3), "ab", None)
+    ),
     *(is_refused("watchdog", "watchdog got", value) for value in (0, -1.0, "60", True, None, float("inf"))),
     is_refused("watchdog", r"watchdog\(then=\) got 'stop'; it needs 'log' or 'end'", 60, "stop"),
     is_refused("with_time_limit", "SLURM_JOB_END_TIME is not set"),
@@ -140,17 +161,29 @@ REFUSED = [
     is_refused("renderer", "the renderer is 'rich'; it needs a Listener", "rich"),
     is_refused("application_logger", "the application logger is 'log.txt'", "log.txt"),
     is_refused("application_logger", "the application logger is False", False),
-    is_refused("devices", "devices asks for 2", 2),
+    is_refused("devices", "devices asks for 9, and there are 8", 9),
+    is_refused("strategy", "strategy got 'Sharded'; it needs Replicated", "Sharded"),
     is_refused("devices", "devices is 'gpu'", "gpu"),
     is_refused("devices", "devices", 0),
     is_refused("devices", "devices", []),
     is_refused("devices", "devices", ["cpu"]),
+    *(is_refused("precision", r"precision got .*; it needs 'float32' or 'bfloat16'", v) for v in ("fp16", None, 16)),
+    is_refused("precision", "precision got <class .*Policy", Policy),
+    is_refused("precision", r"precision\(matmul=\) got 'tf32'; it needs 'default' or 'high'", "float32", "tf32"),
+    *(is_refused("remat", "remat got .*; it needs 'nothing_saveable' or", value) for value in ("dots", True, 3)),
+    is_refused("freeze", "is no regular expression", "("),
+    is_refused("freeze", "3 chooses no parameters", 3),
+    is_refused("remat", "which makes a policy of its arguments", "save_only_these_names"),
     is_refused("with_file_checkpointer", "keep_last", 0),
     is_refused("with_file_checkpointer", "keep_best", 1, -1),
     is_refused("with_file_checkpointer", "keep_every", 1, 1, 0),
     is_refused("with_file_checkpointer", "mode", 1, 1, None, "valid/Loss", "lowest"),
     is_refused("with_file_checkpointer", "every_epochs", 1, 1, None, None, None, 0),
     is_refused("with_file_checkpointer", "monitor", 1, 1, None, 7),
+    *(
+        is_refused("with_file_checkpointer", "record of .* is .*; it needs a recorder", *(1, 1), *[None] * 6, value)
+        for value in ("compact", CompactRecorder)
+    ),
     is_refused("checkpoint", "either epoch= or step="),
     is_refused("checkpoint", "either epoch= or step=", 1, 6),
     is_refused("checkpoint", r"checkpoint\(epoch=\) is 0", 0),
@@ -168,6 +201,10 @@ REFUSED = [
         for value in (-1, 1.5, "3", True)
     ),
     is_refused("early_stopping", "early_stopping got 5; it needs MetricEarlyStopping", 5),
+    *(
+        is_refused("learner_class", "learner_class got .*; it needs a subclass of learner.Learner", value)
+        for value in (dict, "Learner", None)
+    ),
     is_refused("interrupter", "interrupter got <class .*; it needs an Interrupter", Interrupter),
 ]
 
@@ -237,10 +274,17 @@ def test_a_text_is_shown_and_not_plotted(tmp_path):
     assert infos["train/Loss"].plotted
 
 
+def made_of(kind):
+    """A metric with what it cannot do without."""
+    needed = {"classes": 3, "q": 0.9}
+    return kind(**{name: needed[name] for name in inspect.signature(kind).parameters if name in needed})
+
+
 def test_every_exported_metric_can_be_registered(tmp_path):
     kinds = [kind for kind in vars(learner.metrics).values() if isinstance(kind, type)]
-    made = [kind() for kind in kinds if issubclass(kind, learner.metrics.MetricBase) and not inspect.isabstract(kind)]
-    made = [metric for metric in made if metric.name]
+    kinds = [kind for kind in kinds if issubclass(kind, learner.metrics.MetricBase) and not inspect.isabstract(kind)]
+    kinds.remove(learner.metrics.GPUUse)  # its package is not among those of the tests
+    made = [metric for kind in kinds if (metric := MAKE.get(kind, functools.partial(made_of, kind))()).name]
     assert len(made) > 6
     quiet(tmp_path).metrics(*made)
 
@@ -286,7 +330,7 @@ BUILDS = {
     "a rate that is NaN": ({"lr": math.nan}, ["the learning rate is nan"]),
     "no rate": ({"lr": None}, ["the learning rate is None", "ReduceOnPlateau(...)"]),
     "a text": ({"lr": "0.1"}, ["the learning rate is '0.1'", "an optax schedule"]),
-    "a class": ({"lr": ReduceOnPlateau}, ["the learning rate is <class", "ReduceOnPlateau(...)"]),
+    "a class": ({"lr": ReduceOnPlateau}, ["the learning rate is the class ReduceOnPlateau", "ReduceOnPlateau(...)"]),
     "a schedule below 0": ({"lr": lambda step: -1.0}, ["starts with -1.0"]),
     "a schedule of several": ({"lr": lambda step: jnp.zeros(2)}, ["schedule", "[2]", "one number"]),
     "a schedule that looks": ({"lr": lambda step: 0.1 if step > 3 else 0.2}, ["cannot be called with a traced step"]),
@@ -297,7 +341,7 @@ BUILDS = {
     "no optimizer": ({"optimizer": None}, ["the optimizer is None"]),
     "its name": ({"optimizer": "adamw"}, ["the optimizer is 'adamw'"]),
     "no function of a rate": ({"optimizer": lambda: optax.sgd(0.1)}, ["cannot be called with a learning rate"]),
-    "no transformation": ({"optimizer": lambda lr: lr}, ["not an optax transformation"]),
+    "no transformation": ({"optimizer": lambda lr: (lr,)}, ["returned tuple for a rate, not an optax transformation"]),
     "a state that does not fit": (
         {"optimizer": growing},
         ["the state of the optimizer (growing)", "n was float32[1] and became float32[2]"],

@@ -8,19 +8,35 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
-from learner import ClassificationOutput, LearnerBuilder, LearnerError, RegressionOutput, SequenceOutput, TrainOutput
+from learner import (
+    ClassificationOutput,
+    LearnerBuilder,
+    LearnerError,
+    Linen,
+    RegressionOutput,
+    SequenceOutput,
+    TrainOutput,
+)
 from learner.check import check_predict, check_train, check_valid, nonfinite_leaves
 from learner.compilation import CompileTimes
 from learner.metrics import (
+    AUROC,
+    R2,
     Accuracy,
+    Aggregate,
+    By,
     CollectingMetric,
+    ConfusionMatrix,
     GradientNorm,
     IterationSpeed,
     LearningRate,
+    Loss,
     MeanAbsoluteError,
     Metric,
+    Precision,
+    Subset,
     TopKAccuracy,
 )
 
@@ -38,6 +54,12 @@ class Own:
     weight: Any = None
     logits: Any = None
     targets: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class WithGroups(Own):
+    label: Any = None
 
 
 def model():
@@ -234,10 +256,44 @@ def test_errors_of_the_step_come_as_they_are():
     def train(model, batch):
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="mine"):
+    with pytest.raises(RuntimeError, match="mine") as raised:
         checked(train)
-    with pytest.raises(TypeError):
-        checked(lambda m, b: Own((b["x"].T @ m["w"]).sum()))  # [3, 4] @ [3, 3]
+    listed = "label: int32[4], t: float32[4, 2], x: float32[4, 3]"
+    assert f"while tracing train_step with a train batch ({listed})" in raised.value.__notes__
+
+
+def transposed(model, batch):
+    return Own((batch["x"].T @ model["w"]).sum())  # [3, 4] @ [3, 3]
+
+
+WIDE = {"x": np.zeros((4, 32), np.float32)}
+
+
+def test_a_model_that_does_not_fit_the_data_is_told_with_the_batch():
+    with pytest.raises(LearnerError) as raised:
+        checked(transposed)
+    listed = "label: int32[4], t: float32[4, 2], x: float32[4, 3]"
+    said = f"train_step cannot be traced with a train batch ({listed}): TypeError: dot_general requires contracting"
+    assert str(raised.value).startswith(said)
+    line = transposed.__code__.co_firstlineno + 1
+    assert str(raised.value).endswith(f"({__file__}, line {line})")
+    assert type(raised.value.__cause__) is TypeError
+    with pytest.raises(
+        LearnerError, match=r"valid_step \(on valid-b\) cannot be traced with a valid-b batch \(x: float32"
+    ):
+        checked_valid(lambda m, b: Own((b["x"] @ m["w"]).sum()), batch=WIDE, split="valid-b")
+    learner = learner_for(valid=lambda m, b: b["x"] @ m["w"])
+    with pytest.raises(LearnerError, match=r"valid_step cannot be traced with the batch \(x: float32\[4, 32\]\)"):
+        check_predict(learner._step, jax.eval_shape(learner.init), WIDE)
+
+
+def test_layers_of_flax_that_do_not_fit_the_data():
+    module = linen.Dense(2)
+    given = Linen(module, module.init(jax.random.key(0), jnp.ones((1, 64))))
+    with pytest.raises(LearnerError, match=r"with a train batch \(x: float32\[4, 32\]\): ScopeParamShapeError: "):
+        checked(lambda m, b: Own(m(b["x"]).sum()), given=given, batch=WIDE)
+    with pytest.raises(LearnerError, match=r"with a train batch \(x: float32\[4, 32\]\): TypeError: dot_general"):
+        checked(lambda m, b: Own(m(b["x"]).sum()), given=nnx.Linear(64, 2, rngs=nnx.Rngs(0)), batch=WIDE)
 
 
 def test_predicting_needs_no_loss():
@@ -282,6 +338,42 @@ def test_labels_that_do_not_count_may_be_anything():
     assert "go from 0 to 5" in problem
     (problem,), _ = checked(ignored, Accuracy(), batch=batch)
     assert "go from -100 to 2" in problem
+
+
+def own_labels(model, batch):
+    return Own(loss_of(model), 4, batch["x"] @ model["w"], batch["label"])
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda metric: Subset(metric, "label", 0),
+        lambda metric: By(metric, "label", ["cats"]),
+        lambda metric: Aggregate("A", {"a": Loss(), "b": Subset(metric, "label", 0)}, lambda a, b: a + b),
+    ],
+    ids=["subset", "by", "aggregate of a subset"],
+)
+def test_labels_that_a_metric_within_another_ignores_may_be_anything(wrapped):
+    def with_groups(model, batch):
+        return WithGroups(**vars(own_labels(model, batch)), label=batch["label"])
+
+    batch = labelled(0, -100, 2, -100)
+    assert checked(with_groups, wrapped(Accuracy(ignore_label=-100)), batch=batch) == ([], False)
+    (problem,), _ = checked(with_groups, wrapped(Accuracy()), batch=batch)
+    assert "go from -100 to 2" in problem
+
+
+def test_labels_that_nothing_reads_may_be_anything():
+    """As where only validation has a metric of them, and the loss is one's own."""
+    batch = labelled(0, -100, 2, 9)
+    assert checked(own_labels, Loss(), batch=batch) == ([], False)
+    assert checked(own_labels, batch=labelled(9, 9, 9, 9)) == ([], False)
+
+
+def test_the_error_of_labels_says_how_some_do_not_count():
+    for labels, ignored in (((0, -100, -100, 7), -100), ((255, 0, 1, 2), 255)):
+        (problem,), _ = checked(batch=labelled(*labels))
+        assert problem.endswith(f"not to count, give the output a mask, or its metrics ignore_label={ignored}")
 
 
 def test_labels_that_the_step_makes_cannot_be_told():
@@ -446,3 +538,28 @@ def test_leaves_that_are_not_finite_are_named():
 def test_a_regression_that_would_broadcast():
     with pytest.raises(LearnerError, match=r"\(4, 3\).*\(4, 2\)"):
         checked(lambda m, b: RegressionOutput.from_predictions(b["x"] @ m["w"], b["t"]))
+
+
+# -- metrics of classes and of numbers ---------------------------------------------------------------------------------
+
+
+def test_metrics_of_scores_that_are_given_something_else():
+    problems, _ = checked(classify, Precision(4), AUROC("binary"), R2(), ConfusionMatrix(3))
+    assert len(problems) == 3
+    assert "the metric Precision cannot be computed from train_step's output: Precision got" in problems[0]
+    assert "it has classes=4, and needs as many logits for each row" in problems[0]
+    assert "the metric R2 needs predictions, which train_step's ClassificationOutput does not have" in problems[1]
+    assert "the metric AUROC (binary) cannot be computed" in problems[2]
+
+    def only_labels(model, batch):
+        return Own(loss_of(model), logits=batch["label"], targets=batch["label"])
+
+    (problem,), _ = checked(only_labels, Precision(3))
+    assert "it needs scores (floating-point logits), not predicted classes" in problem
+
+
+def test_a_label_that_a_collecting_metric_ignores_is_none_outside_of_the_classes():
+    batch = {**BATCH, "label": np.array([0, -100, 2, 1], np.int32)}
+    (problem,), _ = checked(classify, AUROC(), batch=batch)
+    assert "the labels 'label' go from -100 to 2" in problem
+    assert checked(classify, AUROC(ignore_label=-100), batch=batch) == ([], False)

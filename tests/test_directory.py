@@ -35,6 +35,7 @@ OURS = [
     "journal.jsonl",
     "experiment.log",
     "config.yaml",
+    "model.json",
     "summary.json",
     "checkpoint/6/model/d/0",
     "checkpoint/12.partial.orbax-checkpoint-tmp/model/d/0",
@@ -44,6 +45,11 @@ OURS = [
     "valid/epoch-1/Loss.log",
     "valid-ood/epoch-12/Top-5_Accuracy.log",
     "custom/epoch-1/norm.log",
+    "metrics.jsonl",
+    "metrics.csv",
+    "mlflow.json",
+    "wandb.json",
+    "tensorboard/events.out.tfevents.1700000000.host.learner",
 ]
 THEIRS = [
     "notes.md",
@@ -56,6 +62,8 @@ THEIRS = [
     "train/epoch-x/Loss.log",
     "data/epoch-1/download.log",
     "valid-ood/images/1.png",
+    "wandb/offline-run-1/run.wandb",
+    "tensorboard-of-others/events.out.tfevents.1700000000.host.learner",
 ]
 
 
@@ -115,10 +123,11 @@ def test_checkpoints_behind_a_link_are_removed_and_the_link_stays(tmp_path):
 def test_nothing_is_removed_behind_other_links(tmp_path):
     """Neither a checkpoint, nor a split, an epoch or a log that is a link takes with it what it leads to."""
     run, other = tmp_path / "run", tmp_path / "other"
-    write(other, "7/model", "epoch-1/Loss.log", "Loss.log")
+    write(other, "7/model", "epoch-1/Loss.log", "Loss.log", "events.out.tfevents.1700000000.host.learner")
     write(run, "journal.jsonl", "checkpoint/6/model", "valid/epoch-1/Loss.log", "train/epoch-1/Loss.log")
     (run / "checkpoint/7").symlink_to(other / "7")
     (run / "valid-linked").symlink_to(other)
+    (run / "tensorboard").symlink_to(other)
     (run / "valid/epoch-2").symlink_to(other / "epoch-1")
     (run / "train/epoch-1/Linked.log").symlink_to(other / "Loss.log")
     before = tree_of(other)
@@ -126,7 +135,8 @@ def test_nothing_is_removed_behind_other_links(tmp_path):
     remove_run(run)
     assert tree_of(other) == before
     assert not holds_run(run)
-    assert sorted(p.relative_to(run).as_posix() for p in run.rglob("*")) == ["valid", "valid-linked", "valid/epoch-2"]
+    left = sorted(p.relative_to(run).as_posix() for p in run.rglob("*"))
+    assert left == ["tensorboard", "valid", "valid-linked", "valid/epoch-2"]
 
 
 def test_prepare(tmp_path):

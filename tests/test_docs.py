@@ -1,7 +1,20 @@
-"""What the documents say exists."""
+"""What the documents say exists, and what they show comes out."""
 
+import contextlib
+import io
+import json
 import re
+import shlex
+import sys
 from pathlib import Path
+
+import jax
+import pytest
+from shown import assert_shown
+from written import write_run, write_steps
+
+from learner.cli.main import main
+from learner.lock import locked
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "reliability.md").read_text()
@@ -13,3 +26,424 @@ def test_every_test_that_is_named_exists():
     named = set(re.findall(r"`(?:tests/)?(?:\w+/)*(test_\w+(?:\.py)?)(?:\[\w+\])?`", DOCUMENT))
     assert len(named) > 40
     assert named - defined == set()
+
+
+def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
+    """About the same: other versions of XLA place other arrays in one another."""
+    text = (ROOT / "docs" / "precision.md").read_text()
+    (code,), (shown,) = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "text")
+    )
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    found, expected = (re.findall(r"(\w+) (\d+) MB", each) for each in (printed.getvalue(), shown))
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    for (_, a), (_, b) in zip(found, expected, strict=True):
+        assert abs(int(a) - int(b)) <= 0.2 * int(b) + 1
+
+
+def test_the_schedules_that_are_shown(tmp_path, monkeypatch):
+    """The Python runs and prints what is shown, the config is the same schedule, and no schedule is left out."""
+    import yaml
+
+    import learner.schedules
+    from learner.cli.keys import names_for
+    from learner.cli.recipes import recipe
+
+    text = (ROOT / "docs" / "schedules.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for kind, code in blocks:
+            if kind == "python":
+                exec(code, names)
+    assert printed.getvalue() == "".join(shown for kind, shown in blocks if kind == "text")
+    assert list(tmp_path.iterdir()) == []
+    (config,) = [yaml.safe_load(shown) for kind, shown in blocks if kind == "yaml"]
+    assert recipe(config["lr"], "lr", names_for("lr")).make() == names["lr"]
+    tabled = set(re.findall(r"`(\w+)\(", "".join(line for line in text.splitlines() if line.startswith("| `"))))
+    assert tabled == set(learner.schedules.__all__) - {"Resolved", "RunLength", "Schedule"}
+
+
+def test_the_configs_of_precision_can_be_read():
+    import yaml
+
+    from learner import LearnerBuilder
+    from learner.cli.keys import names_for
+    from learner.cli.options import option
+
+    text = (ROOT / "docs" / "precision.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    for name, value in [item for block in blocks for item in yaml.safe_load(block).items()]:
+        option(LearnerBuilder, name, value, name, names_for(name) or None).apply(LearnerBuilder("unused"))
+
+
+def test_the_optimizers_of_the_document(tmp_path):
+    """The Python prints what is shown, and the config is the same optimizer but for one rate."""
+    import yaml
+
+    from learner.cli.keys import names_for
+    from learner.cli.recipes import recipe
+
+    text = (ROOT / "docs" / "optimizers.md").read_text()
+    python, config, shown = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "yaml", "text")
+    )
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec("\n".join(python), names)
+    assert printed.getvalue() == "".join(shown)
+    how = {"alone": True, "kind": "optimizer"}
+    said = recipe(yaml.safe_load(config[0])["optimizer"], "optimizer", names_for("optimizer"), **how).make()
+    for one, other in zip(said.groups, names["optimizer"].groups, strict=True):
+        assert (one.match, one.weight_decay) == (other.match, other.weight_decay)
+    assert said.groups[2].lr == names["optimizer"].groups[2].lr
+    assert (said.optimizer.weight_decay, said.optimizer.weight_decay_on) == (0.01, "kernels")
+
+
+def test_the_sources_do_what_is_shown(tmp_path, monkeypatch):
+    """But for times."""
+    text = (ROOT / "docs" / "data-sources.md").read_text()
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    names, shown, printed = {}, [], io.StringIO()
+    for kind, block in blocks:
+        with contextlib.redirect_stdout(printed):
+            exec(block, names) if kind == "python" else shown.append(block)
+    lines, expected = printed.getvalue().splitlines(), "".join(shown).splitlines()
+    assert len(lines) == len(expected)
+    assert lines[:-1] == expected[:-1]
+    assert lines[-1].startswith("read in ")
+
+
+def test_every_source_is_in_the_table_and_in_configs(tmp_path, monkeypatch):
+    import yaml
+
+    from learner.cli.sources import source
+    from learner.data import sources
+
+    text = (ROOT / "docs" / "data-sources.md").read_text()
+    assert [name for name in sources.__all__ if f"`{name}" not in text] == []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mymodule", raising=False)
+    (tmp_path / "mymodule.py").write_text("def my_torch_dataset():\n    return [([1.0], 0), ([2.0], 1)]\n")
+    (tmp_path / "iris.csv").write_text("length,width,kind\n5.1,3.5,setosa\n6.2,3.4,virginica\n")
+    blocks = [yaml.safe_load(b) for b in re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
+    found = [next(iter(source(block["train"], "train", 0).make())) for block in blocks]
+    assert [sorted(batch) for batch in found] == [["features", "label"], ["image", "label"]]
+
+
+def test_the_code_about_data_gives_what_is_shown(monkeypatch):
+    text = (ROOT / "docs" / "data.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 6
+    names = {}
+    for code, shown in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, names)
+        assert printed.getvalue() == shown
+
+
+def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
+    import yaml
+
+    from learner.cli.sources import source
+
+    monkeypatch.delitem(sys.modules, "mymodule", raising=False)
+    (tmp_path / "mymodule.py").write_text("def flip(item, rng):\n    return item\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = (ROOT / "docs" / "data.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    made = {key: source(value, key, 0).make() for key, value in yaml.safe_load(block).items()}
+    assert (made["train"].num_items(), len(made["train"]), made["valid"].num_items()) == (992, 31, 144)
+    assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)
+
+
+def test_the_code_about_records_runs(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "records.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for block in code:
+            exec(block, names)
+    assert len(code) == 3
+    assert printed.getvalue() == shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.mpk.gz", "model.safetensors"]
+
+
+@pytest.mark.full
+def test_the_code_of_loops_prints_what_is_shown(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "loops.md").read_text()
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names, compared = {"__name__": "loops"}, 0
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for (kind, code), (following, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+            if kind == "python":
+                with contextlib.redirect_stdout(io.StringIO()) as printed:
+                    exec(compile(code, "a block of loops.md", "exec"), names)
+                shown = shown if following == "text" else ""
+                compared += bool(shown)
+                without = [re.sub(r"(?<=Accuracy )[\d.]+", "#", each) for each in (printed.getvalue(), shown)]
+                assert without[0] == without[1]
+    assert compared == 5
+    assert not (tmp_path / "runs" / "unused").exists()
+
+
+def test_links_of_loops_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "docs" / "loops.md").read_text())
+    assert len(links) >= 7
+    for link in links:
+        assert (ROOT / "docs" / link).exists(), link
+
+
+def test_the_code_about_runs_prints_what_is_shown(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "runs.md").read_text()
+    (code,), (shown,) = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "text")
+    )
+    monkeypatch.chdir(tmp_path)
+    for epoch in (1, 2, 3):
+        write_steps(write_run("runs/digits") if epoch == 1 else "runs/digits", "Loss", epoch, [1, 2])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    assert printed.getvalue() == shown
+
+
+def test_the_code_about_profiles_writes_them(tmp_path, monkeypatch):
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "profile.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    assert printed.getvalue().startswith("steps 6 to 20: ")
+    for place, steps in (("profile", [5, 20]), ("runs/profiled/profile", [10, 30])):
+        found = json.loads(Path(place, "profile.json").read_text())
+        assert [found["first"], found["last"]] == steps
+
+
+def test_the_commands_about_runs(tmp_path, monkeypatch):
+    """All that are shown, as they stand there."""
+    text = (ROOT / "docs" / "runs.md").read_text()
+    lines = [line.partition("#")[0].partition(">")[0] for line in text.splitlines() if line.startswith("learner ")]
+    assert len(lines) >= 9
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    write_run("runs/digits", {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]})
+    for line in lines:
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert main(shlex.split(line)[1:]) == 0, line
+
+
+def test_the_code_about_metrics_prints_what_is_shown(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    assert len(blocks) >= 2
+    for code, shown in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, names)
+        assert printed.getvalue() == shown
+
+
+def test_the_configs_of_metrics_can_be_read():
+    import yaml
+
+    from learner import LearnerBuilder
+    from learner.cli.keys import names_for
+    from learner.cli.options import option
+
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    builder = LearnerBuilder("unused")
+    for name, value in [item for block in blocks for item in yaml.safe_load(block).items()]:
+        option(LearnerBuilder, name, value, name, names_for(name)).apply(builder)
+
+
+def test_every_metric_is_in_the_table_by_its_name():
+    """And the other way round; with its name, and an arrow for its direction."""
+    import inspect
+
+    import learner.metrics
+
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    bases = {"CollectingMetric", "HostMetric", "MeanMetric", "Metric", "MetricBase"}
+    metrics = {name: getattr(learner.metrics, name) for name in learner.metrics.__all__ if name not in bases}
+    metrics = {n: m for n, m in metrics.items() if inspect.isclass(m) and issubclass(m, learner.metrics.MetricBase)}
+    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    tabled = {re.match(r" *`(\w+)\(", cells[0]).group(1): cells for cells in rows if "(" in cells[0]}
+    elsewhere = (ROOT / "docs" / "metrics-sequences-images.md").read_text()
+    of_classes_and_numbers = {
+        n for n, m in metrics.items() if "targets" in getattr(m, "fields", ()) and f"`{n}" not in elsewhere
+    }
+    assert of_classes_and_numbers <= set(tabled) <= set(metrics)
+    required = {"k": 5, "classes": 3, "q": 0.9}
+    for name in of_classes_and_numbers:
+        metric = metrics[name](**{p: required[p] for p in inspect.signature(metrics[name]).parameters if p in required})
+        arrow = {True: "↑", False: "↓", None: ""}[metric.higher_is_better]
+        assert (tabled[name][1].strip(), tabled[name][-1].strip()) == (metric.name, arrow)
+
+
+@pytest.mark.full
+def test_the_metrics_of_sequences_images_and_the_run():
+    """The Python prints what is shown, the config can be read, and every metric of these modules is in the table."""
+    import yaml
+
+    from learner import LearnerBuilder, metrics
+    from learner.cli.keys import names_for
+    from learner.cli.options import option
+
+    text = (ROOT / "docs" / "metrics-sequences-images.md").read_text()
+    names, shown, printed = {}, [], io.StringIO()
+    for kind, block in re.findall(r"^```(python|text)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        with contextlib.redirect_stdout(printed):
+            exec(block, names) if kind == "python" else shown.append(block)
+    assert printed.getvalue() == "".join(shown)
+    (config,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    builder = LearnerBuilder("unused")
+    for name, value in yaml.safe_load(config).items():
+        option(LearnerBuilder, name, value, name, names_for(name) or None).apply(builder)
+    tabled = set(re.findall(r"`(\w+)\(", "".join(line for line in text.splitlines() if line.startswith("| `"))))
+    modules = ("adaptors", "aggregates", "bleu", "edits", "groups", "images", "overlaps", "rouge", "sequences")
+    modules += ("speed", "system", "texts", "training")
+    here = {f"learner.metrics.{module}" for module in modules}
+    assert tabled - {"Perplexity"} == {n for n in metrics.__all__ if getattr(metrics, n).__module__ in here}
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("compiled_once")
+def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
+    import yaml
+    from tfevents import scalars
+
+    from learner import LearnerBuilder
+    from learner.cli.importing import exports
+    from learner.cli.keys import names_for
+    from learner.cli.options import option
+
+    text = (ROOT / "docs" / "loggers.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names = {"__name__": "loggers"}
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for (kind, code), (following, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+            if kind == "python":
+                with contextlib.redirect_stdout(io.StringIO()) as printed:
+                    exec(compile(code, "a block of loggers.md", "exec"), names)
+                assert printed.getvalue() == (shown if following == "text" else "")
+    assert [step for step, _ in scalars(tmp_path / "runs/logged/tensorboard")["step/train/Loss"]] == [*range(5, 47, 5)]
+    (config,) = [yaml.safe_load(code) for kind, code in blocks if kind == "yaml"]
+    builder = LearnerBuilder(tmp_path / "config")
+    option(LearnerBuilder, "metric_loggers", config["metric_loggers"], "", names_for("metric_loggers")).apply(builder)
+    assert [type(each).__name__ for each in builder._options.loggers] == ["JsonLines", "TensorBoard"]
+    tabled = set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE))
+    assert tabled == {*exports("learner.loggers", "learner.events.Listener")} - {"MetricLogger"}
+
+
+def test_the_code_about_renderers_prints_what_is_shown(tmp_path, monkeypatch):
+    import yaml
+
+    from learner import LearnerBuilder
+    from learner.cli.importing import exports
+    from learner.cli.keys import names_for
+    from learner.cli.options import option
+
+    text = (ROOT / "docs" / "renderers.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names = {"__name__": "renderers"}
+    monkeypatch.chdir(tmp_path)
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+        for kind, code in blocks:
+            if kind == "python":
+                exec(compile(code, "a block of renderers.md", "exec"), names)
+    assert printed.getvalue() == [code for kind, code in blocks if kind == "text"][-1]
+    (config,) = [yaml.safe_load(code) for kind, code in blocks if kind == "yaml"]
+    builder = LearnerBuilder(tmp_path / "config")
+    option(LearnerBuilder, "renderer", config["renderer"], "", names_for("renderer")).apply(builder)
+    assert type(builder._options.renderer).__name__ == "PlainRenderer"
+    tabled = set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE))
+    assert tabled == {*exports("learner.renderers", "learner.events.Listener")}
+
+
+def test_the_code_about_watching_prints_what_is_shown(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "watch.md").read_text()
+    (code,), (shown,) = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "text")
+    )
+    monkeypatch.chdir(tmp_path)
+    write_run("runs/digits")
+    with locked(Path("runs/digits")), contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    assert printed.getvalue() == shown
+
+
+def test_the_commands_about_watching(tmp_path, monkeypatch):
+    """All that are shown, as far as to the terminal."""
+    text = (ROOT / "docs" / "watch.md").read_text()
+    lines = [line.partition("#")[0] for line in text.splitlines() if line.startswith("learner ")]
+    assert len(lines) == 3
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("learner.cli.watch._refuse_pipes", lambda: None)
+    shown = []
+    monkeypatch.setattr("learner.watch.app.watch", lambda *given: shown.append(given) or 0)
+    write_run("runs/digits", {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]})
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0, line
+    assert [view.x for _, view, _ in shown] == ["step", "step", "epoch"]
+
+
+def test_the_keys_of_watching_are_in_the_table():
+    from learner.watch.keys import KEYS, SHOWN
+
+    text = (ROOT / "docs" / "watch.md").read_text()
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]
+    tabled = {key for row in rows for key in re.findall(r"`(.+?)`", row)}
+    assert tabled == {SHOWN.get(key, key) for key, *_ in KEYS}
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_the_overview_of_a_run_is_what_is_shown(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "summary.md").read_text()
+    code, shown = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for kind in ("python", "text")
+    )
+    names, printed = {"__name__": "summary"}, []
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for block in code:
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(block, "a block of summary.md", "exec"), names)
+            printed.append(out.getvalue())
+    assert (len(code), len(shown)) == (2, 2)
+    assert_shown(shown[0], printed[0])
+    assert printed[0].splitlines()[:13] == shown[0].splitlines()[:13]
+    assert printed[1].startswith(printed[0])  # fit prints the same, and then trains
+    assert printed[1].endswith(shown[1])
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("compiled_once")
+def test_the_commands_about_summaries(tmp_path, monkeypatch):
+    """All that are shown, in their order, after a run."""
+    lines = re.findall(r"^learner (?!= ).*$", (ROOT / "docs" / "summary.md").read_text(), re.MULTILINE)
+    assert len(lines) == 6
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for line in lines:
+        words = [*shlex.split(line)[1:], *(["--num_epochs=1"] if " fit " in line else [])]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert main(words) == 0, line
+        assert out.getvalue(), line

@@ -4,12 +4,27 @@ import dataclasses
 import pathlib
 import threading
 
+import numpy as np
 import pytest
 
 from learner import events
-from learner.events import Event, Listener, Message, MetricInfo, Outlet
+from learner.events import Event, Listener, Message, MetricInfo, Outlet, RunFailed, SplitEnded, StepsEnded
 
 WAIT = 30  # seconds after which something that should have happened is said to hang
+
+
+def message(number):
+    return Message(0.0, 20, str(number))
+
+
+def step(number):
+    ones = np.ones(1, np.float32)
+    return StepsEnded(0.0, "train", 1, number, 1, number, None, number, {"Loss": ones}, ones, 0.1)
+
+
+def said(event):
+    """What tells it apart here."""
+    return event.text if isinstance(event, Message) else str(event.step)
 
 
 class Memory(Listener):
@@ -19,7 +34,7 @@ class Memory(Listener):
         self.told, self.threads, self.closed = [], set(), 0
 
     def on_event(self, event):
-        self.told.append(event.text)
+        self.told.append(said(event))
         self.threads.add(threading.current_thread())
 
     def close(self):
@@ -58,10 +73,6 @@ class Raising(Memory):
             raise RuntimeError("cannot close")
 
 
-def message(number):
-    return Message(0.0, 20, str(number))
-
-
 def texts(count):
     return [str(number) for number in range(count)]
 
@@ -85,7 +96,7 @@ def test_a_slow_listener_holds_nobody_and_what_it_missed_is_one_warning():
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     for number in range(100):  # would wait for ever here
-        outlet.put(message(number))
+        outlet.put(step(number))
     listener.gate.set()
     outlet.close(WAIT)
     assert listener.told == ["first", *texts(10)]
@@ -99,15 +110,43 @@ def test_a_listener_that_was_slow_is_told_again_once_it_has_room():
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     for number in range(5):
-        outlet.put(message(number))
+        outlet.put(step(number))
     listener.gate.set()
     caught_up = threading.Event()
-    listener.on_event = lambda event: (Memory.on_event(listener, event), caught_up.set() if event.text == "1" else None)
+    last = lambda event: caught_up.set() if said(event) == "1" else None  # noqa: E731
+    listener.on_event = lambda event: (Memory.on_event(listener, event), last(event))
     assert caught_up.wait(WAIT)
     outlet.put(message("last"))
     outlet.close(WAIT)
     assert listener.told == ["first", "0", "1", "last"]
     assert warnings == ["Blocked was too slow: 3 events were not shown to it"]
+
+
+def test_a_slow_listener_misses_steps_but_not_how_the_run_ended():
+    listener, warnings = Blocked(), []
+    outlet = Outlet(listener, warnings.append, size=4)
+    outlet.put(message("first"))
+    assert listener.entered.wait(WAIT)
+    others = [SplitEnded(0.0, "valid", 1, 70, {}, 0.1), events.Saved(0.0, 1, 71, pathlib.Path("x"), 0.1)]
+    for event in (*map(step, range(50)), *others, step(60), message("warning"), RunFailed(0.0, 1, 72, "no")):
+        outlet.put(event)
+    listener.gate.set()
+    outlet.close(WAIT)
+    assert listener.told == ["first", *texts(4), "70", "71", "warning", "72"]
+    assert warnings == ["Blocked was too slow: 47 events were not shown to it"]
+
+
+def test_a_listener_that_hangs_for_long_does_not_fill_the_memory():
+    listener, warnings = Blocked(), []
+    outlet = Outlet(listener, warnings.append, size=2)
+    outlet.put(message("first"))
+    assert listener.entered.wait(WAIT)
+    for number in range(200):
+        outlet.put(message(number))
+    listener.gate.set()
+    outlet.close(WAIT)
+    assert listener.told == ["first", *texts(2 * 64)]
+    assert warnings == ["Blocked was too slow: 72 events were not shown to it"]
 
 
 @pytest.mark.parametrize("at", [1, 3])
@@ -144,7 +183,7 @@ def test_a_listener_that_cannot_close_is_one_warning(fails_before):
     assert warnings == [f"Raising failed and is detached; training goes on: {error}"]
 
 
-@pytest.mark.parametrize("queued", [0, 2, 50], ids=["nothing queued", "full", "overfull"])
+@pytest.mark.parametrize("queued", [0, 2, 150], ids=["nothing queued", "full", "overfull"])
 def test_a_hanging_listener_is_left_behind(queued):
     listener, warnings = Blocked(), []
     outlet = Outlet(listener, warnings.append, size=2)
@@ -158,6 +197,8 @@ def test_a_hanging_listener_is_left_behind(queued):
     assert not thread.is_alive()
     assert warnings[0] == "Blocked hangs and was left behind"
     listener.gate.set()
+    outlet._thread.join(WAIT)
+    assert not outlet._thread.is_alive(), "it ends when it comes back"
 
 
 def test_outlets_do_not_wait_for_each_other():
@@ -204,3 +245,16 @@ def test_the_base_listener_takes_every_event_and_closes():
     listener = Listener()
     listener.on_event(events.Saved(0.0, 1, 2, pathlib.Path("x"), 0.1))
     listener.close()
+
+
+def test_ending_does_not_wait_and_what_is_queued_is_delivered():
+    listener, warnings = Blocked(), []
+    outlet = Outlet(listener, warnings.append, size=3)
+    outlet.put(message("first"))
+    assert listener.entered.wait(WAIT)
+    for number in range(3):  # it is full
+        outlet.put(step(number))
+    outlet.end()
+    listener.gate.set()
+    outlet.close(WAIT)
+    assert (listener.told, listener.closed, warnings) == (["first", *texts(3)], 1, [])

@@ -1,5 +1,6 @@
 """Training end to end: what `fit` returns and leaves, for every kind of data and length."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -38,8 +39,9 @@ from runs import (
     tree_of,
     valid_data,
 )
+from stopped import some
 
-from learner import LearnerError
+from learner import Learner, LearnerError
 from learner.data import ArrayDataset, DataLoaderBuilder
 from learner.history import read_history
 from learner.metrics import GradientNorm, IterationSpeed, LearningRate, TopKAccuracy
@@ -160,7 +162,7 @@ def test_the_files(trained):
         for split, names in (("train", ("Learning_Rate",)), ("valid", ()))
         for name in ("Loss", "Accuracy", "Last_Row", *names)
     }
-    assert paths == {"experiment.log", "journal.jsonl", "summary.json", *logs}
+    assert paths == {"experiment.log", "journal.jsonl", "model.json", "summary.json", *logs}
     assert saved_steps(directory) == [STEPS, 2 * STEPS, 3 * STEPS]
 
 
@@ -302,17 +304,17 @@ def reference(tmp_path_factory, compiled_once):
     return model_bits(result.model), logs_of(directory)
 
 
-@pytest.mark.parametrize("kind", DATA)
+MOST = {"list", "unsized iterable", "loader of arrays", "grain iter"}
+
+
+@pytest.mark.parametrize("kind", some(DATA, MOST))
 def test_the_same_batches_in_any_form_give_the_same_run(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2))
     result = learner.fit(DATA[kind](), ragged(9))
     assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
 
 
-MOST = ("list", "generator function", "loader of items", "grain map")
-
-
-@pytest.mark.parametrize("kind", [k if k in MOST else pytest.param(k, marks=pytest.mark.full) for k in DATA])
+@pytest.mark.parametrize("kind", some(DATA, {"generator function", "loader of items", "grain map"}))
 def test_validation_data_in_any_form(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2))
     history = learner.fit(ragged()[:2], DATA[kind]()).history
@@ -373,7 +375,7 @@ RUNS_BY_STEPS = {
 }
 
 
-@pytest.mark.parametrize("kind", RUNS_BY_STEPS)
+@pytest.mark.parametrize("kind", some(RUNS_BY_STEPS, {"endless generator function", "generator"}))
 def test_num_steps(tmp_path, kind):
     result = build_line(quiet(tmp_path / "run", saves=True).num_steps(14), RATE).fit(RUNS_BY_STEPS[kind](), batches(8))
     model = ByHand()
@@ -478,7 +480,7 @@ def test_data_that_streams_gives_the_bits_of_data_on_the_device(tmp_path, traine
     assert model_bits(result.model) == model_bits(trained[1].model)
 
 
-@pytest.mark.parametrize("what", ["seed", "order", pytest.param("model", marks=pytest.mark.full)])
+@pytest.mark.parametrize("what", some(["seed", "order", "model"], {"seed"}))
 def test_what_should_change_training_does(tmp_path, trained, what):
     """The comparison of the tests above notices a difference."""
     learner = build_net(quiet(tmp_path / "run").num_epochs(3).seed(int(what == "seed")), Net(int(what == "model")))
@@ -527,7 +529,7 @@ def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):
     assert learner.fit(batches()).summary["steps"] == STEPS
 
 
-@pytest.mark.parametrize("start", ["resume", "best", "epoch"])
+@pytest.mark.parametrize("start", some(["resume", "best", "epoch"], {"best"}))
 def test_evaluate_looks_at_the_checkpoint_that_was_asked_for(tmp_path, start):
     builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
     history = build_line(builder, 0.3).fit(batches(), batches(8)).history["valid/Loss"]
@@ -566,3 +568,36 @@ def test_many_rates_at_once(tmp_path):
             model.step([batch], rate)
     for number, model in enumerate(models):
         np.testing.assert_allclose(states.params["w"][number], model.w, rtol=1e-4, atol=1e-6)
+
+
+class Thoughtful(Learner):
+    """Its loop says something between the dispatches, and is that of `fit` otherwise."""
+
+    def loop(self, run):
+        run.catch_up()
+        dispatches = run.dispatches()
+        with contextlib.closing(dispatches):
+            for dispatch in dispatches:
+                run.check()
+                run.train(dispatch)
+                run.log_numbers({"Norm": jnp.abs(run.model()["w"]).sum()})
+                run.end_step(ends_epoch=dispatch.ends_epoch)
+                run.save_if_due()
+        return run.finish("as it thought")
+
+
+def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
+    """Its numbers are logged at their steps, and all else is what it would have been; it is resumed like any other."""
+    plain = build_line(quiet(tmp_path / "plain", saves=True).num_epochs(2)).fit(batches(), batches(8))
+    for epochs in (1, 2):
+        builder = quiet(tmp_path / "own", saves=True).num_epochs(epochs).learner_class(Thoughtful).resume()
+        learner = build_line(builder)
+        result = learner.fit(batches(), batches(8))
+    assert type(learner) is Thoughtful
+    assert result.stopped_by == "as it thought"
+    assert model_bits(result.model) == model_bits(plain.model)
+    for key, values in plain.history.items():
+        assert result.history[key] == values
+    norms = result.history["custom/Norm"]
+    assert len(norms) >= 2
+    assert norms[-1] == pytest.approx(float(np.abs(plain.model["w"]).sum()), rel=1e-6)

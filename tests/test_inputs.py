@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 from flax import nnx
 from runs import BATCH, ROWS, Net, T, X, Y, arrays, batches, build_line, line, line_step, quiet, tree_of, valid_data
 
@@ -106,6 +107,12 @@ DATA = {
     "texts": (changed(t=lambda t: np.array(["a"] * len(t))), ["'t' of a train batch", "hold numbers"]),
     "objects": (changed(t=lambda t: np.array([None] * len(t))), ["'t' of a train batch", "dtype object"]),
     "rows of several lengths": (changed(t=lambda t: np.array([[1], [1, 2]], dtype=object)), ["'t'", "dtype object"]),
+    "arrays in a tuple": ((X, X[:, 0]), ["a tuple of arrays of shapes [", "build({'x': x, 'y': y})"]),
+    "numbers": ([1, 2, 3], ["the array []", "A loader yields batches: dicts", "DataLoaderBuilder().batch_size(32)"]),
+    "words": (["one", "two"], ["the array of a train batch has dtype <U3", "A loader yields batches"]),
+    "lists in a dict": ([{"x": [[1.0], [2.0]], "t": [1.0, 2.0]}], ["'t.0' []", "Lists are read number by number"]),
+    "lists of numbers": ([[1, 2], [3, 4]], ["'0' [], '1' []", "A loader yields batches"]),
+    "items": ([{"x": X[0], "t": 1.0}] * 4, ["'t' [], 'x' [3]", "DataLoaderBuilder().batch_size(32).build(items)"]),
     "batches without arrays": ([{}], ["holds no arrays", "{}"]),
     "batches that are None": ([None], ["holds no arrays", "None"]),
 }
@@ -160,6 +167,39 @@ def test_what_can_be_read_once_but_is_needed_more_often(tmp_path, split):
     assert f"the {split} data" in message
     assert "num_epochs is 3" in message
     assert "generator function itself" in message
+
+
+def other_width(batch):
+    return {**batch, "x": batch["x"].repeat(2, axis=1)}
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_later_batch_that_the_model_does_not_fit_is_told_with_its_shapes(tmp_path, split):
+    """Of a loop, and of a step alone."""
+    for data in (batches()[:2], batches()[:1]):
+        data = {"train": batches(), "valid": batches()} | {split: [*data, other_width(batches()[2])]}
+        with pytest.raises(LearnerError) as raised:
+            build_line(quiet(tmp_path / "run", overwrite=True)).fit(data["train"], data["valid"])
+        step = "the train step" if split == "train" else "valid_step"
+        said = (
+            f"{step} cannot be traced with a {split} batch (t: float32[4, 1], x: float32[4, 6], y: int32[4]): TypeError"
+        )
+        assert str(raised.value).startswith(said)
+        assert f"({runs.__file__}, line " in str(raised.value)
+
+
+def test_a_batch_of_a_loop_of_ones_own_that_the_model_does_not_fit(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    state, _ = learner.train_step(learner.init(), batches()[0])
+    with pytest.raises(
+        LearnerError, match=r"train_step cannot be traced with the batch \(t: float32\[4, 1\], x: float32"
+    ):
+        learner.train_step(state, other_width(batches()[0]))
+    learner.valid_step(state, batches()[0])
+    with pytest.raises(
+        LearnerError, match=r"valid_step cannot be traced with the batch \(t: float32\[4, 1\], x: float32"
+    ):
+        learner.valid_step(state, other_width(batches()[0]))
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -320,7 +360,7 @@ def test_monitors(tmp_path, what, key, parts):
 def test_a_monitor_of_validation_without_validation(tmp_path):
     builder = quiet(tmp_path / "run").early_stopping(MetricEarlyStopping("valid/Loss"))
     message = refused(build_line(builder), batches())
-    assert "early stopping monitors 'valid/Loss', which no metric provides" in message
+    assert "early stopping monitors 'valid/Loss', and there is no validation data; there are: 'train/" in message
     assert "train/Loss" in message
 
 
@@ -375,14 +415,15 @@ def test_after_an_error_the_learner_can_still_be_fitted(tmp_path):
 def test_what_is_right_is_not_refused(tmp_path):
     """Nothing is compiled to find that out either."""
     from learner.inputs import checked_step, read_inputs
+    from learner.strategies import SingleDevice
 
     learner = build_line(quiet(tmp_path / "run"))
     options = Options(tmp_path / "run")
     options.train_metrics, options.valid_metrics = learner._options.train_metrics, learner._options.valid_metrics
     with CompileTimes() as compiled:
-        inputs = read_inputs(options, batches(), {"a": valid_data(), "b": batches()})
+        inputs = read_inputs(options, batches(), {"a": valid_data(), "b": batches()}, SingleDevice())
         state = jax.eval_shape(learner.init)
-        step = checked_step(options, learner._step, state, inputs, None)
+        step = checked_step(options, learner._step, state, inputs, None, SingleDevice())
     assert compiled.count == 0
     assert list(inputs.valid) == ["valid-a", "valid-b"]
     assert inputs.firsts["train"]["t"].tolist() == T[:BATCH].tolist()

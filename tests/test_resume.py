@@ -76,6 +76,7 @@ def test_from_an_older_epoch(copy, five):
     assert starts == [0, 12]
 
 
+@pytest.mark.full
 def test_from_older_epochs_twice(copy, five):
     fit_five(quiet(copy).checkpoint(epoch=4))
     result = fit_five(quiet(copy).checkpoint(epoch=1))
@@ -89,7 +90,9 @@ def saved_in(directory):
     return sorted(int(path.name) for path in (directory / "checkpoint").iterdir())
 
 
-@pytest.mark.parametrize(("asked", "start"), [({"step": 24}, 24), ({"epoch": "best"}, 6)])
+@pytest.mark.parametrize(
+    ("asked", "start"), [pytest.param({"step": 24}, 24, marks=pytest.mark.full), ({"epoch": "best"}, 6)]
+)
 def test_from_a_step_or_from_the_best(copy, five, asked, start):
     result = fit_five(quiet(copy).checkpoint(**asked))
     same(all_of(copy, result), five[1])

@@ -1,5 +1,6 @@
 """What happens in a run: decisions, hooks, saves, and what goes wrong in its threads."""
 
+import re
 import threading
 import time
 import traceback
@@ -37,6 +38,7 @@ from learner.events import (
     EpochEnded,
     EpochStarted,
     Message,
+    Outlet,
     RunEnded,
     RunFailed,
     RunStarted,
@@ -45,8 +47,8 @@ from learner.events import (
     StepsEnded,
 )
 from learner.history import read_history
-from learner.loggers import MemoryLogger, RunFiles
-from learner.metrics import LearningRate
+from learner.loggers import MemoryLogger, RunFiles, Webhook
+from learner.metrics import CollectingMetric, LearningRate
 from learner.run import Position, Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -76,8 +78,8 @@ def test_the_position_counts_batches_and_steps():
     ("options", "losses", "epochs"),
     [
         ({"patience": 2}, [4.0, 1.0, 4.0, 1.0, 0.0], 4),
-        ({"patience": 2, "warmup": 3}, [1.0, 4.0, 4.0, 4.0, 4.0, 4.0], 5),
-        ({"patience": 2, "min_delta": 0.5}, [4.0, 3.75, 3.25, 3.0, 3.0, 3.0], 5),
+        pytest.param({"patience": 2, "warmup": 3}, [1.0, 4.0, 4.0, 4.0, 4.0, 4.0], 5, marks=pytest.mark.full),
+        pytest.param({"patience": 2, "min_delta": 0.5}, [4.0, 3.75, 3.25, 3.0, 3.0, 3.0], 5, marks=pytest.mark.full),
         ({"patience": 2, "mode": "max"}, [1.0, 4.0, NAN, 1.0, 9.0], 4),
         ({"patience": 6}, [4.0, 4.0, 4.0, 4.0, 4.0, 4.0], 6),
     ],
@@ -277,8 +279,8 @@ def test_every_other_epoch_and_the_end(tmp_path):
 @pytest.mark.parametrize(
     ("every", "saved"),
     [
-        ({"every_steps": 4}, [4, 8, 12, 13]),
-        ({"every_steps": 6}, [6, 12, 13]),
+        pytest.param({"every_steps": 4}, [4, 8, 12, 13], marks=pytest.mark.full),
+        pytest.param({"every_steps": 6}, [6, 12, 13], marks=pytest.mark.full),
         ({"every_steps": 4, "every_epochs": 1}, [4, 6, 8, 12, 13]),
         ({"every_steps": 100}, [13]),
     ],
@@ -386,15 +388,21 @@ def fails_with(error, learner, *data):
 @pytest.mark.parametrize("when", [1, 2])
 def test_async_save_error_surfaces(tmp_path, monkeypatch, when):
     error, calls, save = OSError(28, "No space left on device"), [], CheckpointStore.save
+    failed = threading.Event()
 
     def failing_disk(self, step, items, progress):
         calls.append(step)
         if len(calls) == when:
+            failed.set()
             raise error
         save(self, step, items, progress)
 
+    def after_step(info, model):
+        if info.step == when * STEPS + 1:
+            assert failed.wait(60)  # the run is not over before the disk fails
+
     monkeypatch.setattr(CheckpointStore, "save", failing_disk)
-    builder = quiet(tmp_path / "run").num_epochs(50).with_file_checkpointer(keep_last=9)
+    builder = quiet(tmp_path / "run").num_epochs(50).with_file_checkpointer(keep_last=9).every(1, after_step)
     assert "failing_disk" in fails_with(error, build_line(builder), batches())
     assert journal_of(tmp_path / "run")[-1]["step"] < 50 * STEPS
     assert calls == [STEPS * n for n in range(1, when + 1)]
@@ -517,3 +525,77 @@ def test_a_resumed_run_tells_so(tmp_path):
     assert (started.epoch, started.step, started.resumed) == (2, STEPS, True)
     assert [event.epoch for event in memory.of(EpochStarted)] == [2]
     assert [entry["resumed"] for entry in journal_of(tmp_path / "run") if entry["event"] == "start"] == [False, True]
+
+
+class Hangs(MemoryLogger):
+    """Holds at the end of the run until `gate` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def close(self):
+        assert self.gate.wait(60)
+        super().close()
+
+
+def test_loggers_that_hang_at_the_end_are_waited_for_together_and_the_screen_says_so(tmp_path, monkeypatch):
+    """Each gets what the others have left of the time; the renderer is closed last."""
+    waits, wait = [], Outlet.close
+    monkeypatch.setattr(Outlet, "close", lambda outlet, seconds: waits.append(seconds) or wait(outlet, 0.05))
+    loggers, screen = [Hangs(), MemoryLogger(), Hangs()], MemoryLogger()
+    build_line(quiet(tmp_path / "run").renderer(screen).metric_loggers(*loggers)).fit(batches())
+    for logger in loggers[::2]:
+        logger.gate.set()
+    assert [event.text for event in screen.of(Message)] == ["Hangs hangs and was left behind"] * 2
+    assert screen.closed
+    assert len(waits) == 4
+    assert all(1.0 <= seconds <= 10.0 for seconds in waits)
+    assert waits == sorted(waits, reverse=True)
+
+
+class Matrix(CollectingMetric):
+    """A metric that can be drawn."""
+
+    name = "Matrix"
+    numeric = False
+    fields = ("targets",)
+
+    def collect(self, output):
+        return output.targets
+
+    def compute(self, rows):
+        return np.asarray(rows)
+
+    def text(self, value):
+        return f"{len(value)} rows"
+
+    def picture(self, value):
+        return np.full((len(value), 2), 7, np.uint8)
+
+
+def test_pictures_are_drawn_by_those_who_want_them(tmp_path, monkeypatch):
+    drawn, draw = [], Matrix.picture
+    monkeypatch.setattr(Matrix, "picture", lambda metric, value: drawn.append(len(value)) or draw(metric, value))
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path / "run").metric_valid(Matrix()).metric_loggers(memory)).fit(batches(), valid_data())
+    train, valid = memory.of(SplitEnded)
+    assert (train.pictures, drawn) == ({}, [])
+    assert valid.values["Matrix"] == "20 rows"
+    assert valid.pictures["Matrix"]().shape == (20, 2)
+    assert drawn == [20]
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("valid/Los", "Webhook monitors 'valid/Los', which no metric provides; did you mean 'valid/Loss'"),
+        ("valid/Matrix", "Webhook monitors 'valid/Matrix', which is not a number"),
+    ],
+)
+def test_a_logger_that_monitors_what_is_not_there_is_an_error(tmp_path, key, message):
+    webhook = Webhook("http://127.0.0.1:1", monitors=[key])
+    builder = quiet(tmp_path / "run").metric_valid(Matrix()).metric_loggers(webhook)
+    with pytest.raises(LearnerError, match=re.escape(message)):
+        build_line(builder).fit(batches(), valid_data())
+    assert not (tmp_path / "run").exists()

@@ -1,6 +1,8 @@
 """What a run is before its first step: how it will be dispatched, what decides about its checkpoints, what it says."""
 
+import dataclasses
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,13 @@ import optax
 import pytest
 from flax import nnx
 
-from learner import LearnerBuilder, RegressionOutput
+from learner import LearnerBuilder, LearnerError, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.data import feed as feed_module
 from learner.inputs import read_inputs
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
-from learner.start import decide_dispatch, describe, feeder_for, make_runner, monitor_of
+from learner.records import CompactRecorder
+from learner.start import decide_dispatch, describe, feeder_for, make_runner, monitor_of, refuse_parts
 from learner.strategies import SingleDevice
 
 
@@ -77,7 +80,7 @@ def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), 
         builder.steps_per_dispatch(k)
     learner = builder.build({"w": np.eye(3, dtype=np.float32)}, optax.sgd, 0.1, train_step=step, valid_step=step)
     strategy = strategy or SingleDevice()
-    inputs = read_inputs(learner._options, data, stream())
+    inputs = read_inputs(learner._options, data, stream(), strategy)
     feeder, plan = feeder_for(inputs, split, strategy, learner._options, pytest.fail)
     runner = make_runner(learner._step, learner.init(), strategy)
     return plan, decide_dispatch(runner, feeder, plan, learner._options, split, strategy)
@@ -172,7 +175,7 @@ def test_the_traced_program_is_not_traced_again():
 
     builder = LearnerBuilder("unused")
     learner = builder.build({"w": np.eye(3, dtype=np.float32)}, optax.sgd, 0.1, train_step=step)
-    inputs = read_inputs(learner._options, resident(8), None)
+    inputs = read_inputs(learner._options, resident(8), None, SingleDevice())
     strategy = SingleDevice()
     feeder, plan = feeder_for(inputs, "train", strategy, learner._options, pytest.fail)
     runner = make_runner(learner._step, learner.init(), strategy)
@@ -235,3 +238,20 @@ def test_the_log_does_not_speak_of_devices_that_were_chosen(caplog):
     with caplog.at_level(logging.INFO, "tests.describe"):
         describe(logging.getLogger("tests.describe"), learner._options, learner._step, learner.init(), SingleDevice())
     assert "devices and one is used" not in caplog.text
+
+
+def test_a_model_that_no_process_has_whole_is_not_recorded():
+    """What lies on the devices of several processes, or in each of them."""
+    learner = LearnerBuilder("unused").build({"w": jnp.ones((3, 3))}, optax.sgd, 0.1, train_step=linear)
+    apart = types.SimpleNamespace(is_fully_addressable=False, is_fully_replicated=False)
+    everywhere = types.SimpleNamespace(is_fully_addressable=False, is_fully_replicated=True)
+    state = learner.init()
+    several = dataclasses.replace(state, params={"a": apart, "b": everywhere, "c": np.ones(1)})
+    options = LearnerBuilder("unused").with_file_checkpointer(record=CompactRecorder())._options
+    refuse_parts(options, state)
+    refuse_parts(options, dataclasses.replace(several, params={"b": everywhere}))
+    refuse_parts(LearnerBuilder("unused")._options, several)
+    with pytest.raises(
+        LearnerError, match=r"1 of its arrays lie in parts .*\(params.a\): leave it out, and use learner"
+    ):
+        refuse_parts(options, several)

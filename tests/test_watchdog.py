@@ -345,6 +345,7 @@ def started(directory, config):
     return subprocess.run(words, cwd=directory, env=environment, text=True, capture_output=True, timeout=SECONDS)
 
 
+@pytest.mark.full
 def test_a_process_that_is_stuck(tmp_path, monkeypatch):
     """A call that never returns, and holds all locks that a run may hold: the exit code asks for another start."""
     config = CONFIG | {"watchdog": {"seconds": 0.3, "then": "end"}, "every": {"steps": 1, "fn": "stuck.in_c"}}

@@ -1,10 +1,12 @@
 """The ordered worker: what goes in comes out in order, or as an error in the loop's thread. Nothing ever hangs."""
 
+import dataclasses
 import errno
 import functools
 import itertools
 import os
 import threading
+import time
 import traceback
 import types
 
@@ -14,10 +16,19 @@ import numpy as np
 import pytest
 
 from learner import worker as worker_module
+from learner.errors import LearnerError
 from learner.events import EpochEnded, EpochStarted, Listener, Message, SplitEnded, StepsEnded
 from learner.history import History
 from learner.loggers.files import RunFiles
-from learner.metrics import CollectingMetric, HostMetric, IterationSpeed, Loss, Metric
+from learner.metrics import (
+    CollectingMetric,
+    HostMetric,
+    IterationSpeed,
+    Loss,
+    Metric,
+    RowsPerSecond,
+    TokensPerSecond,
+)
 from learner.steps.program import Values
 from learner.worker import Call, Closed, EpochClosed, Flight, Made, Pace, Worker
 
@@ -77,9 +88,9 @@ class Rows(CollectingMetric):
 def start():
     workers = []
 
-    def make(*metrics, files=None, outlets=(), collected=None):
+    def make(*metrics, files=None, outlets=(), collected=None, **told):
         by_split = {split: metrics or (Loss(),) for split in ("train", "valid")}
-        workers.append(Worker(by_split, files, History(), outlets, Pace(), lambda: 5.0, collected))
+        workers.append(Worker(by_split, files, History(), outlets, Pace(), lambda: 5.0, collected, **told))
         return workers[-1]
 
     yield make
@@ -112,6 +123,44 @@ def held(worker):
     worker.put(Call(lambda: (entered.set(), gate.wait(WAIT))))
     assert entered.wait(WAIT)
     return gate
+
+
+class Seconds(HostMetric):
+    """How long steps took."""
+
+    name = "Seconds"
+
+    def update(self, steps, seconds):
+        self.last = seconds
+        return seconds
+
+    def compute(self):
+        return self.last
+
+    def reset(self):
+        pass
+
+
+def test_what_came_before_steps_is_not_their_time(start):
+    """A hook, or a validation, before the loop began to work for them."""
+    seconds = Seconds()
+    worker = start(Loss(), seconds)
+    worker._last -= 1000
+    put_all(worker, dataclasses.replace(made(1, 0.5), since=time.perf_counter() - 10))
+    assert 10 <= seconds.last < 500
+
+
+def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
+    """It was away; what ended meanwhile took as long as steps did before."""
+    seconds = Seconds()
+    worker = start(Loss(), seconds)
+    worker._pace.per_step = 50.0
+
+    def long_ago():
+        worker._last -= 1000
+
+    put_all(worker, Call(long_ago), made(1, 0.5, 0.25))
+    assert seconds.last == 100
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
@@ -296,6 +345,51 @@ def test_a_host_metric_is_told_steps_and_seconds_and_reset_after_a_split(start):
     assert (Told.told, Told.resets, worker.history["train/Told"]) == ([(2, True), (1, True)], 1, [3.0])
 
 
+def test_a_host_metric_is_told_what_its_steps_worked_on(start):
+    worker = start(Loss(), RowsPerSecond(), TokensPerSecond(), IterationSpeed(), files=(files := Files()))
+    gate = held(worker)
+    worker.put(dataclasses.replace(made(1, 0.5, 0.5), rows=30))
+    worker.put(dataclasses.replace(made(3, 0.5), rows=12))
+    gate.set()
+    worker.wait()
+    (columns,) = [values for _, _, _, values, _ in files.calls]
+    per_step = [columns[name][0] / columns["Iteration Speed"][0] for name in ("Rows per Second", "Tokens per Second")]
+    np.testing.assert_allclose(per_step, [(30 + 12) / 3, (1 + 2 + 1) / 3], rtol=1e-6)  # by the weights of the values
+
+
+class Unknown(Loss):
+    name, undefined = "Unknown", "there is nothing to know"
+
+
+def test_a_value_that_is_not_defined_is_told_once(start):
+    told = []
+    worker = start(Loss(), Unknown(), undefined=told.append)
+    nan = {"Loss": jnp.float32(0.5), "Unknown": jnp.float32(jnp.nan)}
+    for epoch, values in enumerate(({**nan, "Unknown": jnp.float32(1)}, {**nan, "Loss": jnp.float32(jnp.nan)}), 1):
+        worker.put(Closed("train", epoch, epoch, None, values))
+    worker.wait()
+    assert told == []  # it has a number; where the loss has none, that is what is to be seen
+    for split, epoch in (("train", 3), ("valid", 3), ("train", 4)):
+        worker.put(Closed(split, epoch, epoch, None, nan))
+    worker.put(Closed("custom", 4, 4, None, {"norm": np.float32(np.nan)}))
+    worker.wait()
+    assert told == [
+        "train/Unknown of epoch 3 is not defined (NaN), which is said once: there is nothing to know",
+    ]
+
+
+class Elsewhere(Unknown):
+    name, fields = "Elsewhere", ("predictions",)
+
+
+def test_where_there_is_no_loss_the_others_are_told(start):
+    """Sequences that a model made have none."""
+    told = []
+    worker = start(Loss(), Elsewhere(), undefined=told.append)
+    put_all(worker, Closed("valid", 1, 1, None, {"Loss": jnp.float32(jnp.nan), "Elsewhere": jnp.float32(jnp.nan)}))
+    assert [text.split(" of ")[0] for text in told] == ["valid/Elsewhere"]
+
+
 def test_text_metrics_are_text_and_have_no_column(start):
     class Words(Metric):
         name, numeric = "Words", False
@@ -334,6 +428,16 @@ def test_collected_rows_are_joined_in_order_across_loops_tails_and_parts(start):
     worker.put(Closed("train", 2, 5, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
     assert worker.history["train/Rows"][1:] == [2.0]  # each split begins with none
+
+
+def test_rows_of_several_shapes_are_refused(start):
+    worker = start(Loss(), Rows())
+    for first, length in ((1, 2), (2, 3)):
+        worker.put(made(first, 0.5, buffer=1, tail=[({"x": jnp.ones((4, length))},)]))
+    with pytest.raises(
+        LearnerError, match=r"Rows collects rows of several shapes in the train split, \[\(2,\), \(3,\)\]"
+    ):
+        put_all(worker, Closed("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -633,3 +737,23 @@ def test_listeners_may_be_any_number(start):
     worker.wait()
     assert [[event.text for event in outlet.events] for outlet in outlets] == [["hello"]] * 2
     assert isinstance(Listener(), Listener)
+
+
+def test_metrics_of_steps_that_were_left_out_are_not_told(start):
+    """The steps were told themselves; a validation in between changes nothing."""
+
+    class Norm(Unknown):
+        name, fields, per_step = "Norm", (), True
+
+    told = []
+    worker = start(Loss(), Norm(), undefined=told.append)
+    values = {"Loss": jnp.float32(0.5), "Norm": jnp.float32(jnp.nan)}
+    step = made(1, 0.5)
+    overflow = jnp.full((4, 1), -128, jnp.float32)
+    table = jnp.concatenate([jnp.zeros((4, 3)), overflow], axis=1)  # two metrics, the weight, and what is not finite
+    worker.put(dataclasses.replace(step, values=Values(table, ())))
+    put_all(worker, Closed("valid", 1, 1, None, {"Loss": jnp.float32(0.5), "Norm": jnp.float32(1)}))
+    put_all(worker, Closed("train", 1, 1, None, values))
+    assert told == []
+    put_all(worker, Closed("train", 2, 2, None, values))
+    assert len(told) == 1

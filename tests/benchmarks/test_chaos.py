@@ -26,19 +26,26 @@ def benchmarks():
 
 @pytest.fixture(scope="module")
 def whole(benchmarks, tmp_path_factory):
-    """The place where a small run was made without being disturbed, and what it left there (also in `whole`)."""
+    """The directory of a small run that was made here, in no process of its own."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    benchmarks("victim").train(directory, 0, EPOCHS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def undisturbed(benchmarks, tmp_path_factory):
+    """The place where the run was made by a process that nobody disturbed, and what it left there."""
     chaos = benchmarks("chaos")
     work = tmp_path_factory.mktemp("chaos")
-    undisturbed = chaos.Chaos(work, chaos.own_run(epochs=EPOCHS)).undisturbed()
-    shutil.copytree(work / "run", work / "whole")
-    return work, undisturbed
+    return work, chaos.Chaos(work, chaos.own_run(epochs=EPOCHS)).undisturbed()
 
 
-def test_a_run_that_is_killed_leaves_what_the_undisturbed_one_leaves(benchmarks, whole):
-    chaos, (work, undisturbed) = benchmarks("chaos"), whole
-    assert {"checkpoint/30: progress", "train/epoch-1/Order.log", "summary.json"} < undisturbed.facts.keys()
+@pytest.mark.full
+def test_a_run_that_is_killed_leaves_what_the_undisturbed_one_leaves(benchmarks, undisturbed):
+    chaos, (work, left) = benchmarks("chaos"), undisturbed
+    assert {"checkpoint/30: progress", "train/epoch-1/Order.log", "summary.json"} < left.facts.keys()
     killed = chaos.Chaos(work, chaos.own_run(epochs=EPOCHS))
-    killed.run(undisturbed.facts, [chaos.Moment(0.0), chaos.Moment(0.0, save=1), chaos.Moment(0.02, save=2)])
+    killed.run(left.facts, [chaos.Moment(0.0), chaos.Moment(0.0, save=1), chaos.Moment(0.02, save=2)])
     tally = killed.tally
     assert tally.good, tally.report()
     assert (tally.kills, tally.resumes, tally.runs) == (3, 3, 1)
@@ -46,16 +53,17 @@ def test_a_run_that_is_killed_leaves_what_the_undisturbed_one_leaves(benchmarks,
     assert tally.unfinished >= 1
 
 
-def test_what_is_wrong_is_told(benchmarks, whole):
+@pytest.mark.full
+def test_what_is_wrong_is_told(benchmarks, undisturbed):
     """The run goes on with other data, and without its checkpoints."""
-    chaos, (work, undisturbed) = benchmarks("chaos"), whole
+    chaos, (work, left) = benchmarks("chaos"), undisturbed
 
     def commands(directory):
         shutil.rmtree(directory / "checkpoint", ignore_errors=True)
         return chaos.own_run(seed=int(directory.exists()), epochs=EPOCHS)(directory)
 
     wrong = chaos.Chaos(work, commands)
-    wrong.run(undisturbed.facts, [chaos.Moment(0.0, save=3)])
+    wrong.run(left.facts, [chaos.Moment(0.0, save=3)])
     assert not wrong.tally.good
     lines = wrong.tally.report()
     assert re.fullmatch("  went on from step 0; there was a checkpoint of step 1[56]", lines[-1])
@@ -67,10 +75,10 @@ def test_what_is_wrong_is_told(benchmarks, whole):
     assert f"  {'differing bytes':<52} {sum(wrong.tally.differing.values())}   goal 0" in lines
 
 
-def test_a_process_that_fails_is_told(benchmarks, whole):
-    chaos, (work, undisturbed) = benchmarks("chaos"), whole
-    failing = chaos.Chaos(work, lambda directory: ["learner", "resume", str(work / "no run")])
-    failing.run(undisturbed.facts, [chaos.Moment(0.0)])
+def test_a_process_that_fails_is_told(benchmarks, tmp_path):
+    chaos = benchmarks("chaos")
+    failing = chaos.Chaos(tmp_path, lambda directory: ["learner", "resume", str(tmp_path / "no run")])
+    failing.run({}, [chaos.Moment(0.0)])
     (failure,) = failing.tally.failures
     assert "a process ended with 2" in failure
     assert "there is no directory" in failure
@@ -82,7 +90,7 @@ def test_a_process_that_fails_is_told(benchmarks, whole):
 
 @pytest.fixture
 def copied(whole, tmp_path):
-    shutil.copytree(whole[0] / "whole", tmp_path / "run")
+    shutil.copytree(whole, tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -101,12 +109,15 @@ def test_times_and_other_lines_are_not_compared(benchmarks, copied):
     assert chaos.differing(chaos.facts(copied), expected) == {}
 
 
+NUMBERS = '"values": {"train/Accuracy": '
+
+
 @pytest.mark.parametrize(
     ("path", "old", "new", "names"),
     [
         ("train/epoch-2/Loss.log", ",", ";", {"train/epoch-2/Loss.log"}),
         ("summary.json", '"steps": 30', '"steps": 31', {"summary.json"}),
-        ("journal.jsonl", '"valid/Loss": ', '"valid/Loss": -', {"history", "journal.jsonl: numbers"}),
+        ("journal.jsonl", NUMBERS, f"{NUMBERS}-", {"history", "journal.jsonl: numbers"}),
     ],
 )
 def test_a_changed_file_is_seen(benchmarks, copied, path, old, new, names):

@@ -79,7 +79,8 @@ def test_the_report(benchmarks):
     assert not any("goal < 3" in line for line in stall.report("500 MB", [first]))  # it is of a save every 50 steps
 
 
-@pytest.mark.parametrize("variant", [pytest.param("learner", marks=pytest.mark.full), "hand"])
+@pytest.mark.full
+@pytest.mark.parametrize("variant", ["learner", "hand"])
 @pytest.mark.usefixtures("compiled_once")
 def test_a_run_is_measured(benchmarks, tmp_path, variant):
     child = benchmarks("stall_child")

@@ -55,6 +55,7 @@ def test_larger_models_train_alike(benchmarks, workload):
     np.testing.assert_allclose(losses(benchmarks, workload, "hand", "slice", rows), expected, rtol=2e-3)
 
 
+@pytest.mark.full
 def test_the_sums_are_those_of_scikit_learn(benchmarks):
     work = benchmarks("workloads").WORKLOADS["digits"]
     task, rows = benchmarks("loops").Task(work), work.data()[1]

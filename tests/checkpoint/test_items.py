@@ -9,7 +9,7 @@ import pytest
 from runs import bits
 
 from learner import LearnerError, TrainState
-from learner.checkpoint.items import flat, from_items, refuse_differences, to_items
+from learner.checkpoint.items import flat, from_items, key_impl, refuse_differences, to_items
 
 
 def state_of(fill):
@@ -41,6 +41,21 @@ def test_one_item_alone():
     assert bits(restored.params) == bits(saved.params)
     assert bits(restored.model_state) == bits(saved.model_state)
     assert bits(restored.opt_state) == bits(other.opt_state)
+
+
+def test_into_shapes():
+    saved, place = state_of(7), jax.sharding.SingleDeviceSharding(jax.devices()[1])
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state_of(1))
+    needed = to_items(shapes)
+    for name, x in flat(needed).items():
+        there = flat(to_items(saved))[name]
+        assert (x.shape, x.dtype, x.sharding) == (there.shape, there.dtype, place)
+    restored = from_items(to_items(saved), shapes)
+    assert bits(dataclasses.replace(restored, rng=saved.rng)) == bits(saved)
+    assert restored.params["%2F"].sharding == place  # without elements, so it is in no checkpoint
+    assert (restored.rng, key_impl(shapes.rng)) == (shapes.rng, jax.random.key_impl(saved.rng))
+    alone = from_items({"model": needed["model"]}, shapes)
+    assert alone.model_state["key"] is shapes.model_state["key"]
 
 
 def test_names_are_flat_and_no_two_are_one():

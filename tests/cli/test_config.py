@@ -4,8 +4,12 @@ import pytest
 import yaml
 from flax import nnx
 
+from learner import LossScale, Policy
 from learner.cli.config import Config
+from learner.cli.optimizers import AdamW
 from learner.errors import LearnerError
+from learner.optimizers import Clipped, Ema, Group, Groups
+from learner.schedules import Cosine
 
 
 def reloaded(config):
@@ -82,7 +86,7 @@ def test_all_mistakes_are_told_together(importable, line_config):
         "num_epochs is 0",
         "patience of MetricEarlyStopping is 0",
         "requires positive decay_steps",
-        "train: batch_size is 0",
+        "train.batch_size: batch_size is 0",
     ):
         assert message in str(error.value)
 
@@ -198,3 +202,140 @@ def test_an_update_needs_no_optimizer(importable, line_config):
 def test_the_home_directory(importable, line_config, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     assert Config(line_config | {"directory": "~/runs"}).directory == "/home/somebody/runs"
+
+
+FLOAT16 = {"class_path": "Policy", "init_args": {"compute": "float16", "loss_scale": {"start": 8.0, "every": 3}}}
+NESTED = {"class_path": "Policy", "init_args": {"compute": "float16", "loss_scale": {"class_path": "LossScale"}}}
+
+
+@pytest.mark.parametrize(
+    ("said", "policy", "matmul"),
+    [
+        ("bfloat16", Policy(compute="bfloat16"), None),
+        ({"policy": "float16", "matmul": "high"}, Policy(compute="float16"), "high"),
+        (
+            {"matmul": "highest", "policy": FLOAT16},
+            Policy("float32", "float16", "float32", LossScale(8.0, 3)),
+            "highest",
+        ),
+        (FLOAT16, Policy("float32", "float16", "float32", LossScale(8.0, 3)), None),
+        (NESTED, Policy(compute="float16", loss_scale=LossScale()), None),
+        ({"class_path": "learner.Policy", "init_args": {"output": "bfloat16"}}, Policy(output="bfloat16"), None),
+    ],
+)
+def test_precision(importable, line_config, said, policy, matmul):
+    config = Config(line_config | {"precision": said})
+    options = config.learner()._options
+    assert (options.precision, options.matmul) == (policy, matmul)
+    again = Config(reloaded(config))
+    assert again.text() == config.text()
+    assert again.learner()._options.precision == policy
+
+
+def test_optimizers_of_optimizers(importable, line_config):
+    """Groups, clipping and averages by their short names, each around another."""
+    grouped = {
+        "class_path": "Groups",
+        "init_args": {
+            "optimizer": {"class_path": "AdamW", "init_args": {"weight_decay_on": "kernels"}},
+            "groups": [
+                {
+                    "match": "^w",
+                    "lr": {"class_path": "Cosine", "init_args": {"first": 0.1, "over": 9}},
+                    "weight_decay": 0.0,
+                }
+            ],
+        },
+    }
+    clipped = {"class_path": "Clipped", "init_args": {"optimizer": grouped, "tensor_norm": 1.0}}
+    said = {"class_path": "Ema", "init_args": {"optimizer": clipped, "decay": 0.99}}
+    config = Config(line_config | {"optimizer": said})
+    learner = config.learner()
+    rest = AdamW(weight_decay_on="kernels")
+    groups = Groups(rest, [Group("^w", lr=Cosine(0.1, over=9), weight_decay=0.0)])
+    assert learner._step.optimizer == Ema(Clipped(groups, tensor_norm=1.0), decay=0.99)
+    assert Config(reloaded(config)).text() == config.text()
+
+
+def test_freezing(importable, line_config):
+    for said in ("hidden", ["hidden", "norm"]):
+        with pytest.raises(LearnerError, match="freeze: 'hidden' matches no parameter: there are: 'w'"):
+            Config(line_config | {"freeze": said}).learner()
+
+
+def test_remat(importable, line_config):
+    options = Config(line_config | {"remat": "dots_saveable"}).learner()._options
+    assert options.remat is jax.checkpoint_policies.dots_saveable
+    assert Config(line_config | {"remat": None}).learner()._options.remat is None
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"precision": "bfloat61"}, "precision got 'bfloat61'; it needs 'float32' or"),
+        ({"precision": "Polcy"}, "precision got 'Polcy'"),
+        (
+            {"precision": {"policy": "bfloat16", "mat": "high"}},
+            "precision has no argument 'mat': did you mean 'matmul'",
+        ),
+        ({"precision": {"class_path": "Policy", "init_args": {"computes": 1}}}, "did you mean 'compute'"),
+        ({"precision": {"class_path": "Policy", "init_args": {"compute": "int8"}}}, "compute of Policy is 'int8'"),
+        ({"precision": 16}, "precision is 16: it needs"),
+        ({"remat": "dots"}, "remat got 'dots'"),
+    ],
+)
+def test_precision_that_is_none(importable, line_config, said, message):
+    with pytest.raises(LearnerError, match=message):
+        Config(line_config | said).learner()
+
+
+def test_a_class_of_learners(importable, line_config):
+    """One of the user's own module, by its import path."""
+    own = "\n\nclass Own(Learner):\n    pass\n"
+    (importable / "mymodule.py").write_text(
+        "from learner import Learner\n" + (importable / "mymodule.py").read_text() + own
+    )
+    config = Config(line_config | {"learner_class": "mymodule.Own"})
+    assert reloaded(config)["learner_class"] == "mymodule.Own"
+    assert type(config.learner()).__name__ == "Own"
+    with pytest.raises(LearnerError, match="learner_class"):
+        Config(line_config | {"learner_class": "mymodule.step"}).learner()
+
+
+LOGGERS = [
+    "JsonLines",
+    {"class_path": "TensorBoard", "init_args": {"every_steps": 5}},
+    {"class_path": "Csv", "init_args": {"every_steps": None, "every_epochs": 2}},
+    {"class_path": "Webhook", "init_args": {"url": "https://example.org/hook", "on": ["end", "failure"]}},
+    {"class_path": "MLflow", "init_args": {"tracking_uri": "http://127.0.0.1:5000"}},
+]
+
+
+def test_loggers_have_short_names(importable, line_config, monkeypatch):
+    monkeypatch.setattr("learner.loggers.mlflow.refuse_missing", lambda *names: None)  # whatever is installed
+    config = Config(line_config | {"metric_loggers": LOGGERS})
+    said = reloaded(config)["metric_loggers"]
+    assert [each["class_path"] for each in said] == ["JsonLines", "TensorBoard", "Csv", "Webhook", "MLflow"]
+    assert said[0]["init_args"] == {"path": None, "every_steps": 10, "every_epochs": 1}
+    assert said[3]["init_args"]["on"] == ["end", "failure"]
+    assert Config(reloaded(config)).text() == config.text()
+    loggers = config.learner(with_data=False)._options.loggers
+    assert [type(each).__name__ for each in loggers] == [each["class_path"] for each in said]
+    assert [(each.every_steps, each.every_epochs) for each in loggers[:3]] == [(10, 1), (5, 1), (None, 2)]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("TensorBord", "metric_loggers.0: there is no 'TensorBord': did you mean 'TensorBoard'?"),
+        ({"class_path": "Csv", "init_args": {"every_step": 2}}, "every_step"),
+        ({"class_path": "Csv", "init_args": {"every_steps": 0}}, "every_steps of Csv is 0"),
+        ({"class_path": "Webhook", "init_args": {"url": "nowhere"}}, "the webhook has the address 'nowhere'"),
+        ({"class_path": "Webhook"}, "url"),
+    ],
+    ids=["name", "argument", "number", "address", "missing"],
+)
+def test_wrong_loggers_are_told(importable, line_config, said, message):
+    with pytest.raises(LearnerError) as error:
+        Config(line_config | {"metric_loggers": [said]}).learner(with_data=False)
+    assert message in str(error.value)

@@ -40,6 +40,7 @@ def test_all_configs_are_here(at_root):
     assert {path.stem for path in (at_root / "configs").glob("*.yaml")} == set(SHORTER)
 
 
+@pytest.mark.full  # one of them is trained in `tests/examples/test_examples.py` by default
 @pytest.mark.parametrize("name", SHORTER)
 def test_it_trains(name, at_root, learner, tmp_path, recwarn):
     directory = tmp_path / name

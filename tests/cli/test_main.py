@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from stopped import some
 
 from learner.cli.main import COMMANDS
 
@@ -187,7 +188,7 @@ def test_resume_goes_on_as_config_yaml_says(learner, config):
     assert "epoch 4/4" not in out
 
 
-@pytest.mark.parametrize("left", [None, 0, 40])
+@pytest.mark.parametrize("left", some([None, 0, 40], {40}))
 def test_a_config_that_lost_something_is_mended(learner, config, left):
     learner("fit", config)
     with open("run/config.yaml") as file:
@@ -250,8 +251,13 @@ def test_a_run_from_python_says_so_and_shows_the_call(learner, config, command, 
     assert f"LearnerBuilder('run'){call}" in err
 
 
-@pytest.mark.parametrize(("name", "exit_code"), [("SIGINT", 130), ("SIGTERM", 143)])
-@pytest.mark.parametrize("on_sigterm", ["exit", "return"])
+@pytest.mark.parametrize(
+    ("name", "exit_code", "on_sigterm"),
+    some(
+        [(*signal, how) for signal in (("SIGINT", 130), ("SIGTERM", 143)) for how in ("exit", "return")],
+        {("SIGINT", 130, "exit"), ("SIGTERM", 143, "return")},
+    ),
+)
 def test_signals_end_the_command_and_it_says_how_to_resume(learner, config, workplace, name, exit_code, on_sigterm):
     (workplace / "hooks.py").write_text(
         f"import os, signal\ndef stop(info, model):\n    os.kill(os.getpid(), signal.{name})\n"
@@ -520,3 +526,47 @@ def test_a_config_begins_with_another_runs_model(learner, config, workplace):
     shutil.rmtree(workplace / "run")
     assert learner("resume", "short", "--num_epochs=3")[0] == 0
     assert "initial_from is ignored" in (workplace / "short" / "experiment.log").read_text()
+
+
+def test_an_error_of_the_data_says_which_rows(workplace, line_config, learner):
+    with (workplace / "mymodule.py").open("a") as file:
+        file.write(
+            "\n\ndef ragged():\n    return [{'x': np.ones(3 + (i == 5), np.float32), 'y': i} for i in range(12)]\n"
+        )
+    line_config["train"] = {"dataset": "mymodule.ragged", "batch_size": 4}
+    (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
+    code, _, err = learner("fit", "line.yaml")
+    assert code == 2
+    first, second = err.splitlines()
+    said = "learner: items of a batch differ in shape: x is [3] in items 4, 6 and 7, and [4] in item 5; give"
+    assert first.startswith(said)
+    assert second == "  while making a batch of the rows [4, 5, 6, 7]"
+
+
+def test_what_is_wrong_with_items_is_told_with_their_rows(workplace, line_config, learner):
+    (workplace / "ragged.py").write_text(
+        "import numpy as np\n"
+        "def items():\n"
+        "    return [{'x': np.zeros(3 + (i == 5), np.float32), 'y': np.float32(i)} for i in range(8)]\n"
+    )
+    line_config["train"] = {
+        "dataset": {"class_path": "ragged.items"},
+        "views": [{"slice": {"start": 3}}],
+        "batch_size": 4,
+    }
+    (workplace / "line.yaml").write_text(json.dumps(line_config))
+    code, _, said = learner("fit", "line.yaml")
+    assert code == 2
+    assert "x is [3] in items 0, 1 and 3, and [4] in item 2; give DataLoaderBuilder a batcher that pads" in said
+    assert said.endswith("while making a batch of the rows [0, 1, 2, 3]\n")
+
+
+def test_output_that_nobody_reads_any_more_is_no_error(config):
+    """As `learner ... | head -1`: the reader has gone before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "learner", "--help"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

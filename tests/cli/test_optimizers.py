@@ -46,6 +46,8 @@ def test_fields_are_the_parameters_with_their_defaults(optimizer, parameters):
     for field in dataclasses.fields(optimizer):
         if field.name == "clip_norm":
             assert field.default is None
+        elif field.name == "weight_decay_on":
+            assert field.default == "all"
         elif field.name == "key":
             assert field.default == 0
         elif theirs[field.name].default is inspect.Parameter.empty:
@@ -84,6 +86,14 @@ def test_clip_norm_comes_first():
     params = {"w": jnp.zeros(2)}
     update, _ = made.update({"w": jnp.array([3.0, 4.0])}, made.init(params), params)
     np.testing.assert_allclose(update["w"], [-0.06, -0.08], rtol=1e-6)  # a norm of 5 becomes 1
+
+
+def test_biases_need_not_decay():
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+    made = AdamW(weight_decay=0.5, weight_decay_on="kernels")(1.0)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = made.update(jax.tree.map(jnp.zeros_like, params), made.init(params), params)
+    assert (updates["kernel"][0, 0], updates["bias"][0]) == (-0.5, 0.0)
 
 
 def test_the_optimizer_inside_gets_the_same_rate():

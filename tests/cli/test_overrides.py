@@ -117,7 +117,7 @@ def test_a_file(tmp_path):
     [
         (b"a: [1,\n", "b.yaml is not YAML: .*line"),
         (b"- 1\n", "b.yaml is a list; it needs a mapping"),
-        (b"", "b.yaml is a NoneType; it needs a mapping"),
+        (b"", "b.yaml is empty; it needs a mapping of options by name"),
         (b"1: 2\n", "b.yaml is a dict; it needs a mapping of options by name"),
         (b"\xff\xfe\x00", "b.yaml cannot be read"),
         (b"a: !!python/object/apply:os.mkdir [made]\n", "b.yaml is not YAML: .*python/object/apply:os.mkdir"),

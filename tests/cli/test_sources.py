@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from learner.cli.sources import source, sources
@@ -37,17 +39,147 @@ def test_data_as_they_are(importable):
 
 def test_a_batcher(importable):
     (importable / "batchers.py").write_text(
-        "import numpy as np\ndef count(items): return {'n': np.array([len(items)])}\n"
+        "import numpy as np\n\ndef count(items): return {'n': np.array([len(items)])}\n\ncount.any_rows = True\n"
     )
     made = source({"dataset": "mymodule.rows", "batch_size": 5, "batcher": "batchers.count"}, "train", 0)
     assert made.config()["batcher"] == "batchers.count"
     assert [batch["n"].tolist() for batch in made.make()] == [[5], [5], [2]]
 
 
+def test_views_one_after_another(importable):
+    (importable / "changes.py").write_text(
+        "def scaled(item, by: float): return {'x': item['x'] * by}\ndef large(item): return item['x'][0] > 3\n"
+    )
+    said = {
+        "dataset": {"class_path": "mymodule.rows", "init_args": {"count": 12, "size": 1}},
+        "views": [
+            {"part": {"which": 1, "fractions": [0.25, 0.75], "seed": None}},
+            {"concat": [{"class_path": "mymodule.rows", "init_args": {"count": 2, "size": 1}}]},
+            {"slice": {"stop": -2}},
+            {"map": {"class_path": "changes.scaled", "init_args": {"by": 12.0}}},
+            {"filter": "changes.large"},
+            {"select": [0, 2, -1]},
+            "shuffle",
+        ],
+        "batcher": {"class_path": "Pad", "init_args": {"multiple": 2}},
+        "batch_size": 3,
+    }
+    made = source(said, "train", 0)
+    (batch,) = made.make()
+    assert sorted(batch["x"].tolist()) == [[4.0, 0.0], [6.0, 0.0], [11.0, 0.0]]
+    assert batch["mask"].tolist() == [[True, False]] * 3
+    full = made.config()
+    assert full["views"][2] == {"slice": {"stop": -2, "start": None, "step": 1}}
+    assert full["views"][6] == {"shuffle": {"seed": 0}}
+    assert source(full, "train", 0).config() == full
+    assert [each["x"].tolist() for each in source(full, "train", 0).make()] == [batch["x"].tolist()]
+
+
+def test_views_without_a_loader_and_of_several_functions(importable):
+    (importable / "changes.py").write_text(
+        "def twice(item): return item['x'] * 2\n"
+        "def first(x): return x[0]\n"
+        "def shifted(x, rng): return x + rng.random()\n"
+    )
+    made = source({"dataset": DATASET, "views": [{"map": ["changes.twice", "changes.first"]}]}, "train", 0)
+    assert list(made.make()) == pytest.approx([2 * i * 3 / 18 for i in range(6)])
+    augmented = source(
+        {"dataset": {"class_path": "digits", "init_args": {"split": "valid"}}, "views": {"slice": 4}}, "v", 0
+    )
+    assert len(augmented.make()) == 356
+    made = source({"dataset": DATASET, "views": [{"augment": {"fn": "changes.shifted", "seed": 3}}]}, "train", 0)
+    assert repr(made.make()).endswith(".augment(shifted, seed=3): 6 items")
+
+
+def test_a_fold_a_sample_and_windows(importable):
+    dataset = {"class_path": "mymodule.rows", "init_args": {"count": 10, "size": 1}}
+    views = [
+        {"fold": {"which": 1, "k": 5, "part": "train"}},
+        {"sample": {"size": 6, "replacement": True}},
+        {"windows": 3},
+    ]
+    made = source({"dataset": dataset, "views": views, "batch_size": 2}, "train", 0)
+    (batch,) = made.make()
+    assert batch["x"].shape == (2, 3, 1)
+
+
 def test_several(importable):
     made = sources({"dev": {"dataset": DATASET, "batch_size": 2}, "ood": DATASET}, "valid", 0)
     assert {name: type(each.make()).__name__ for name, each in made.items()} == {"dev": "DataLoader", "ood": "dict"}
     assert sources(DATASET, "valid", 0).whole
+
+
+def test_all_mistakes_of_a_source_are_told_together(importable):
+    said = {
+        "dataset": "digts",
+        "batchsize": 4,
+        "views": [{"slise": 3}, {"slice": {"stop": 2}}, {"slice": {"stp": 3}}],
+        "batcher": "pad",
+        "num_workers": "many",
+    }
+    with pytest.raises(LearnerError) as raised:
+        sources({"dev": said, "ood": {"batch_size": 2}}, "valid", 0)
+    problems = (
+        "valid.dev has no 'batchsize': did you mean 'batch_size'",
+        "valid.dev.dataset: there is no 'digts': did you mean 'digits'",
+        "valid.dev.batcher: there is no 'pad': did you mean 'Pad'",
+        "valid.dev.num_workers is 'many': it needs int",
+        "valid.dev.views.0: there is no view 'slise'",
+        "valid.dev.views.2.slice has no argument 'stp'",
+        "valid.ood has no 'dataset'",
+    )
+    assert len(raised.value.problems) == len(problems)
+    for problem, part in zip(raised.value.problems, problems, strict=True):
+        assert problem.startswith(part)
+
+
+VIEWS_AT_RUN_TIME = [
+    ({"views": [{"slice": 2}, {"slice": 5}]}, "train.views.1: slice"),
+    ({"views": [{"part": {"which": 0, "fractions": [0.5, 0.6]}}]}, "train.views.0: "),
+    ({"views": "shuffle", "batch_size": 0}, "train.batch_size: batch_size is 0"),
+    ({"batch_size": 30, "drop_last": True}, "train: drop_last leaves nothing"),
+    ({"views": [{"filter": "changes.none"}], "batch_size": 2}, "train: .*filter(none) (train.views.0) keeps none of 6"),
+    ({"dataset": "mymodule.batches", "views": [{"slice": 2}, {"windows": 3}]}, "train.views.1: "),
+    (
+        {"dataset": {"class_path": "csv", "init_args": {"path": "no.csv"}}},
+        "train.dataset: csv: there is no file no.csv",
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "message"), VIEWS_AT_RUN_TIME)
+def test_what_is_wrong_when_it_is_made_has_its_place_in_the_config(importable, said, message):
+    (importable / "changes.py").write_text("def none(item): return False\n")
+    with pytest.raises(LearnerError, match=re.escape(message).replace(r"\.\*", ".*")):
+        source({"dataset": DATASET, **said}, "train", 0).make()
+
+
+def test_all_options_that_the_loader_refuses_are_told_together(importable):
+    with pytest.raises(LearnerError) as raised:
+        source({"dataset": DATASET, "batch_size": 0, "num_workers": -1}, "train", 0).make()
+    assert [problem.split(":")[0] for problem in raised.value.problems] == ["train.batch_size", "train.num_workers"]
+
+
+@pytest.mark.parametrize("name", ["map", "augment", "filter"])
+def test_a_function_that_fails_while_items_are_read_has_its_place_in_the_config(importable, name):
+    (importable / "changes.py").write_text("def same(item): return item\ndef fails(item, rng=None): return item['z']\n")
+    views = [{"map": ["changes.same", "changes.same"]}, {name: "changes.fails"}, {"map": "changes.same"}]
+    with pytest.raises(KeyError) as raised:
+        list(source({"dataset": DATASET, "views": views, "batch_size": 2}, "train", 0).make())
+    (note,) = [note for note in raised.value.__notes__ if note.startswith("while calling")]
+    assert note.startswith(f"while calling {name}(fails")
+    assert note.endswith(" (train.views.1)")
+
+
+def test_a_config_is_no_data(importable):
+    (importable / "settings.py").write_text(
+        "from learner import Config\nclass Data(Config):\n    size: int = 3\nmade = Data()\n"
+    )
+    for said in ("settings.Data", "settings.made"):
+        with pytest.raises(LearnerError, match=f"train.dataset is {said}, a config: it has settings, and no data"):
+            source({"dataset": said, "batch_size": 2}, "train", 0)
+        with pytest.raises(LearnerError, match=f"train is {said}, a config"):
+            source(said, "train", 0)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +191,20 @@ def test_several(importable):
         ({"dataset": "mymodule.row", "batch_size": 4}, "train.dataset is 'mymodule.row', but mymodule has no 'row'"),
         ({"dataset": DATASET, "batch_size": 4, "shuffle": "yes"}, "train.shuffle is 'yes': it needs int"),
         (3, "train is 3; it needs an import path"),
+        ({"dataset": "digts", "batch_size": 4}, r"train.dataset: there is no 'digts': did you mean 'digits'"),
+        ({"dataset": DATASET, "batcher": "pad"}, r"train.batcher: there is no 'pad': did you mean 'Pad'"),
+        ({"dataset": DATASET, "batcher": {"class_path": "Pad", "init_args": {"len": 3}}}, "Pad has no argument 'len'"),
+        (
+            {"dataset": DATASET, "views": [{"slise": 3}]},
+            "train.views.0: there is no view 'slise': did you mean 'slice'",
+        ),
+        ({"dataset": DATASET, "views": [{"k_fold": 3}]}, "train.views.0: there is no view 'k_fold'"),
+        ({"dataset": DATASET, "views": 3}, "train.views.0 is 3: it needs one view, such as"),
+        ({"dataset": DATASET, "views": [{"slice": 3, "shuffle": 1}]}, "train.views.0 is .*: it needs one view"),
+        ({"dataset": DATASET, "views": [{"slice": {"stp": 3}}]}, "train.views.0.slice has no argument 'stp': did you"),
+        ({"dataset": DATASET, "views": [{"slice": {"stop": "x"}}]}, "train.views.0.slice.stop is 'x': it needs int"),
+        ({"dataset": DATASET, "views": ["map"]}, "train.views.0.map needs 'fn'"),
+        ({"dataset": DATASET, "views": [{"part": {"which": 0}}]}, "train.views.0.part needs 'fractions'"),
     ],
 )
 def test_what_is_no_source(importable, value, message):

@@ -1,7 +1,10 @@
+import pickle
+
 import numpy as np
 import pytest
 
 from learner.data import stack
+from learner.data.batcher import ItemError
 from learner.errors import LearnerError
 
 
@@ -28,11 +31,22 @@ def test_a_batch_of_one_has_the_axis_too():
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([{"text": np.ones(5)}] * 3 + [{"text": np.ones(7)}], r"text is \[5\] in item 0 and \[7\] in item 3;.*pads"),
-        ([{"text": [1, 2]}, {"text": [1]}], r"text is \[2\] in item 0 and \[1\] in item 1"),
-        ([1, np.ones(2)], r"the array is \[\] in item 0 and \[2\] in item 1"),
+        (
+            [{"text": np.ones(5)}] * 3 + [{"text": np.ones(7)}],
+            r"text is \[5\] in items 0, 1 and 2, and \[7\] in item 3;.*pads",
+        ),
+        ([{"text": [1, 2]}, {"text": [1]}], r"text is \[2\] in item 0, and \[1\] in item 1"),
+        ([1, np.ones(2)], r"the array is \[\] in item 0, and \[2\] in item 1"),
         ([{"x": 1}, {"y": 1}], "differ in structure: item 0 is .*'x'.* item 1 is .*'y'"),
         ([{"x": 1}, {"x": None}], "differ in structure"),
+        ([None, None], "item 0 is None, which holds nothing: does a function of the data return nothing"),
+        (
+            [np.ones(i % 3) for i in range(9)],
+            r"\[0\] in items 0, 3 and 6, \[1\] in items 1, 4 and 7, and \[2\] in items 2",
+        ),
+        ([1] * 9 + [[1, 2]], r"\[\] in items 0, 1, 2, 3, 4 and 4 more, and \[2\] in item 9"),
+        ([np.ones(i) for i in range(9)], r"\[4\] in item 4, and 4 more shapes; give"),
+        ([[[1, 2], [3]], [[1, 2], [3]]], "the array is a list of lists of several lengths in items 0 and 1"),
     ],
 )
 def test_items_that_differ_are_named(items, message):
@@ -41,5 +55,22 @@ def test_items_that_differ_are_named(items, message):
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(ValueError, match="inhomogeneous"):
-        stack([[[1, 2], [3]], [[1, 2], [3]]])
+    class Broken:
+        shape, ndim = (), 0
+
+        def __array__(self, dtype=None, copy=None):
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as raised:
+        stack([Broken(), Broken()])
+    assert not isinstance(raised.value, LearnerError)
+
+
+def test_the_numbers_of_items_become_those_of_the_dataset():
+    """Also of an error that has been in another process."""
+    with pytest.raises(ItemError) as raised:
+        stack([1, [2, 3], 4, [5]])
+    sent = pickle.loads(pickle.dumps(raised.value))
+    said = "items of a batch differ in shape: the array is [] in items 70 and 5, [2] in item 8, and [1] in item 6;"
+    assert str(sent.in_dataset([70, 8, 5, 6])).startswith(said)
+    assert str(sent) == str(raised.value)

@@ -19,7 +19,7 @@ def test_rows_are_items_in_the_structure_of_the_arrays():
 
 @pytest.mark.parametrize("index", [3, -4])
 def test_rows_outside_are_index_errors(index):
-    with pytest.raises(IndexError, match=f"row {index} of an ArrayDataset of 3 rows"):
+    with pytest.raises(IndexError, match=f"item {index} of an ArrayDataset, which has 3: give 0 to 2, or -3 to -1"):
         ArrayDataset(np.zeros(3))[index]
 
 

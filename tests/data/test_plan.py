@@ -1,7 +1,10 @@
+import itertools
+
 import numpy as np
 import pytest
 
-from learner.data.plan import Plan
+from learner.data.plan import Plan, Share
+from learner.errors import LearnerError
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,34 @@ def test_a_seed_and_the_next_ones_epochs_have_nothing_in_common():
 
 def test_large_seeds_are_different_seeds():
     assert not np.array_equal(Plan(50, 5, seed=1).order(1), Plan(50, 5, seed=1 + 2**40).order(1))
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_parts_are_equal_follow_each_other_and_make_the_batch(count, devices):
+    multiple = count * devices
+    for rows in range(1, 3 * multiple + 1):
+        parts = [list(range(rows))[Share(index, count, multiple).of(rows)] for index in range(count)]
+        if rows % multiple:
+            assert parts == [list(range(rows))] * count
+        else:
+            assert [len(part) for part in parts] == [rows // count] * count
+            assert list(itertools.chain.from_iterable(parts)) == list(range(rows))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((2, 2, 4), "index of a Share is 2: with a count of 2, give less"),
+        ((-1, 2, 4), "index of a Share is -1"),
+        ((0, 0, 4), "count of a Share is 0"),
+        ((0, 2, 0), "multiple of a Share is 0"),
+        ((0, 2, 3), "multiple of a Share is 3: every one of 2 shares needs as many devices"),
+    ],
+)
+def test_shares_that_make_no_sense_are_refused(numbers, text):
+    with pytest.raises(LearnerError, match=text):
+        Share(*numbers)

@@ -421,12 +421,16 @@ def test_grains_loader_goes_on_by_its_own_state():
     assert with_states(kept(grain_loader(Named())), 1, 1, whole[0][1]) == whole[1:]
 
 
+class Nameless(Numbers):
+    __repr__ = object.__repr__
+
+
 def test_grains_loader_of_a_source_without_a_name_is_skipped():
     """Its state has the source's `repr`, and one with an address is refused by the next process."""
     warnings = []
-    whole = with_states(kept(grain_loader(Numbers())), 1)
+    whole = with_states(kept(grain_loader(Nameless())), 1)
     assert [state for _, state in whole] == [None] * 3
-    assert with_states(kept(grain_loader(Numbers())), 1, 1, None, warnings.append) == whole[1:]
+    assert with_states(kept(grain_loader(Nameless())), 1, 1, None, warnings.append) == whole[1:]
     (warning,) = warnings
     assert "the address of an object" in warning
     assert "data source with a __repr__" in warning
@@ -535,3 +539,21 @@ def test_methods_that_were_only_inherited_are_no_state(monkeypatch):
     monkeypatch.setattr(OrdersIterator, "get_state", get_state)
     source = kept(Orders())
     assert [state for _, state in with_states(source, 1)] == [None] * 3
+
+
+def test_rows_of_views_of_arrays_live_on_the_device_in_the_loaders_order():
+    data = ArrayDataset({"x": np.arange(20)}).split([0.6, 0.4], seed=1)[0]
+    source = source_of(DataLoaderBuilder().batch_size(4).shuffle(2).build(data), "train")
+    assert source.has_rows
+    arrays, order, size = source.rows
+    batches = np.concatenate([batch["x"] for batch in source.open(3)])
+    assert (arrays["x"][order(3)].tolist(), size) == (batches.tolist(), 4)
+    assert sorted(batches.tolist()) == data.arrays["x"].tolist()
+
+
+def test_what_is_too_large_for_the_device_or_made_item_by_item_does_not():
+    large = ArrayDataset(np.broadcast_to(np.zeros((1, 1), np.int8), (300, 2**20)))
+    builder = DataLoaderBuilder().batch_size(4)
+    found = [source_of(builder.build(data), "train") for data in (large, large.shuffle(), Numbers(), large.slice(0, 9))]
+    assert [source.has_rows for source in found] == [False, False, False, True]
+    assert [source.rows is None for source in found] == [True, True, True, False]

@@ -1,6 +1,7 @@
 """Every example trains, shortened, and does what it says."""
 
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -8,12 +9,21 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax import nnx
+from runs import model_bits
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
+from sklearn.neighbors import KNeighborsClassifier
+from stopped import some
 
+from learner import Optimizer, load_checkpoint, parameters
 from learner.cli.main import main
 from learner.data import digits
+from learner.errors import LearnerError
 from learner.history import read_history
+from learner.steps.state import named_leaves
+from learner.strategies import Sharded, fsdp
 
 ROOT = Path(__file__).parents[2]
 WITH_CONFIG = {  # by config: how it is shortened on the command line, and the example by its arguments
@@ -23,7 +33,8 @@ WITH_CONFIG = {  # by config: how it is shortened on the command line, and the e
     "charlm": (["--train.dataset.max_rows=40", "--valid.dataset.max_rows=40"], {"max_rows": 40}),
 }
 CLASSIFIERS = ["equinox_model", "linen_model", "pytree"]
-OTHERS = ["gan", "own_metric"]
+OTHERS = ["from_torch", "gan", "lora", "own_metric"]
+LOOPS = ["custom_learner", "custom_loop", "distill", "finetune", "multiple_optimizers", "transformer_seq2seq"]
 NO_SCRIPTS = {"__init__", "models", "own_module"}
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -46,13 +57,11 @@ def example(name):
 
 def test_no_example_is_left_out():
     scripts = {path.stem for path in (ROOT / "examples").glob("*.py")} - NO_SCRIPTS
-    assert scripts == {*WITH_CONFIG, *CLASSIFIERS, *OTHERS}
+    assert scripts == {*WITH_CONFIG, *CLASSIFIERS, *OTHERS, *LOOPS}
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} == set(WITH_CONFIG)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "digits" else pytest.mark.full) for name in WITH_CONFIG]
-)
+@pytest.mark.parametrize("name", some(WITH_CONFIG, ()))
 def test_a_config_and_its_example_are_the_same_run(name, capsys):
     words, arguments = WITH_CONFIG[name]
     assert main(["fit", f"configs/{name}.yaml", *words]) == 0
@@ -63,9 +72,7 @@ def test_a_config_and_its_example_are_the_same_run(name, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "equinox_model" else pytest.mark.full) for name in CLASSIFIERS]
-)
+@pytest.mark.parametrize("name", some(CLASSIFIERS, ()))
 def test_two_epochs_learn_most_digits(name):
     result = example(name).main("runs/example", num_epochs=2)
     accuracy = result.history["valid/Accuracy"]
@@ -89,6 +96,15 @@ def first_equinox():
     return eqx.nn.make_with_state(example("equinox_model").Network)(jax.random.key(0))
 
 
+@pytest.mark.full
+def test_the_transformer_is_the_same_where_it_is_split():
+    module = example("charlm")
+    strategy = Sharded({"data": 4, "model": 2}, [module.TENSOR_PARALLEL, fsdp()])
+    split, whole = (module.main(f"runs/{i}", 1, max_rows=64, strategy=each) for i, each in enumerate((strategy, None)))
+    assert split.history["valid/Loss"] == pytest.approx(whole.history["valid/Loss"], rel=1e-4)
+
+
+@pytest.mark.full
 def test_own_metrics_are_those_of_scikit_learn():
     module = example("own_metric")
     result = module.main("runs/example", num_epochs=1)
@@ -103,6 +119,7 @@ def test_own_metrics_are_those_of_scikit_learn():
     assert module.Confusion(3).text(np.eye(3)) == "none"
 
 
+@pytest.mark.full
 def test_the_generator_finds_the_circle():
     module = example("gan")
     result = module.main("runs/example")
@@ -115,6 +132,110 @@ def test_the_generator_finds_the_circle():
     assert set(result.history) == {"train/Loss", "train/Critic Loss", "valid/Mean Absolute Error", "valid/Loss"}
 
 
+@pytest.mark.full
+def test_a_loop_by_hand_ends_with_the_bits_of_fit(capsys):
+    """It is stopped after an epoch, and goes on."""
+    module = example("custom_loop")
+    module.main("runs/hand", num_epochs=1)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" loss")[0] for line in printed[:2]] == ["epoch 1 iteration  1", "epoch 1 iteration  2"]
+    assert len(printed) == 45 + 1
+    model, metrics = module.main("runs/hand", num_epochs=2)
+    assert len(capsys.readouterr().out.splitlines()) == 45 + 1
+    result = module.build("runs/fit", 2).fit(*module.loaders())
+    assert model_bits(model) == model_bits(result.model)
+    for name, value in metrics.items():
+        assert np.float32(value) == np.float32(result.history[f"valid/{name}"][-1])
+
+
+@pytest.mark.full
+def test_each_part_has_its_rate(monkeypatch):
+    """One step of gradient descent shows the factors: every parameter moves by its own times the rate."""
+    module = example("multiple_optimizers")
+    monkeypatch.setattr(module, "opt", Optimizer(optax.sgd))
+    model = module.Network(nnx.Rngs(0))
+    states = {name: module.opt.init(part) for name, part in module.parts(model)}
+    batch = {name: x[:32] for name, x in digits("train").arrays.items()}
+    grads = nnx.grad(lambda model: module.step(model, batch).loss)(model)
+    after, _, _ = jax.jit(module.train_step.__wrapped__)(model, states, 0.5, batch)
+    factors = {"conv1.kernel": 2.0, "conv2.kernel": 4.0, "head.kernel": 1.0}
+    factors |= {f"{layer}.bias": 0.1 for layer in ("conv1", "conv2", "head")}
+    before, now, by = (named_leaves(parameters(tree)) for tree in (model, after, grads))
+    assert set(before) == set(factors)
+    for name, factor in factors.items():
+        np.testing.assert_allclose(now[name], before[name] - 0.5 * factor * by[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.full
+def test_several_optimizers_learn_most_digits():
+    assert example("multiple_optimizers").main(num_epochs=5)[1] > 0.85
+
+
+@pytest.mark.full
+def test_codes_without_labels_tell_digits_apart(monkeypatch):
+    module = example("custom_learner")
+    result = module.main("runs/example", num_epochs=2)
+    codes = {}
+    for split in ("train", "valid"):
+        rows = digits(split).arrays
+        codes[split] = np.asarray(result.model(rows["image"].reshape(-1, 64))), rows["label"]
+    nearest = KNeighborsClassifier(1, algorithm="brute").fit(*codes["train"])
+    found = result.history["custom/Neighbours"]
+    assert found[-1] == pytest.approx(nearest.score(*codes["valid"]), abs=2 / 360)
+    assert len(found) == 2
+    assert found[-1] > 0.85
+    assert {"train/Filled", "train/Together", "valid/Loss"} <= set(result.history)
+    monkeypatch.setattr(module.SelfSupervisedLearner, "enough", 0.5)
+    result = module.main("runs/stopped", num_epochs=2)
+    assert result.stopped_by.endswith("of the neighbours are right")
+    assert len(result.history["custom/Neighbours"]) == 1
+
+
+@pytest.mark.full
+def test_the_backbone_is_frozen_and_then_is_not():
+    module = example("finetune")
+    head, everything = module.main("runs/example", num_epochs=2)
+    loaded = {
+        f"backbone{path.removeprefix('encoder')}": x
+        for path, x in named_leaves(
+            parameters(load_checkpoint("runs/example/pretrained", "best", module.Pretrained(nnx.Rngs(5))).model)
+        ).items()
+        if path.startswith("encoder")
+    }
+    frozen, tuned = (named_leaves(parameters(result.model)) for result in (head, everything))
+    assert len(loaded) == 4
+    for name, x in loaded.items():
+        np.testing.assert_array_equal(frozen[name], x, err_msg=name)
+        assert np.abs(tuned[name] - x).max() > 0
+    assert head.history["valid/Accuracy"][-1] > 0.7
+    assert everything.history["valid/Accuracy"][-1] > head.history["valid/Accuracy"][-1]
+    mu = load_checkpoint("runs/example/head", "latest").opt_state
+    assert {name.split("mu.")[1] for name in mu if "mu." in name} == {"head.bias", "head.kernel"}
+
+
+@pytest.mark.full
+def test_a_student_learns_and_the_teacher_stays():
+    taught, result = example("distill").main("runs/example", num_epochs=6)
+    assert result.history["valid/Accuracy"][-1] > 0.8
+    assert model_bits(result.model.teacher) == model_bits(taught.model)
+    assert result.history["train/Loss"][-1] < result.history["train/Loss"][0] / 1.5
+
+
+@pytest.mark.full
+def test_strings_are_turned_round_whatever_the_padding_says():
+    module = example("transformer_seq2seq")
+    model = module.main("runs/example").model
+    rows = module.strings(200, seed=2)
+    logits = np.asarray(model(rows["source"], rows["given"]))
+    counts = rows["target"] != module.PAD
+    assert (logits.argmax(-1) == rows["target"])[counts].mean() > 0.9
+    assert module.turned_round(model, "271828") == "828172"
+    model.embed.embedding[...] = model.embed.embedding[...].at[module.PAD].set(1000.0)
+    changed = np.asarray(model(rows["source"], rows["given"]))
+    np.testing.assert_allclose(changed[counts], logits[counts], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.full
 def test_a_config_names_ones_own_module(capsys):
     assert main(["fit", "examples/own_module.yaml", "--num_epochs=4", "--model.width=32"]) == 0
     history = read_history("runs/own_module")
@@ -132,3 +253,32 @@ def test_an_example_is_a_program():
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert max(read_history("runs/pytree")["valid/Accuracy"]) >= 0.97
+
+
+@pytest.mark.full
+def test_thin_matrices_learn_what_the_network_did_not_know():
+    base, adapted = example("lora").main("runs/example", num_epochs=8)
+    assert base.history["valid/Accuracy"][-1] > 0.9
+    accuracy = adapted.history["valid/Accuracy"]
+    assert accuracy[0] < 0.3
+    assert accuracy[-1] > accuracy[0] + 0.3
+    for part in ("hidden", "out"):  # what the network knew is as it was
+        for name in ("kernel", "bias"):
+            one, other = (getattr(getattr(each.model, part), name)[...] for each in (base, adapted))
+            np.testing.assert_array_equal(one, other)
+    log = Path("runs/example/adapted/experiment.log").read_text()
+    assert "2344 parameters in 4 arrays" in log
+    assert "frozen: 19210 parameters in 4 arrays" in log
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+def test_models_of_pytorch_give_equal_outputs():
+    differences = example("from_torch").main(steps=20)
+    assert differences.keys() == {"mlp", "cnn"}
+    assert max(differences.values()) < 1e-4
+
+
+def test_without_pytorch_the_example_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(LearnerError, match=r"this example needs .*: pip install torch safetensors"):
+        example("from_torch").main()

@@ -1,8 +1,15 @@
 """Loggers with one method."""
 
+import importlib.util
+import re
+
+import numpy as np
 import pytest
 
-from learner.loggers import MetricLogger
+from learner import LearnerError
+from learner.events import SplitEnded, StepsEnded
+from learner.loggers import JsonLines, MetricLogger, MLflow, TensorBoard, WandB
+from learner.loggers.base import RunLogger, refuse_missing
 
 
 class Splits(MetricLogger):
@@ -51,3 +58,85 @@ def test_steps_cost_nothing_where_nobody_wants_them(events):
     steps = next(event for event in events if type(event).__name__ == "StepsEnded")
     object.__setattr__(steps, "values", Untouchable())
     Splits().on_event(steps)
+
+
+class Halves(Steps):
+    every_steps, every_epochs = 2, 3
+
+
+def test_steps_and_epochs_are_thinned_by_their_numbers(events):
+    logger = Halves()
+    for event in events:
+        logger.on_event(event)
+    assert [call for call in logger.calls if call[0] == "train"] == [("train", "Loss", 2.0, 1, 2)]
+    logger.on_event(SplitEnded(0.0, "train", 2, 6, {"Loss": 0.5}, 0.1))
+    logger.on_event(SplitEnded(0.0, "train", 3, 9, {"Loss": 0.25}, 0.1))
+    logger.on_event(SplitEnded(0.0, "valid", 4, 11, {"Loss": 0.75}, 0.1, at_step=11))
+    assert logger.calls[-2:] == [("train", "Loss", 0.25, 3, 9), ("valid", "Loss", 0.75, 4, 11)]
+
+
+def steps_of(first, count):
+    values = np.arange(first, first + count, dtype=np.float32)
+    last = first + count - 1
+    return StepsEnded(0.0, "train", 1, first, count, last, None, last, {"Loss": values}, np.ones_like(values), 0.1)
+
+
+@pytest.mark.parametrize("cuts", [[12], [5, 7], [1] * 12, [7, 1, 4]], ids=str)
+def test_which_steps_are_due_does_not_depend_on_how_they_are_dispatched(cuts):
+    logger, first = RunLogger(every_steps=3), 1
+    told = []
+    logger.steps = lambda event, steps, values: told.extend(zip(steps, values["Loss"].tolist(), strict=True))
+    for count in cuts:
+        logger.on_event(steps_of(first, count))
+        first += count
+    assert told == [(3, 3.0), (6, 6.0), (9, 9.0), (12, 12.0)]
+
+
+def test_a_logger_may_leave_all_steps_out():
+    logger = RunLogger(every_steps=None)
+    logger.steps = lambda event, steps, values: pytest.fail("it got steps")
+    logger.on_event(steps_of(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every_steps": 0}, "every_steps of RunLogger is 0; it needs a whole number, 1 or more, or None"),
+        ({"every_steps": 2.0}, "every_steps of RunLogger is 2.0"),
+        ({"every_epochs": None}, "every_epochs of RunLogger is None; it needs a whole number, 1 or more"),
+        ({"every_epochs": True}, "every_epochs of RunLogger is True"),
+    ],
+    ids=str,
+)
+def test_wrong_numbers_are_refused(options, message):
+    with pytest.raises(LearnerError, match=re.escape(message)):
+        RunLogger(**options)
+
+
+def test_all_that_is_wrong_is_one_error():
+    with pytest.raises(LearnerError, match="2 problems") as refused:
+        JsonLines(every_steps=-1, every_epochs=0)
+    assert all(name in str(refused.value) for name in ("every_steps", "every_epochs", "JsonLines"))
+
+
+@pytest.mark.parametrize(("make", "extra"), [(TensorBoard, "tensorboard"), (WandB, "wandb"), (MLflow, "mlflow")])
+def test_a_missing_package_is_an_error_that_says_what_to_install(make, extra, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(LearnerError, match=re.escape(f'pip install "learner[{extra}]"')):
+        make()
+
+
+def test_a_directory_of_a_packages_name_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "only_a_directory").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LearnerError, match="which is not installed"):
+        refuse_missing("only_a_directory", "wandb", "WandB")
+
+
+@pytest.mark.parametrize("logger", [WandB, MLflow])
+def test_what_draws_pictures_is_looked_for_before_a_run(logger, monkeypatch):
+    """A run shall not lose its logger at the end of its first epoch."""
+    found = importlib.util.find_spec("numpy")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "PIL" else found)
+    with pytest.raises(LearnerError, match=rf"{logger.__name__} needs PIL, which is not installed: pip install"):
+        logger()

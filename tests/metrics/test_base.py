@@ -1,7 +1,9 @@
 """The sums and means that metrics are built from, and the example of the contract."""
 
+import inspect
 import math
 import textwrap
+import types
 from typing import Any
 
 import jax
@@ -12,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import learner.metrics.base
+from learner import metrics
 from learner.errors import LearnerError
-from learner.metrics import Info, Mean, Sum, rows_mask
+from learner.metrics import Info, Mean, MetricBase, Sum, rows_mask
 from learner.steps.outputs import RegressionOutput
 
 few = settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -147,3 +150,63 @@ def test_the_ten_lines_of_the_contract_work() -> None:
     output = RegressionOutput.from_predictions(predictions, targets, jnp.array([1, 1, 0]))
     state = metric.update(metric.init(), output, Info(jnp.int32(0), output.weight))
     assert metric.compute(metric.merge(metric.init(), state)) == 2.0
+
+
+# -- why there is no value ---------------------------------------------------------------------------------------------
+
+# Without anything that counts they are NaN, and never else where the loss is a number.
+COUNTING = {"Accuracy", "TopKAccuracy", "Hamming", "TokenAccuracy", "ExactMatch"}
+OF_THE_LOSS = {"Loss", "Perplexity", "BitsPerCharacter"}
+MADE_BY_OTHERS = {"By", "CollectingMetric", "HostMetric", "MeanMetric", "Metric", "MetricBase", "OnText", "Subset"}
+
+
+def strange(metric: Any) -> float:
+    """Its value over two rows that count, one of which has NaNs or a label that is none of the classes."""
+    fields: dict[str, Any] = {
+        "logits": jnp.array([[jnp.nan, 1.0], [0.0, 1.0]]),
+        "predictions": jnp.array([jnp.nan, 1.0]),
+        "targets": jnp.array([7, 1]) if "logits" in metric.fields else jnp.array([2.0, 1.0]),
+    }
+    output = types.SimpleNamespace(**fields)
+    if isinstance(metric, metrics.CollectingMetric):
+        return float(metric.compute(jax.tree.map(np.asarray, metric.collect(output))))
+    info = Info(jnp.int32(0), jnp.float32(2))
+    return float(metric.compute(metric.update(metric.init(), output, info)))
+
+
+def test_what_may_be_nan_for_another_reason_says_so() -> None:
+    kinds = {name: kind for name in metrics.__all__ if inspect.isclass(kind := getattr(metrics, name))}
+    silent = {
+        name for name, kind in kinds.items() if issubclass(kind, MetricBase) and kind.undefined == MetricBase.undefined
+    }
+    assert silent == COUNTING | OF_THE_LOSS | MADE_BY_OTHERS
+
+
+@pytest.mark.parametrize("name", ["Accuracy", "TopKAccuracy", "Hamming"])
+def test_what_is_strange_is_wrong_where_only_counts_are_missed(name: str) -> None:
+    metric = metrics.TopKAccuracy(1) if name == "TopKAccuracy" else getattr(metrics, name)()
+    assert strange(metric) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        (metrics.Precision(2), "NaN among the scores"),
+        (metrics.Matthews(2), "NaN among the scores"),
+        (metrics.AUROC(), "no class had labels (for AUROC: and other rows)"),
+        (metrics.AveragePrecision(), "label outside of the classes"),
+        (metrics.BinnedAUROC(2, bins=2), "no class had labels (for AUROC: and other rows)"),
+        (metrics.BrierScore(), "label outside of the classes"),
+        (metrics.CalibrationError(2), "label outside of the classes"),
+        (metrics.MeanAbsoluteError(), "no finite number"),
+        (metrics.MeanAbsolutePercentageError(), "a target is 0"),
+        (metrics.QuantileLoss(), "no finite number"),
+        (metrics.R2(), "the targets are constant"),
+        (metrics.PearsonCorrelation(), "the targets or the predictions are constant"),
+        (metrics.SpearmanCorrelation(), "the targets or the predictions are constant"),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_the_reasons(metric: Any, reason: str) -> None:
+    assert math.isnan(strange(metric))
+    assert reason in metric.undefined

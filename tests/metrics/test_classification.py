@@ -137,7 +137,13 @@ LOGITS = np.zeros((4, 3), np.float32)
 @pytest.mark.parametrize(
     ("logits", "targets", "mask", "message"),
     [
-        (LOGITS, np.zeros((4, 3), np.int32), None, r"float32\[4, 3\] and targets int32\[4, 3\]"),
+        (
+            LOGITS,
+            np.zeros((4, 3), np.int32),
+            None,
+            r"int32\[4, 3\].*; of several labels .*, learner.metrics.Hamming\(\)",
+        ),
+        (LOGITS[:, 0], np.zeros(4, np.int32), None, r"of one score for two classes, learner.metrics.Hamming\(\) is"),
         (LOGITS, np.zeros((4, 1), np.int32), None, r"targets int32\[4, 1\]; it needs one class number"),
         (LOGITS, np.zeros(4, np.float32), None, r"targets float32\[4\]; .*integer"),
         (LOGITS, np.zeros(4, bool), None, r"targets bool\[4\]"),

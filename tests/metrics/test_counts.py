@@ -94,3 +94,28 @@ def test_what_is_not_counted_is_no_hit() -> None:
     state = Fraction.zero().add(jnp.array([[True, True], [False, True]]), jnp.array([[True, False], [True, False]]))
     assert (number_of(state.hits), number_of(state.misses)) == (1, 1)
     assert np.isnan(Fraction.zero().value())
+
+
+def counts_of(numbers: list[int]) -> Count:
+    return Count(*(jnp.array([f(n) for n in numbers], jnp.uint32) for f in (lambda n: n >> 32, lambda n: n % 2**32)))
+
+
+NUMBERS = [2**40 + 3, 2**32 - 1, 1, 0, 2**53 + 2**31]
+
+
+def test_a_sum_of_counts_is_exact() -> None:
+    assert number_of(counts_of(NUMBERS).sum(0)) == sum(NUMBERS)
+    pair = jax.tree.map(lambda x: jnp.stack([x, x]), counts_of(NUMBERS))
+    assert [number_of(pair.sum(-1)[i]) for i in (0, 1)] == [sum(NUMBERS)] * 2
+    assert [number_of(pair.sum(0)[i]) for i in range(5)] == [2 * number for number in NUMBERS]
+
+
+def test_a_difference_of_counts_is_exact() -> None:
+    less = [2**32 + 4, 2**32 - 1, 0, 0, 2**31 + 1]
+    difference = counts_of(NUMBERS).minus(counts_of(less))
+    assert [number_of(difference[i]) for i in range(5)] == [a - b for a, b in zip(NUMBERS, less, strict=True)]
+
+
+def test_numbers_are_added_to_counts() -> None:
+    added = counts_of(NUMBERS).plus(jnp.full(5, 2**32 - 1, jnp.uint32))
+    assert [number_of(added[i]) for i in range(5)] == [number + 2**32 - 1 for number in NUMBERS]

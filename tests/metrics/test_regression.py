@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from learner.errors import LearnerError
-from learner.metrics import Info, MeanAbsoluteError, MeanSquaredError, Metric
+from learner.metrics import (
+    Info,
+    MeanAbsoluteError,
+    MeanAbsolutePercentageError,
+    MeanSquaredError,
+    Metric,
+    QuantileLoss,
+    RootMeanSquaredError,
+)
 
 INFO = Info(jnp.int32(0), jnp.float32(1))
 BOTH = [MeanAbsoluteError(), MeanSquaredError()]
@@ -87,3 +95,55 @@ def test_shapes_that_do_not_fit_are_an_error(
 ) -> None:
     with pytest.raises(LearnerError, match=f"{metric.name} got .*{message}"):
         value(metric, jnp.ones(predictions), jnp.ones(targets), None if mask is None else jnp.ones(mask))
+
+
+THREE = [1.0, 2.0, 9.0], [1.0, 4.0, 0.0], [1, 1, 0]  # predictions, targets, mask
+
+
+def eager(metric: Metric, predictions: Any, targets: Any, mask: Any) -> Any:
+    output = types.SimpleNamespace(
+        predictions=np.float32(predictions), targets=np.float32(targets), mask=np.array(mask)
+    )
+    return metric.update(metric.init(), output, INFO)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        (RootMeanSquaredError(), np.sqrt(2)),
+        (MeanAbsolutePercentageError(), 0.25),
+        (QuantileLoss(0.9), 0.9),
+        (QuantileLoss(0.25), 0.25),
+        (QuantileLoss(), 0.5),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_more_by_hand(metric: Metric, expected: float) -> None:
+    np.testing.assert_allclose(metric.compute(eager(metric, *THREE)), expected, rtol=2e-7)
+    assert np.isnan(metric.compute(eager(metric, *THREE[:2], [0, 0, 0])))
+
+
+def test_the_root_is_of_the_whole_split() -> None:
+    metric = RootMeanSquaredError()
+    both = metric.merge(eager(metric, *THREE), eager(metric, [3.0, 0, 0], [0.0, 0, 0], [1, 1, 0]))
+    np.testing.assert_allclose(metric.compute(both), np.sqrt((0 + 4 + 9 + 0) / 4), rtol=2e-7)
+
+
+def test_quantile_loss_tells_over_from_under() -> None:
+    metric = QuantileLoss(0.75)
+    over = metric.compute(eager(metric, [3.0, 3.0, 0], [1.0, 1.0, 0], [1, 1, 0]))
+    under = metric.compute(eager(metric, [1.0, 1.0, 0], [3.0, 3.0, 0], [1, 1, 0]))
+    np.testing.assert_allclose([over, under], [0.5, 1.5], rtol=2e-7)
+
+
+@pytest.mark.parametrize("prediction", [0.0, 1.0])
+def test_a_target_of_0_has_no_percentage(prediction: float) -> None:
+    metric = MeanAbsolutePercentageError()
+    assert np.isnan(metric.compute(eager(metric, [prediction, 1.0, 1.0], [0.0, 1.0, 1.0], [1, 1, 1])))
+    assert metric.compute(eager(metric, [prediction, 1.0, 3.0], [0.0, 1.0, -1.0], [0, 1, 1])) == 2
+
+
+@pytest.mark.parametrize("q", [0, 1, -0.5, "0.5", None, True, float("nan")])
+def test_q_is_between_0_and_1(q: Any) -> None:
+    with pytest.raises(LearnerError, match=rf"q of QuantileLoss is {q!r}; it needs a quantile between 0 and 1"):
+        QuantileLoss(q)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from learner.errors import LearnerError
-from learner.metrics import GradientNorm, Info, IterationSpeed, LearningRate, Metric
+from learner.metrics import GradientNorm, Info, LearningRate, Metric, ParameterNorm, UpdateRatio
 
 
-def info(step: int, rate: Any = None, norm: Any = None, weight: float = 1.0) -> Info:
-    numbers = (None if x is None else jnp.float32(x) for x in (rate, norm))
+def info(step: int, rate: Any = None, norm: Any = None, weight: float = 1.0, update: Any = None, p: Any = None) -> Info:
+    numbers = (None if x is None else jnp.float32(x) for x in (rate, norm, update, p))
     return Info(jnp.int32(step), jnp.float32(weight), *numbers)
 
 
@@ -34,6 +34,24 @@ def test_the_rate_of_the_first_step_counts() -> None:
     assert metric.compute(metric.update(one(metric, info(0, 0.5)), None, info(1, 0.0))) == 0.0
 
 
+def test_the_parameters_norm_of_an_epoch_is_its_last() -> None:
+    metric = ParameterNorm()
+    states = [one(metric, info(step, p=norm)) for step, norm in ((3, 8.0), (4, 2.0), (5, 4.0))]
+    assert metric.compute(metric.merge(states[2], metric.merge(states[0], states[1]))) == 4.0
+
+
+def test_the_update_ratio_of_an_epoch_is_the_mean_over_steps() -> None:
+    metric = UpdateRatio()
+    state = metric.init()
+    for step, (update, norm, weight) in enumerate(((1.0, 4.0, 9.0), (3.0, 4.0, 1.0), (5.0, 0.0, 1.0), (7.0, 1.0, 0.0))):
+        state = metric.merge(state, one(metric, info(step, update=update, p=norm, weight=weight)))
+    assert metric.compute(state) == 0.5  # the last two do not count: only zeros were left, and nothing had a weight
+
+
+def test_only_what_costs_something_is_asked_for() -> None:
+    assert [metric.asks for metric, _ in METRICS] == [(), (), ("param_norm",), ("param_norm", "update_norm")]
+
+
 def test_the_norm_of_an_epoch_is_the_mean_over_steps() -> None:
     metric = GradientNorm()
     state = metric.init()
@@ -50,33 +68,18 @@ def test_a_step_of_weight_0_has_no_norm(norm: float) -> None:
     assert metric.compute(metric.merge(one(metric, info(0, norm=2.0)), empty)) == 2.0
 
 
-@pytest.mark.parametrize(("metric", "field"), [(LearningRate(), "learning_rate"), (GradientNorm(), "grad_norm")])
+METRICS = [
+    (LearningRate(), "learning_rate"),
+    (GradientNorm(), "grad_norm"),
+    (ParameterNorm(), "param_norm"),
+    (UpdateRatio(), "update_norm"),
+]
+
+
+@pytest.mark.parametrize(("metric", "field"), METRICS)
 def test_they_are_for_training_only(metric: Metric, field: str) -> None:
     assert metric.splits == ("train",)
     assert metric.per_step
     assert metric.fields == ()
     with pytest.raises(LearnerError, match=rf"{metric.name} needs `info\.{field}`.*metric_train"):
         one(metric, info(0))
-
-
-def test_speed_is_steps_over_time() -> None:
-    speed = IterationSpeed()
-    assert [speed.update(10, 0.5), speed.update(30, 0.5), speed.update(5, 1.5)] == [20.0, 60.0, 5 / 1.5]
-    assert speed.compute() == 45 / 2.5
-    speed.reset()
-    assert np.isnan(speed.compute())
-    assert speed.update(3, 2.0) == speed.compute() == 1.5
-
-
-def test_speed_of_no_time_is_unknown() -> None:
-    speed = IterationSpeed()
-    assert np.isnan(speed.update(10, 0.0))
-    assert np.isnan(speed.compute())
-    assert speed.update(10, 4.0) == 2.5
-    assert speed.compute() == 5.0
-
-
-def test_speeds_are_independent() -> None:
-    train, valid = IterationSpeed(), IterationSpeed()
-    train.update(10, 1.0)
-    assert np.isnan(valid.compute())

@@ -1,14 +1,18 @@
 """Runs that are stopped at their very end, in the validation that is the last one, or in a save."""
 
+import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
+import traceback
 
 import pytest
 from runs import (
+    ROWS,
     STEPS,
     LastRow,
+    arrays,
     batches,
     build_line,
     journal_of,
@@ -19,10 +23,11 @@ from runs import (
     shuffled,
     valid_data,
 )
-from stopped import all_of, same, stopping_at
+from stopped import all_of, same, some, stopping_at
 
 from learner import Interrupter, LearnerError
 from learner.checkpoint import CheckpointStore
+from learner.data import DataLoaderBuilder, view
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -67,10 +72,7 @@ STEPWISE = {
 }
 
 
-FEW = ("at an epoch's end", "where one was saved", "in an epoch's own")
-
-
-@pytest.mark.parametrize("where", [w if w in FEW else pytest.param(w, marks=pytest.mark.full) for w in STEPWISE])
+@pytest.mark.parametrize("where", some(STEPWISE, {"in an epoch's own"}))
 def test_a_stop_in_the_last_validation(tmp_path, where):
     """The run that goes on makes it whole, and ends like one that was not stopped."""
     options, nth = STEPWISE[where]
@@ -79,6 +81,7 @@ def test_a_stop_in_the_last_validation(tmp_path, where):
     same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", run(tmp_path / "whole", options)))
 
 
+@pytest.mark.full
 def test_stopped_in_the_same_validation_again(tmp_path):
     options = lambda b: b.num_epochs(2)  # noqa: E731
     for _ in range(2):
@@ -87,7 +90,13 @@ def test_stopped_in_the_same_validation_again(tmp_path):
     same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", run(tmp_path / "whole", options)))
 
 
-@pytest.mark.parametrize("options", [lambda b: b.num_epochs(2), lambda b: b.num_epochs(1).valid_every(3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(lambda b: b.num_epochs(2), id="at an epoch's end"),
+        pytest.param(lambda b: b.num_epochs(1).valid_every(3), id="inside an epoch", marks=pytest.mark.full),
+    ],
+)
 def test_a_stop_in_the_second_of_two_splits(tmp_path, options):
     """The first one is not made again."""
     stopped_in(tmp_path / "run", options, 1, lambda valid: {"a": Valid(), "b": valid})
@@ -104,7 +113,7 @@ def test_a_stop_in_a_validation_and_other_splits_afterwards(tmp_path):
     assert len(result.history["train/Loss"]) == 2
 
 
-@pytest.mark.parametrize("steps", [STEPS + 2, 2 * STEPS])
+@pytest.mark.parametrize("steps", some([STEPS + 2, 2 * STEPS], {STEPS + 2}))
 def test_killed_before_the_summary(tmp_path, steps):
     """After the last save, before the run had said that it ended."""
     options = lambda b: b.num_steps(steps)  # noqa: E731
@@ -215,3 +224,31 @@ def test_checkpoints_on_another_disk(tmp_path):
     assert journal_of(tmp_path / "run")
     assert numbers_of(tmp_path / "run")
     assert logs_of(tmp_path / "run")
+
+
+# -- worker processes --------------------------------------------------------------------------------------------------
+
+
+def from_workers(missing=None):
+    def read(number):
+        if number == missing:
+            raise OSError("no such file")
+        return {name: x[number] for name, x in rows.items()}
+
+    rows = arrays(ROWS)
+    return DataLoaderBuilder().batch_size(4).num_workers(1).build(view(range(ROWS)).map(read))
+
+
+@pytest.mark.parametrize("ends", ["by an error", pytest.param("as it should", marks=pytest.mark.full)])
+def test_workers_end_with_the_run(tmp_path, ends):
+    """Their errors come with the lines that raised, and the number of the item."""
+    builder = quiet(tmp_path / "run").num_epochs(2)
+    if ends == "as it should":
+        assert build_line(builder).fit(from_workers(), from_workers()).summary["steps"] == 12
+    else:
+        with pytest.raises(OSError, match="no such file") as raised:
+            build_line(builder).fit(from_workers(missing=9), from_workers())
+        text = "".join(traceback.format_exception(raised.value))
+        assert "while reading row 9 of Mapped" in text
+        assert ", in read\n" in text
+    assert multiprocessing.active_children() == []

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from runs import ROWS, batches, checkpoint_bits, journal_of, line, line_step, logs_of, numbers_of, saved_steps
 from screens import HIDE, SHOW, Screen
+from stopped import some
 
 from learner import LearnerBuilder
 from learner.events import Listener, RunEnded, RunFailed
@@ -207,13 +208,10 @@ HARMLESS = {
     "logger close": "OwnLogger",
     "renderer": "OwnRenderer",
 }
-FEW = {"loader", "train step", "train step on the device", "metric compute", "host metric update", "hook"}
-FEW |= {"logger that exits", "renderer"}
+FEW = {"loader", "train step on the device", "metric compute", "hook", "logger that exits"}
 
 
-@pytest.mark.parametrize(
-    "where", [w if w in FEW else pytest.param(w, marks=pytest.mark.full) for w in (*FATAL, *HARMLESS)]
-)
+@pytest.mark.parametrize("where", some([*FATAL, *HARMLESS], FEW))
 def test_exception_in_each_hook(tmp_path, undisturbed, where):
     directory, memory, out, streams = tmp_path / "run", MemoryLogger(), io.StringIO(), (sys.stdout, sys.stderr)
     error = (SystemExit if where == "logger that exits" else RuntimeError)(f"in the {where}")

@@ -51,6 +51,7 @@ def lines_of(text):
     return [(float(value), weight if weight == "final" else float(weight)) for value, weight in lines]
 
 
+@pytest.mark.full
 def test_kill9_log_loss(tmp_path, capsys):
     """A process that is killed after 1000 steps loses the lines of half a second, and torn lines harm nobody."""
     build = lambda name: quiet(tmp_path / name).num_epochs(EPOCHS).with_file_checkpointer()  # noqa: E731
@@ -77,7 +78,7 @@ def test_kill9_log_loss(tmp_path, capsys):
     history = read_history(run)
     assert history["train/Loss"] == whole.history["train/Loss"][:2]
     assert main(["summary", str(run)]) == 0
-    assert f"{run}: this run has not ended\n{history}" in capsys.readouterr().out
+    assert f"{run}: this run has not ended (died)\n{history}" in capsys.readouterr().out
     resumed = build_line(build("run").resume()).fit(batches() * PASSES)
     assert resumed.history == whole.history
     assert logs_of(run) == logs_of(tmp_path / "whole")
@@ -167,7 +168,10 @@ def test_not_a_tty(tmp_path, ends):
     content = (tmp_path / "out.txt").read_bytes()
     assert not {b"\r", b"\b", b"\x1b"} & {content[i : i + 1] for i in range(len(content))}
     lines = content.decode().splitlines()
-    assert lines[0].endswith("run: 20 epochs of 6 steps, 4 parameters")
+    assert lines[0].startswith("dict (pytree) ")
+    start = next(i for i, line in enumerate(lines) if line.endswith("run: 20 epochs of 6 steps, 4 parameters"))
+    assert lines[start - 1].startswith("compiled in ")
+    lines = lines[start:]
     told = [line.split()[1] for line in lines if line.startswith("epoch ")]
     assert told == [f"{epoch}/20" for epoch in range(1, 21 - (ends == "badly"))]
     rest = lines[1 + len(told) :]

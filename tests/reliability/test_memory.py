@@ -148,7 +148,7 @@ def test_splits_that_are_read_together():
     worker.close()
 
 
-@pytest.mark.parametrize("dispatch", [1, 40])
+@pytest.mark.parametrize("dispatch", [pytest.param(1, marks=pytest.mark.full), 40])
 def test_steps_that_are_added_up(tmp_path, dispatch):
     """Micro-batches of data on the device, of which there is no buffer."""
     change = lambda builder: builder.grads_accumulation(3).steps_per_dispatch(dispatch)  # noqa: E731

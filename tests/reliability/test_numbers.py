@@ -31,13 +31,19 @@ from learner.data import DataLoaderBuilder
 from learner.loggers import MemoryLogger, MetricLogger
 from learner.metrics import Accuracy, LearningRate, Perplexity
 from learner.renderers import PlainRenderer, RichRenderer
+from learner.strategies import Replicated, Sharded
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def some(cases, few):
     """All of them in the whole matrix, a few otherwise."""
-    return [case if case in few else pytest.param(case, marks=pytest.mark.full) for case in cases]
+
+    def marked(case):
+        values = case if isinstance(case, tuple) else (case,)
+        return pytest.param(*values, marks=() if case in few else pytest.mark.full)
+
+    return [marked(case) for case in cases]
 
 
 # -- a classifier by hand ----------------------------------------------------------------------------------------------
@@ -139,12 +145,27 @@ FORMS = {
 ODD = 21  # one row is left over by batches of 4, 5 and 20
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", some([1, 2, 4, 5, 20, 21, 32, 100], {4, 32}))
+@pytest.mark.parametrize(
+    ("form", "size"),
+    some([(f, n) for f in FORMS for n in (1, 2, 4, 5, 20, 21, 32, 100)], {("on the device", 4)}),
+)
 def test_ragged_eval(tmp_path, size, form):
     """Metrics over all rows are those of NumPy over all rows, however these are cut into batches."""
+    counts_each_row_once(quiet(tmp_path / "run"), form, size)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    some([(s, n) for s in (Replicated, Sharded) for n in (3, 4, 8, 21)], ()),  # one of them is in test_devices.py
+)
+def test_multi_device_eval_padding(tmp_path, strategy, size):
+    """21 rows on four devices: the last batch, or every one, does not divide, and each row counts once."""
+    counts_each_row_once(quiet(tmp_path / "run").strategy(strategy(devices=4)), "batches", size)
+
+
+def counts_each_row_once(builder, form, size):
     data = {name: values[:ODD] for name, values in LABELLED.items()}
-    learner = build(quiet(tmp_path / "run").metrics(Accuracy(), Perplexity(), LastRow()), row_step)
+    learner = build(builder.metrics(Accuracy(), Perplexity(), LastRow()), row_step)
     history = learner.fit(cut(LABELLED, 4), FORMS[form](data, size)).history
     loss, _ = loss_of(WEIGHTS, data)
     logits = data["x"] @ WEIGHTS["w"] + WEIGHTS["b"]
@@ -160,8 +181,7 @@ def test_ragged_eval(tmp_path, size, form):
         assert abs(np.mean([loss_of(WEIGHTS, batch)[0] for batch in cut(data, size)]) - loss) > 1e-3
 
 
-@pytest.mark.parametrize("form", some(FORMS, {"batches"}))
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(("form", "accumulate"), some([(f, n) for f in FORMS for n in (1, 4)], {("batches", 4)}))
 def test_masked_loss_weight(tmp_path, form, accumulate):
     """The mean of an epoch is over the tokens that count. A batch without any has no loss."""
     learner = build(quiet(tmp_path / "run").grads_accumulation(accumulate), token_step)
@@ -178,7 +198,13 @@ def test_masked_loss_weight(tmp_path, form, accumulate):
     assert 0 in [batch["mask"].sum() for batch in cut(SEQUENCES, 4)]
 
 
-@pytest.mark.parametrize(("step", "data"), [(row_step, LABELLED), (token_step, SEQUENCES)], ids=["rows", "tokens"])
+@pytest.mark.parametrize(
+    ("step", "data"),
+    [
+        pytest.param(row_step, LABELLED, id="rows", marks=pytest.mark.full),
+        pytest.param(token_step, SEQUENCES, id="tokens"),
+    ],
+)
 def test_accumulation_equals_big_batch(tmp_path, step, data):
     """22 rows in batches of 4, 4 of them a step: what one batch of 16 rows and one of 6 do, and what NumPy does."""
     params, losses = WEIGHTS, []
@@ -245,7 +271,7 @@ VALIDATIONS = {
 }
 
 
-@pytest.mark.parametrize("how", some(VALIDATIONS, {"none", "each step", "random"}))
+@pytest.mark.parametrize("how", some(VALIDATIONS, {"random"}))
 def test_val_does_not_disturb_training(tmp_path, reference, how):
     learner, valid = VALIDATIONS[how](quiet(tmp_path / "run"))
     result = learner.fit(shuffled(rows=ROWS), valid)
@@ -286,7 +312,7 @@ LOGGINGS = {
 }
 
 
-@pytest.mark.parametrize("how", some(LOGGINGS, {"each step", "own numbers each step", "a bar"}))
+@pytest.mark.parametrize("how", some(LOGGINGS, {"a bar"}))
 def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
     """The same bits, and the same programs."""
     learner = build_net(LOGGINGS[how](quiet(tmp_path / "run")))

@@ -146,7 +146,7 @@ def test_the_runs_have_what_they_say(whole):
 
 EVERYWHERE = [("every", step) for step in range(1, END)]
 EVERYWHERE += [("net", step) for step in range(1, 5 * NET_STEPS)] + [("plateau", step) for step in range(1, 8)]
-FEW = {("every", 1), ("every", 5), ("net", 15), ("plateau", 4)}
+FEW = {("every", 5)}  # the plateau is stopped in the tests below
 
 
 @pytest.mark.parametrize(("kind", "step"), some(EVERYWHERE, FEW))
@@ -154,9 +154,11 @@ def test_resume_every_step(tmp_path, whole, kind, step):
     same(all_of(tmp_path / "run", stopped_and_resumed(tmp_path / "run", KINDS[kind], step)), whole(KINDS[kind]))
 
 
-@pytest.mark.parametrize(("kind", "step"), some([("grain", step) for step in range(1, END)], {("grain", 4)}))
+@pytest.mark.parametrize(("kind", "step"), some([("grain", step) for step in range(1, END)], ()))
 def test_resume_dropout_shuffle_augment(tmp_path, whole, kind, step):
-    """Grain draws by position; a loader whose generator goes on and on is in `test_resume_every_step`."""
+    """Grain draws by position; a loader whose generator goes on and on is in `test_resume_every_step`. A smaller run
+    over Grain's data is in `test_resume_iterable_source`.
+    """
     same(all_of(tmp_path / "run", stopped_and_resumed(tmp_path / "run", KINDS[kind], step)), whole(KINDS[kind]))
 
 
@@ -164,7 +166,7 @@ def test_resume_dropout_shuffle_augment(tmp_path, whole, kind, step):
     ("kind", "step"),
     some(
         [("every", STEPS - 1), ("every", STEPS), ("every", STEPS + 1), *(("net", n) for n in (5, 6, 7))],
-        {("every", STEPS), ("net", 7)},
+        (),
     ),
 )
 def test_resume_ragged_last_batch(tmp_path, whole, kind, step):
@@ -177,7 +179,7 @@ def test_when_a_checkpoint_is_made_changes_nothing(whole):
         assert whole(SAVING)[part] == whole(EVERY)[part], part
 
 
-@pytest.mark.parametrize("step", some(range(1, END + 1), {5}))
+@pytest.mark.parametrize("step", some(range(1, END + 1), ()))
 def test_a_crash_inside_an_epoch_loses_one_step(tmp_path, whole, step):
     """The hook raises before the step is saved, the logs have it already."""
     directory = tmp_path / "run"
@@ -227,7 +229,7 @@ def test_resume_inside_accumulation_window(tmp_path, whole, step):
     same(all_of(directory, SAVING.fit(SAVING.build(directory).resume())), whole(SAVING))
 
 
-@pytest.mark.parametrize(("number", "step"), some(list(enumerate((2, 3, 4, 6, 8, 9), 1)), {(3, 4)}))
+@pytest.mark.parametrize(("number", "step"), some(list(enumerate((2, 3, 4, 6, 8, 9), 1)), ()))
 def test_resume_inside_validation(tmp_path, whole, number, step):
     """The second batch of the validation after a step fails: the step is made again, and the whole validation."""
     directory = tmp_path / "run"
@@ -287,7 +289,7 @@ REMOVING = CALLS.index("os.rename {then}") + 1, CALLS.index("return .")
     ("step", "point"),
     some(
         [*((5, n) for n in range(len(CALLS))), *((1, n) for n in (0, 6, 13, 14, 15, 16))],
-        {(1, 13), (5, WRITTEN)},
+        (),
     ),
 )
 def test_kill9_during_save(tmp_path, whole, step, point):
@@ -328,7 +330,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("part", some(LOST, {"the random key", "metrics in flight"}))
+@pytest.mark.parametrize("part", some(LOST, ()))
 def test_resume_negative_control(tmp_path, whole, part):
     """The comparisons of the tests above fail when something is lost on purpose."""
     directory = tmp_path / "run"
@@ -351,7 +353,7 @@ def test_resume_negative_control_of_the_plateau(tmp_path, whole):
 # -- again, and on -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("plateau", (1, 5)), ("every", (2, 4, 7))])
+@pytest.mark.parametrize(("kind", "steps"), some([("plateau", (1, 5)), ("every", (2, 4, 7))], {("plateau", (1, 5))}))
 def test_resume_twice_and_more_epochs(tmp_path, whole, kind, steps):
     """First as a run of two epochs; the schedule is that of the whole one."""
     directory, run = tmp_path / "run", KINDS[kind]
@@ -392,7 +394,7 @@ FINISHED = {
 }
 
 
-@pytest.mark.parametrize("how", FINISHED)
+@pytest.mark.parametrize("how", some(FINISHED, {"num_steps inside of an epoch", "early stopping"}))
 def test_resume_finished_run(tmp_path, how):
     """It returns at once, and writes nothing."""
     make = lambda: FINISHED[how](quiet(tmp_path / "run").with_file_checkpointer())  # noqa: E731
@@ -419,7 +421,7 @@ def rates_in(directory):
     return [line.split(",")[0] for log in logs for line in log.read_text().splitlines() if not line.endswith("final")]
 
 
-@pytest.mark.parametrize("step", some([3, 4, 5, 6, 8], {4, 6}))
+@pytest.mark.parametrize("step", some([3, 4, 5, 6, 8], {4}))
 def test_resume_lr_off_by_one(tmp_path, step):
     """Steps 1 to 4 have the first rate, 5 to 8 the second, the others the third: also when the run is stopped before,
     on or after a milestone, which step 6 is not but the end of an epoch.
@@ -442,7 +444,7 @@ def test_resume_lr_off_by_one(tmp_path, step):
     np.testing.assert_allclose(resumed.model["b"], b, rtol=1e-5)
 
 
-@pytest.mark.parametrize("cut", some([1, 2, 3, 4, 5], {3, 5}))
+@pytest.mark.parametrize("cut", some([1, 2, 3, 4, 5], {5}))
 def test_resume_early_stopping(tmp_path, cut):
     """The best loss is that of epoch 2; four worse ones in a row end the run with epoch 6, wherever it was stopped:
     before the validation of that epoch.
@@ -481,7 +483,7 @@ def after_each_save(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("cut", some([None, 2, 3, 4], {None, 4}))
+@pytest.mark.parametrize("cut", some([None, 2, 3, 4], {4}))
 @pytest.mark.parametrize(
     ("options", "losses", "kept"),
     [
@@ -496,12 +498,14 @@ def after_each_save(monkeypatch):
             [1.0, 4.0, 9.0, 16.0, 25.0, 36.0],
             [[1], [1, 2], [2, 3], [3, 4], [3, 4, 5], [3, 5, 6]],
             id="every third",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             {"keep_last": 1, "keep_best": 2, "mode": "max"},
             [4.0, NAN, 4.0, 1.0, 4.0, 9.0],
             [[1], [1, 2], [1, 3], [1, 3, 4], [1, 3, 5], [1, 6]],
             id="the two highest",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             {"keep_last": 1, "keep_best": 1, "keep_every": 2},
@@ -546,7 +550,7 @@ def test_resume_best_topk(tmp_path, after_each_save):
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("torn", some([False, True], {True}))
 def test_resume_logger_steps(tmp_path, whole, torn):
     """The logs are ahead of the checkpoint: what is written again is written once."""
     directory = tmp_path / "run"
@@ -617,27 +621,35 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGED)
-def test_resume_config_changed(tmp_path, what):
+def fit_first_column(builder, model=None, optimizer=momentum, data=None, accumulate=2):
+    builder.num_epochs(3).grads_accumulation(accumulate).with_file_checkpointer()
+    learner = builder.build(model or line(), optimizer, 0.1, train_step=first_column)
+    return learner.fit(data or batches())
+
+
+@pytest.fixture(scope="module")
+def stopped_at_2(tmp_path_factory, compiled_once):
+    """A run that stopped inside its first epoch."""
+    directory = tmp_path_factory.mktemp("stopped") / "run"
+    fit_first_column(stopping_at(quiet(directory), 2))
+    return directory
+
+
+@pytest.mark.parametrize("what", some(CHANGED, {"width", "optimizer", "batch size"}))
+def test_resume_config_changed(tmp_path, stopped_at_2, what):
     """One error lists all that differs, with both sides; nothing is touched."""
-
-    def fit(builder, model=None, optimizer=momentum, data=None, accumulate=2):
-        builder.num_epochs(3).grads_accumulation(accumulate).with_file_checkpointer()
-        learner = builder.build(model or line(), optimizer, 0.1, train_step=first_column)
-        return learner.fit(data or batches())
-
-    fit(stopping_at(quiet(tmp_path / "run"), 2))
+    shutil.copytree(stopped_at_2, tmp_path / "run")
     before = tree_of(tmp_path)
     changes, differences = CHANGED[what]
     with pytest.raises(LearnerError) as error:
-        fit(quiet(tmp_path / "run").resume(), **changes)
+        fit_first_column(quiet(tmp_path / "run").resume(), **changes)
     message = str(error.value)
     for difference in differences:
         assert difference in message
     assert message.count(" now ") + message.count(" were ") == len(differences)
     assert "step 2 lies inside epoch 1" in message or f"{tmp_path / 'run'}/checkpoint/2 was saved by another" in message
     assert tree_of(tmp_path) == before
-    assert fit(quiet(tmp_path / "run").resume()).summary["steps"] == 9
+    assert fit_first_column(quiet(tmp_path / "run").resume()).summary["steps"] == 9
 
 
 def test_other_batches_from_the_end_of_an_epoch(tmp_path):

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 from phases import CONFIG
@@ -23,6 +24,7 @@ from runs import (
     saved_steps,
     shuffled,
 )
+from stopped import some
 
 import learner
 from learner.cli.main import main
@@ -65,7 +67,12 @@ def started(phase, directory):
     """`learner fit` in a process of its own that will wait in a phase."""
     (directory / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     places = [str(Path(__file__).parents[1] / "support"), str(Path(learner.__file__).parents[1])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "PHASE": phase}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(places),
+        "PHASE": phase,
+        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     words = [sys.executable, "-m", "learner", "fit", "config.yaml"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(words, cwd=directory, env=environment, text=True, **pipes)
@@ -92,10 +99,9 @@ PHASES = {  # and how many steps are made then, `None` where there is no run yet
     "checkpoint": 5,
     "epoch_end": 6,
 }
-FEW = ("import", "compile", "checkpoint")
 
 
-@pytest.mark.parametrize("phase", [p if p in FEW else pytest.param(p, marks=pytest.mark.full) for p in PHASES])
+@pytest.mark.parametrize("phase", some(PHASES, ()))
 def test_sigterm_in(tmp_path, monkeypatch, undisturbed, phase):
     """The command exits with 143, with a checkpoint of where it was, and goes on as if nothing had happened."""
     with started(phase, tmp_path) as process:
@@ -180,6 +186,7 @@ def test_sigterm_twice_while_the_disk_hangs(tmp_path, monkeypatch, undisturbed):
     assert left_by("run") == undisturbed
 
 
+@pytest.mark.full
 def test_sigint_then_sigint(tmp_path, handlers):
     ends_at_once(tmp_path / "run", [INT, INT], KeyboardInterrupt)
     assert {number: signal.getsignal(number) for number in handlers} == handlers

@@ -116,7 +116,7 @@ def test_a_resumed_run_says_so(renderer, out, play):
 
 def test_the_summary_comes_last(renderer, out, play, summary):
     play.run(renderer, epochs=2, show_summary=True, summary=summary)
-    assert lines_of(out)[-8:] == [
+    assert lines_of(out)[-9:] == [
         "ended at epoch 2, step 90, 4.6 s: num_epochs",
         "metric                  best  epoch     last",
         "train/Loss              0.25      1      nan",
@@ -125,6 +125,7 @@ def test_the_summary_comes_last(renderer, out, play, summary):
         "directory: runs/a",
         "checkpoints: checkpoint/45 (epoch 1, best)",
         "files: checkpoint, train, valid, summary.json",
+        "next: learner.evaluate(data) | .num_epochs(4).resume() | learner report runs/a",
     ]
 
 

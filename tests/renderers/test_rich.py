@@ -8,14 +8,19 @@ import re
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.progress_bar import ProgressBar
 from screens import HIDE, SHOW, Screen
 
-from learner.events import EpochEnded, Message, RunFailed, RunStarted
+from learner.events import EpochEnded, Message, MetricInfo, Outlet, RunFailed, RunStarted
 from learner.renderers import RichRenderer
+
+SUMMARY = {"stopped_by": "num_epochs", "epochs": 1, "steps": 1, "metrics": {}, "checkpoints": []}
 
 
 @pytest.fixture
@@ -53,6 +58,7 @@ def test_a_run_leaves_a_table_and_no_bar(make, out, play, summary):
         "directory: runs/a",
         "checkpoints: checkpoint/45 (epoch 1, best)",
         "files: checkpoint, train, valid, summary.json",
+        "next: learner.evaluate(data) | .num_epochs(4).resume() | learner report runs/a",
         "",
     ]
 
@@ -113,19 +119,273 @@ def test_no_color(make, out, play, monkeypatch):
     assert Screen(out.getvalue()).lines()[4].split() == ["1", "0.5", "0.75", "0.625", "0.875", "1.5", "s"]
 
 
-def test_what_is_printed_meanwhile_stands_above_the_bar(make, out, play):
+def test_what_is_printed_meanwhile_stands_above_the_bar(make, out, play, monkeypatch):
+    """What has no end yet waits for it; a stream that is a file gets what is its own."""
+    printed, errors = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(printed, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", printed)
+    monkeypatch.setattr(sys, "stderr", errors)
     renderer = make(width=100)
     play.start(renderer)
     play.dispatch(renderer, 1, 15, 15)
-    print("from a user's hook")
-    print("and to stderr", file=sys.stderr)
+    print("from a user's [b]hook[/b]: " + "long " * 40)
+    print("a line in ", end="", flush=True)
+    print("to stderr, a file", file=sys.stderr)
     renderer.on_event(Message(0.0, 30, "slow [red]loader[/red]\nsecond line"))
-    *above, bar = Screen(out.getvalue()).lines()
-    assert above[3:] == ["from a user's hook", "and to stderr", "warning: slow [red]loader[/red]", "second line"]
-    assert bar.startswith("epoch 1/3")
-    before = sys.stdout, sys.stderr
+    print("two parts\r\nand no end", end="")
+    shown = Screen(out.getvalue()).lines()
+    assert shown[3:7] == [
+        "from a user's [b]hook[/b]: " + ("long " * 40).rstrip(),
+        "warning: slow [red]loader[/red]",
+        "second line",
+        "a line in two parts",
+    ]
+    assert shown[-1].startswith("epoch 1/3")
     renderer.close()
-    assert before != (sys.stdout, sys.stderr)
+    assert Screen(out.getvalue()).lines()[6:] == ["a line in two parts", "and no end", ""]
+    assert (sys.stdout, sys.stderr, printed.getvalue()) == (printed, errors, "")
+    assert errors.getvalue() == "to stderr, a file\n"
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_console_that_follows_a_stream_draws_on_what_is_there_when_the_run_starts(play, clock, monkeypatch, name):
+    """And follows it again afterwards."""
+    out, later = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, name, out)
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(stderr=name == "stderr", width=80)
+    renderer = RichRenderer(console, clock)
+    play.start(renderer)
+    play.dispatch(renderer, 1, 15, 15)
+    print("printed", file=getattr(sys, name))
+    shown = Screen(out.getvalue()).lines()
+    assert shown[3] == "printed"
+    assert "step 15/45" in shown[-1]
+    play.end(renderer)
+    assert getattr(sys, name) is out
+    monkeypatch.setattr(sys, name, later)
+    console.print("afterwards")
+    assert later.getvalue() == "afterwards\n"
+
+
+def print_to(out, monkeypatch):
+    """What is printed goes where the renderer draws, as on a terminal."""
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+
+
+def test_a_prompt_is_seen_until_the_line_ends_or_it_is_time_to_draw(make, out, play, monkeypatch):
+    print_to(out, monkeypatch)
+    renderer = make()
+    play.start(renderer)
+    play.dispatch(renderer, 1, 15, 15)
+    bar = bar_of(out)
+    print("Conti\x1b[31mnue? ", end="", flush=True)
+    shown = Screen(out.getvalue())
+    assert shown.lines()[3:] == ["Continue?"]
+    assert shown.column == len("Continue? ")
+    print("yes")
+    lines = Screen(out.getvalue()).lines()
+    assert (lines[3], lines[-1]) == ("Continue? yes", bar)
+    print(20 * "long " + "end", end="", flush=True)
+    assert Screen(out.getvalue()).lines()[4:] == [(20 * "long " + "end")[-79:]]
+    play.dispatch(renderer, 1, 30, 15)
+    lines = Screen(out.getvalue()).lines()
+    assert "step 30/45" in lines[-1]
+    assert "long" not in "".join(lines)
+    renderer.close()
+    assert Screen(out.getvalue()).lines()[3:] == ["Continue? yes", 20 * "long " + "end", ""]
+
+
+def test_what_was_under_way_is_not_drawn_on_a_prompt(make, out, play, clock, monkeypatch):
+    print_to(out, monkeypatch)
+    monkeypatch.setattr(out, "fileno", lambda: 1)
+    renderer = make()
+    play.start(renderer)
+    play.dispatch(renderer, 1, 15, 15)
+    print("Half of a ", end="")
+    sys.stdout.fileno()  # input() does so, and is no thread that can be waited for
+    out.write("prompt? ")
+    asked = out.getvalue()
+    assert Screen(asked).lines()[3:] == ["Half of a prompt?"]
+    play.epoch(renderer, 1)
+    assert out.getvalue() == asked
+    out.write("yes\n")
+    clock.now += 2
+    play.dispatch(renderer, 2, 30, 15)
+    lines = Screen(out.getvalue()).lines()
+    assert [line[:12] for line in lines[3:5]] == ["Half of a pr", "1           "]
+    assert "step 30/45" in lines[-1]
+    assert out.getvalue().rindex(SHOW) > out.getvalue().rindex(HIDE)
+    renderer.close()
+    assert Screen(out.getvalue()).lines()[5:] == [""]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+def test_a_forked_process_leaves_the_screen_of_its_parent(play, clock, tmp_path):
+    with open(tmp_path / "out", "w+") as out:
+        renderer = RichRenderer(Console(file=out, force_terminal=True, width=80), clock)
+        play.start(renderer)
+        play.dispatch(renderer, 1, 15, 15)
+        out.flush()
+        before = (tmp_path / "out").read_text()
+        child = os.fork()
+        if child == 0:
+            try:
+                renderer.close()
+                out.flush()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (tmp_path / "out").read_text() == before
+        renderer.close()
+    assert "━" in before
+    assert "━" not in "".join(Screen((tmp_path / "out").read_text()).lines())
+
+
+def test_a_bar_is_drawn_again_after_a_run_that_ended_in_a_block(play, clock, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("TERM", "xterm")
+    renderer = RichRenderer(clock=clock)
+    play.start(renderer)
+    with contextlib.redirect_stdout(io.StringIO()):
+        renderer.close()
+    play.start(renderer)
+    play.dispatch(renderer, 1, 15, 15)
+    print("printed")
+    lines = Screen(out.getvalue()).lines()
+    assert "printed" in lines
+    assert "step 15/45" in lines[-1]
+    renderer.close()
+
+
+def test_one_that_hangs_and_is_left_behind_keeps_nobody_from_printing(make, out, play, monkeypatch):
+    print_to(out, monkeypatch)
+    renderer, warnings = make(), []
+    play.start(renderer)
+    print("no end", end="")
+    kept = sys.stdout
+    began = threading.Event()
+    monkeypatch.setattr(renderer, "_on_steps", lambda _: (began.set(), renderer._draw()))
+    outlet = Outlet(renderer, warnings.append)
+    with renderer._lock:
+        play.dispatch(SimpleNamespace(on_event=outlet.put), 1, 15, 15)
+        assert began.wait(60)
+        drawn = out.tell()
+        outlet.close(seconds=0)
+        print("printed")
+        kept.write("by one who kept it\n")
+        renderer.close()
+        assert out.getvalue()[drawn:] == "no end\nprinted\nby one who kept it\n"
+    assert sys.stdout is out
+    assert warnings == ["RichRenderer hangs and was left behind"]
+    outlet._thread.join()
+
+
+def test_a_block_that_redirects_output_gets_nothing_of_the_bar(play, clock, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("TERM", "xterm")
+    renderer = RichRenderer(clock=clock)
+    play.start(renderer)
+    with contextlib.redirect_stdout(io.StringIO()) as own:
+        print("mine")
+        play.epoch(renderer, 1)
+    renderer.close()
+    assert own.getvalue() == "mine\n"
+    assert "━" in out.getvalue()
+    assert sys.stdout is out
+
+
+def test_two_runs_at_once_have_one_bar(play, clock, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("TERM", "xterm")
+    first, second = RichRenderer(clock=clock), RichRenderer(clock=clock)
+    play.start(first)
+    play.start(second)
+    for epoch in (1, 2):
+        play.epoch(second, epoch)
+        play.epoch(first, epoch)
+    lines = Screen(out.getvalue()).lines()
+    assert [line.split()[0] for line in lines[6:10]] == ["1", "1", "2", "2"]
+    assert sum("━" in line for line in lines) == 1
+    play.end(first)
+    play.end(second)
+    assert sys.stdout is out
+    assert [line[:5] for line in Screen(out.getvalue()).lines()[10:]] == ["ended", "ended", ""]
+
+
+def test_every_metric_has_a_line_above_the_bar(make, out, play):
+    renderer = make(width=60, height=24)
+    play.start(renderer)
+    for epoch in (1, 2, 3):
+        play.epoch(renderer, epoch)
+    play.dispatch(renderer, 4, 15, 15, loss=0.0625)
+    assert Screen(out.getvalue()).lines()[-6:-1] == [
+        "metric             now    best  epoch  trend",
+        "train/Loss      0.0625  0.1667      3  █▃▁",
+        "train/Accuracy    0.75    0.75      1  ▅▅▅",
+        "valid/Loss       0.625   0.625      1  ▅▅▅",
+        "valid/Accuracy   0.875   0.875      1  ▅▅▅",
+    ]
+
+
+def test_a_low_terminal_has_the_losses_only(make, out, play):
+    renderer = make(width=60, height=10)
+    play.start(renderer)
+    play.epoch(renderer, 1)
+    play.dispatch(renderer, 2, 15, 15)
+    assert [line.split()[0] for line in Screen(out.getvalue()).lines()[-5:]] == [
+        "metric", "train/Loss", "valid/Loss", "and", "epoch",
+    ]  # fmt: skip
+
+
+def test_a_window_that_gets_narrower_gets_other_columns(make, out, play):
+    renderer = make(width=80)
+    play.start(renderer)
+    play.epoch(renderer, 1)
+    renderer._console.width = 40
+    play.epoch(renderer, 2)
+    renderer.close()
+    assert [line.split() for line in Screen(out.getvalue()).lines()[3:]] == [
+        ["1", "0.5", "0.75", "0.625", "0.875", "1.5", "s"],
+        ["train", "valid"],
+        ["epoch", "Loss", "Loss", "time"],
+        ["2", "0.25", "0.625", "1.5", "s"],
+        [],
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_an_encoding_without_blocks(play, clock, encoding):
+    """Nor is anything else sent to it that it cannot have."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True, newline="\n")
+    renderer = RichRenderer(Console(file=file, force_terminal=True, width=60), clock)
+    metrics = [MetricInfo("train", "Präzision \N{SNOWMAN}", higher_is_better=True), *play.metrics]
+    play.start(renderer, metrics=metrics)
+    for epoch in (1, 2, 3):
+        play.epoch(renderer, epoch)
+    renderer.on_event(Message(0.0, 20, "\N{SNOWMAN}"))
+    play.dispatch(renderer, 4, 15, 15)
+    lines = Screen(file.buffer.getvalue().decode(encoding)).lines()
+    assert next(line for line in lines if line.startswith("train/Loss")).split() == [
+        "train/Loss",
+        "0.5",
+        "0.1667",
+        "3",
+        "@-.",
+    ]
+    assert "?" in lines
+    assert any(line.startswith(f"train/Pr{'ä' if encoding == 'cp1252' else '?'}zision ?") for line in lines)
+    assert re.match("epoch 4/3 +[- ]+ +step 15/45", lines[-1])
+    play.end(renderer, summary={**SUMMARY, "artifacts": ["\N{SNOWMAN}"]}, show_summary=True)
 
 
 def test_validations_inside_an_epoch_and_texts_have_their_lines(make, out, play):
@@ -151,6 +411,28 @@ def test_it_draws_at_most_four_times_a_second(make, out, play, clock):
         play.dispatch(renderer, 1, done, 1, seconds=0.01)
         drawn += out.tell() > size
     assert 0.8 * 4 * (clock.now - began) <= drawn <= 4 * (clock.now - began)
+
+
+def test_what_is_printed_is_written_at_once_and_lays_out_nothing_anew(make, out, play, monkeypatch):
+    print_to(out, monkeypatch)
+    laid_out = []
+    original = ProgressBar.__rich_console__
+
+    def count(self, *args):
+        laid_out.append(self)
+        return original(self, *args)
+
+    monkeypatch.setattr(ProgressBar, "__rich_console__", count)
+    renderer = make()
+    play.start(renderer)
+    play.dispatch(renderer, 1, 15, 15)
+    bar, before = bar_of(out), len(laid_out)
+    assert before > 0
+    for number in range(20):
+        print("line", number)
+        shown = Screen(out.getvalue()).lines()
+        assert (shown[3:][number], shown[-1]) == (f"line {number}", bar)
+    assert len(laid_out) == before
 
 
 def test_many_short_epochs_are_all_there_and_cost_few_drawings(make, out, play, clock):

@@ -171,6 +171,81 @@ def test_merged_states_are_those_of_all_steps():
     assert empty["Accuracy"] == 0.5
 
 
+class Fading(Metric):
+    """Merges with a number of its own, which is in the program, or with one of an array."""
+
+    fields = ("logits",)
+
+    def __init__(self, name, keep):
+        self.name, self._keep = name, keep
+
+    def init(self):
+        return jnp.float32(0.0)
+
+    def update(self, state, output, info):
+        return output.logits.sum() / 3
+
+    def merge(self, a, b):
+        return a * self._keep + b
+
+    def compute(self, state):
+        return state
+
+
+def test_metrics_that_merge_in_the_same_way_do_so_at_once_and_keep_their_bits():
+    metrics = [Accuracy(), Fading("A", 0.5), Loss(), PerClass(), Fading("B", 0.25), Accuracy(), GradientNorm()]
+    metrics += [Fading("C", 0.5), Fading("D", jnp.float32(0.5)), Fading("E", jnp.float32(0.125)), GradientNorm()]
+    measure = Measure.of(metrics)
+    assert sorted(measure._alike) == [(0, 5), (1, 7), (2, 6, 10), (3,), (4,), (8,), (9,)]
+
+    def states(batch):
+        told = info(batch, 2, jnp.float32(1 / 3 + batch))
+        return tuple(metric.update(metric.init(), OUTPUTS[batch], told) for metric in metrics)
+
+    @jax.jit
+    def together(states):
+        epoch = measure.fresh()
+        for state in states:
+            epoch = measure.add(epoch, state)
+        return measure._unpack(epoch)
+
+    each = [states(batch) for batch in (0, 1, 0, 0)]
+    for number, metric in enumerate(metrics):
+        alone = metric.init()
+        for state in each:
+            alone = jax.jit(metric.merge)(alone, state[number])
+        found = together(each)[number]
+        assert jax.tree.structure(found) == jax.tree.structure(alone)
+        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+            assert (np.asarray(x).tobytes(), x.dtype) == (np.asarray(y).tobytes(), jnp.asarray(y).dtype)
+
+
+def test_states_of_other_dtypes_merge_by_themselves():
+    class Seen(Metric):
+        fields = ("logits",)
+
+        def __init__(self, name, dtype):
+            self.name, self.dtype = name, dtype
+
+        def init(self):
+            return jnp.zeros((), self.dtype)
+
+        def update(self, state, output, info):
+            return jnp.ones((), self.dtype)
+
+        def merge(self, a, b):
+            return jnp.maximum(a, b)
+
+        def compute(self, state):
+            return state.astype(jnp.float32)
+
+    kinds = ("bool", "bfloat16", "int8", "float32")
+    measure = Measure.of([Seen(f"{kind} {i}", kind) for kind in kinds for i in (1, 2)])
+    state = measure.update(measure.init(), OUTPUTS[0], info(0, 2))
+    totals = measure.totals(measure.add(measure.fresh(), state))
+    assert [float(value) for value in totals.values()] == [1.0] * 8
+
+
 def test_nothing_yet():
     values = MEASURE.values(MEASURE.init())
     assert np.isnan(values["Loss"])

@@ -27,7 +27,7 @@ from small_models import (
 
 from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
 from learner.steps.measure import Measure
-from learner.steps.model import Family, family_of
+from learner.steps.model import MOST_CONSTANT, Family, family_of, unmade_family
 from learner.steps.state import named_leaves
 from learner.steps.step import Step, step_fn
 
@@ -120,7 +120,7 @@ def test_what_is_no_array_stays_as_it_was(case):
         assert made[2:] == [jnp.tanh, "affine", 2]
 
 
-@pairwise("nnx", "linen", "equinox_state", "list")
+@pairwise("nnx", "equinox_state")
 def test_the_given_model_is_neither_changed_nor_donated(case, tmp_path):
     given = case.make()
     before, mode = copied(case.arrays(given)), case.in_eval(given)
@@ -146,7 +146,7 @@ def test_shared_parameters_stay_shared():
 # -- modes -------------------------------------------------------------------------------------------------------------
 
 
-@pairwise("nnx", "linen", "equinox_state", "dict")
+@pairwise("nnx", "linen", "equinox_state")
 def test_training_updates_the_statistics_and_evaluation_does_not(case):
     step, state, after = after_one_step(case.name)
     before = case.arrays(step.family.rebuild(state.params, state.model_state))
@@ -207,7 +207,7 @@ def losses_with(step: Step, keys: list[Any]) -> list[float]:
     return [float(loss(key)) for key in keys]
 
 
-@pairwise("nnx_vmapped", "linen", "equinox", "dict")
+@pairwise("nnx_vmapped", "linen", "equinox")
 def test_random_masks_are_a_function_of_the_key(case):
     step = step_of(case)
     one, same, other = losses_with(step, [KEY, KEY, jax.random.key(6)])
@@ -278,7 +278,7 @@ def test_linen_calls_draw_apart():
 # -- what is differentiated --------------------------------------------------------------------------------------------
 
 
-@pairwise("nnx_vmapped", "linen", "equinox", "dict")
+@pairwise("nnx_vmapped", "linen", "equinox")
 def test_what_is_not_trainable_does_not_move(case):
     step = step_of(case, trainable=lambda path, x: case.head in path)
     everything = step_of(case)
@@ -563,3 +563,93 @@ def test_a_family_takes_the_gradients_of_its_library():
     grads = family.grads(eqx.filter_grad(lambda net: net.head(jnp.ones(3)).sum())(net))
     assert jax.tree.structure(grads) == jax.tree.structure(family.params)
     np.testing.assert_array_equal(grads.head.bias, [1.0, 1.0])
+
+
+# -- models that are not made ------------------------------------------------------------------------------------------
+
+
+def numbers(tree: Any) -> list[np.ndarray]:
+    keys = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return [np.asarray(jax.random.key_data(x) if keys(x) else jnp.asarray(x)) for x in jax.tree.leaves(tree)]
+
+
+def as_arrays(family: Family) -> Any:
+    """NumPy's 64-bit numbers become 32-bit ones."""
+    return jax.tree.map(jnp.asarray, (family.params, family.model_state))
+
+
+@all_cases
+def test_what_is_made_inside_of_a_program_is_what_the_function_makes(case: Case) -> None:
+    calls = []
+
+    def make() -> Any:
+        calls.append(1)
+        return case.make()
+
+    family, model = unmade_family(make)
+    expected = family_of(case.make())
+    assert type(model) is type(case.make())
+    leaves = jax.tree.leaves((family.params, family.model_state))
+    assert leaves
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
+    assert family.fresh is not None
+    made = jax.jit(family.fresh)()
+    assert len(calls) == 1
+    assert family.note is None
+    assert list(named_leaves(made)) == list(named_leaves((expected.params, expected.model_state)))
+    for a, b in zip(numbers(made), numbers((expected.params, expected.model_state)), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    whole = family.rebuild(*made)
+    assert_equal_arrays(case.arrays(whole), case.arrays(expected.rebuild(*as_arrays(expected))))
+    assert case.in_eval(whole)
+    for a, b in zip(numbers(family.streams), numbers(expected.streams), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert jax.tree.structure(family.frozen) == jax.tree.structure(family.model_state)
+
+
+@pairwise("nnx", "linen")
+def test_a_model_that_is_not_made_trains_as_the_one_that_is(case: Case) -> None:
+    step = step_of(case)
+    unmade = dataclasses.replace(step, family=unmade_family(case.make)[0])
+    a, b = one_step(step), one_step(unmade)
+    for x, y in zip(numbers(a), numbers(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+def test_what_is_trained_is_chosen_of_a_model_that_is_not_made() -> None:
+    family, _ = unmade_family(make_pair, lambda path, x: x.shape == (2,))
+    assert list(named_leaves(family.params)) == ["b"]
+    assert list(family.model_state) == ["w"]
+
+
+def make_pair() -> dict[str, Any]:
+    return {"w": jnp.ones(3), "b": jnp.zeros(2)}
+
+
+def test_functions_that_cannot_be_traced_are_called() -> None:
+    rngs = nnx.Rngs(0)
+    cases = {
+        "TraceContextError": lambda: nnx.Linear(2, 2, rngs=rngs),  # draws from a stream outside of it
+        "TracerArrayConversionError": lambda: {"w": np.asarray(jnp.ones(2)) * 2},
+    }
+    for error, make in cases.items():
+        family, model = unmade_family(make)
+        assert family.fresh is None
+        assert error in (family.note or "")
+        assert model is not None
+        assert all(isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(family.params))
+
+
+def test_arrays_that_were_there_before_are_no_part_of_a_program() -> None:
+    there = jnp.ones(MOST_CONSTANT // 4 + 1)
+    family, _ = unmade_family(lambda: {"w": there})
+    assert (family.fresh, family.params["w"] is there) == (None, True)
+    assert f"{MOST_CONSTANT + 4} bytes of arrays" in (family.note or "")
+    small, _ = unmade_family(lambda: {"w": jnp.ones(3) * jnp.float32(2), "table": np.ones(7, np.float32)})
+    assert small.fresh is not None
+
+
+def test_what_is_wrong_with_a_model_is_said_before_it_is_made() -> None:
+    with pytest.raises(LearnerError, match="has no parameters to train"):
+        unmade_family(lambda: {"n": jnp.arange(3)})

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from stopped import some
 
 from learner import LearnerBuilder, RegressionOutput
 from learner.compilation import CompileTimes
@@ -156,7 +157,7 @@ def feeds(made: Lab, streams: bool, first: int, count: int) -> tuple[Any, Any]:
 
 
 both_feeds = pytest.mark.parametrize("streams", [False, True], ids=["rows", "stack"])
-accumulations = pytest.mark.parametrize("accumulate", GROUPS)
+accumulations = pytest.mark.parametrize("accumulate", some(GROUPS, {1, 3}))
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -202,7 +203,9 @@ def raw(x: Any) -> Any:
 
 
 @both_feeds
-@pytest.mark.parametrize(("accumulate", "group"), [(1, (5,)), (2, (5,)), (2, (4, 5)), (3, (3, 4, 5))])
+@pytest.mark.parametrize(
+    ("accumulate", "group"), some([(1, (5,)), (2, (5,)), (2, (4, 5)), (3, (3, 4, 5))], {(1, (5,)), (3, (3, 4, 5))})
+)
 def test_a_ragged_micro_batch_ends_its_step(accumulate, group, streams):
     made, full = lab(accumulate), len(group) - 1
     feed, cursor = (made.stack(group[0], full, accumulate, last=5), i32(0)) if streams else (made.rows(), i32(group[0]))
@@ -291,7 +294,7 @@ def evaluated(*groups: tuple[int, ...]) -> ByHand:
 
 @both_feeds
 def test_validation_is_the_metrics_of_each_batch(streams):
-    made = lab(2)  # accumulation has no part in it
+    made = lab(3)  # accumulation has no part in it
     names = made.step.valid_measure.step_names
     assert names == ("Mean Absolute Error", "Loss")
     feed, cursor = feeds(made, streams, 0, 5)

@@ -16,6 +16,7 @@ import optax.contrib
 import pytest
 from flax import nnx
 from small_models import BATCH, CASES, EquinoxNet, Everything, make_dict, make_linen, other_batch
+from stopped import some
 
 from learner import (
     ClassificationOutput,
@@ -129,7 +130,10 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("name", GROUPS)
+FEW = {"short and ragged", "no tokens in the first", "ragged tokens"}
+
+
+@pytest.mark.parametrize("name", some(GROUPS, FEW))
 def test_accumulation_is_one_step_on_the_joined_batch(name, tmp_path):
     train, group = GROUPS[name]
     learner = build(tmp_path, WEIGHTS, 0.5, accumulate=4, train_step=train)
@@ -324,7 +328,7 @@ OWN = {
 
 
 ONCE_AND_TWICE = [
-    pytest.param(name, n, id=f"{name}-{n}", marks=() if (n == 2) == (name in ("nnx", "dict")) else pytest.mark.full)
+    pytest.param(name, n, id=f"{name}-{n}", marks=() if (n == 2) == (name == "dict") else pytest.mark.full)
     for name in OWN
     for n in (1, 2)
 ]
@@ -681,6 +685,65 @@ def test_an_update_may_change_an_nnx_module_in_place(tmp_path):
     assert learner._rebuild(state).steps[...] == 2
 
 
+class Mode(nnx.Module):
+    """Tells which mode it is in, and counts what it saw while training."""
+
+    def __init__(self):
+        self.norm = nnx.BatchNorm(1, momentum=0.0, rngs=nnx.Rngs(0))
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.drop(self.norm(x))
+
+
+def two_modes() -> dict[str, Any]:
+    return {"nets": [Mode(), Mode()], "w": jnp.ones(1)}
+
+
+def test_modules_inside_of_a_state_are_in_train_and_in_eval_mode(tmp_path):
+    """In eval mode they have the statistics that the update left, and drop nothing."""
+    seen = []
+
+    def update(state, batch, lr, rng):
+        seen.append([(net.norm.use_running_average, net.drop.deterministic) for net in state["nets"]])
+        for net in state["nets"]:
+            net(batch["x"])
+        return state, Own(state["w"].sum())
+
+    def valid(state, batch):
+        seen.append([(net.norm.use_running_average, net.drop.deterministic) for net in state["nets"]])
+        return Own(jnp.square(state["nets"][0](batch["x"])).mean())
+
+    learner = LearnerBuilder(tmp_path / "run").build(two_modes(), None, 0.1, update=update, valid_step=valid)
+    x = np.float32([[1], [3], [5]])  # mean 3, variance 8/3
+    state, _ = trained(learner, [{"x": x}])
+    values = learner.valid_step(state, {"x": x})
+    assert seen[0] == [(False, False)] * 2
+    assert seen[-1] == [(True, True)] * 2
+    np.testing.assert_allclose(values["Loss"], 1.0, rtol=1e-4)
+    made = learner.model_of(state)
+    assert [(net.norm.use_running_average, net.drop.deterministic) for net in made["nets"]] == [(True, True)] * 2
+    np.testing.assert_allclose(made["nets"][1].norm.mean[...], [3.0])
+
+
+def test_modules_inside_of_a_model_change_in_place(tmp_path):
+    """Their statistics are carried, and not trained: SGD with a large weight decay would change those."""
+
+    def step(model, batch):
+        made = [net(batch["x"]) for net in model["nets"]]
+        return Own(jnp.square(made[0] * model["w"][None]).mean())
+
+    decayed = lambda lr: optax.chain(optax.add_decayed_weights(0.5), optax.sgd(lr))  # noqa: E731
+    learner = build(tmp_path, two_modes(), 0.1, decayed, train_step=step, valid_step=step)
+    state, _ = trained(learner, [{"x": np.float32([[1], [3], [5]])}], [{"x": np.float32([[2], [4], [9]])}])
+    assert sorted(named_leaves(state.params)) == sorted(
+        [f"nets.{i}.norm.{name}.value" for i in (0, 1) for name in ("bias", "scale")] + ["w"]
+    )
+    made = learner.model_of(state)
+    np.testing.assert_allclose(made["nets"][0].norm.mean[...], [5.0], rtol=1e-6)
+    assert made["nets"][0].drop.rngs.count[...] == 2  # another mask in each step
+
+
 def family_params(model: nnx.Module) -> Any:
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
@@ -757,10 +820,11 @@ def test_labels_may_be_traced_by_the_users_own_jit(tmp_path):
     assert 0 <= accuracy <= 1
 
 
-def test_rates_and_seeds_train_side_by_side(tmp_path):
+@pytest.mark.parametrize("kind", some(["nnx", "dict"], {"dict"}))
+def test_rates_and_seeds_train_side_by_side(tmp_path, kind):
     """`vmap` over members, each with a rate and a random key of its own, under one `jit`."""
-    case = CASE["nnx"]
-    learner = build(tmp_path, case.make(), 0.1, optax.adamw)
+    case = CASE[kind]
+    learner = build(tmp_path, case.make(), 0.1, optax.adamw, **case.steps)
     rates, seeds = jnp.float32([0.3, 0.1, 0.01, 0.0]), jnp.arange(4)
     first = learner.init()
     members = jax.vmap(lambda lr, seed: dataclasses.replace(first, lr_scale=lr, rng=jax.random.key(seed)))(rates, seeds)

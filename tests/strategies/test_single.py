@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from learner.compilation import CompileTimes
-from learner.errors import LearnerError
-from learner.strategies import SingleDevice, choose_devices
+from learner.strategies import SingleDevice
 
 TREE = {"x": np.arange(3, dtype=np.float32), "key": jax.random.key(1), "n": np.int32(2)}
 
@@ -75,30 +74,3 @@ def test_it_says_where_it_is(strategy):
 
 def test_the_default_is_jaxs_first_device():
     assert SingleDevice().device == jax.devices()[0]
-
-
-@pytest.mark.parametrize("devices", [1, [jax.devices()[3]], (jax.devices()[3],)], ids=["1", "list", "tuple"])
-def test_one_device_is_chosen_by_number_or_by_itself(devices):
-    expected = jax.devices()[0] if devices == 1 else jax.devices()[3]
-    assert choose_devices(devices).device == expected
-
-
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
-        (8, r"devices asks for 8; training runs on one device"),
-        (0, r"devices asks for 0"),
-        (-1, r"devices asks for -1"),
-        ([], r"devices asks for 0"),
-        (jax.devices()[:2], r"devices asks for 2.*devices\(\[jax.devices\(\)\[0\]\]\)"),
-        (True, r"devices is True; it needs 1 or a list with one jax.Device"),
-        ("all", r"devices is 'all'"),
-        (1.0, r"devices is 1\.0"),
-        (None, r"devices is None"),
-        (["cpu"], r"devices is \['cpu'\]; it needs 1 or a list with one jax.Device"),
-        ([0], r"devices is \[0\]; it needs 1 or a list with one jax.Device"),
-    ],
-)
-def test_what_is_no_device_is_an_error(devices, message):
-    with pytest.raises(LearnerError, match=message):
-        choose_devices(devices)

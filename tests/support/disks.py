@@ -4,9 +4,11 @@
 
 The directory lies on a small file system that only this process sees, beside a file `ballast`. POLICY is that of
 `on_save_error`, WHAT happens one of `FAULTS`. What `fit` returns or raises is printed. Under the policy `warn` the disk
-is well again when two saves have failed.
+is well again when two saves have failed. Where only checkpoints find no room, they have a file system of their own: a
+half-written one would take the logs' room too.
 """
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -16,22 +18,28 @@ from runs import batches, build_line, quiet
 
 from learner.events import Listener, Message, Saved
 
-ROOM = 64 << 10  # bytes: for the logs, but not for a checkpoint
 SECONDS = 60
 
 
-def fill(room):
-    """Leaves no more than `room` on the disk."""
+def fill(name):
+    """Leaves no room on the disk with the file `name`."""
 
     def fault(directory):
-        with (directory.parent / "ballast").open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                file.truncate(max(0, file.tell() - room))
+        with (directory.parent / name).open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
 
     return fault
+
+
+def mount_small(directory):
+    """Checkpoints get a file system of their own, beside a file `ballast` too."""
+    small = directory.parent / "small"
+    (directory / "checkpoint").mkdir(parents=True)
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", small], check=True)
+    (small / "checkpoint").mkdir()
+    subprocess.run(["mount", "--bind", small / "checkpoint", directory / "checkpoint"], check=True)
 
 
 def mount_read_only(name):
@@ -46,8 +54,8 @@ def mount_read_only(name):
 
 
 FAULTS = {
-    "full": fill(ROOM),
-    "full for the logs too": fill(0),
+    "full": fill("small/ballast"),
+    "full for the logs too": fill("ballast"),
     "read-only checkpoints": mount_read_only("checkpoint"),
     "read-only": mount_read_only("."),
     "read-only from the start": mount_read_only("."),
@@ -77,12 +85,16 @@ def main(directory, policy, what):
         elif info.epoch == 4 and policy == "warn":
             assert told.warned.acquire(timeout=SECONDS)
             assert told.warned.acquire(timeout=SECONDS)
-            (directory.parent / "ballast").unlink(missing_ok=True)
-            subprocess.run(["umount", directory / "checkpoint"], capture_output=True)
+            if what == "full":
+                (directory.parent / "small" / "ballast").unlink()
+            else:
+                subprocess.run(["umount", directory / "checkpoint"], check=True)
 
     if what == "read-only from the start":
         directory.mkdir()
         FAULTS[what](directory)
+    elif what == "full":
+        mount_small(directory)
     builder = quiet(directory).num_epochs(5 if policy == "warn" else 50).metric_loggers(told)
     builder.with_file_checkpointer(keep_last=99).on_save_error(policy).on_epoch_end(after_epoch)
     try:

@@ -1,4 +1,4 @@
-"""Schedulers with a state."""
+"""The scheduler that follows a metric."""
 
 import json
 import math

@@ -1,0 +1,61 @@
+"""The benchmark of listeners runs, and its numbers are what it says they are."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    """Imports a module of the benchmarks, which are no part of the package."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    with jax.numpy_dtype_promotion("standard"):  # optax.adamw mixes int32 and float32
+        yield lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+def test_the_report(benchmarks):
+    """Speeds are ratios within a round: of the opponent's time to the one's."""
+    first = {name: {"seconds": seconds} for name, seconds in (("none", 0.04), ("files", 0.05), ("rich", 0.08))}
+    first |= {"JsonLines": {"seconds": 0.1}, "20 metrics": {"seconds": 0.16}}
+    second = {**first, "rich": {"seconds": 0.04}}
+    lines = benchmarks("listeners").report([first, second])
+    for label, numbers in {
+        "none: ms per epoch": "40 (40 to 40)",
+        "rich: ms per epoch": "60 (40 to 80)",
+        "speed: files / nothing": "0.8 (0.8 to 0.8)",
+        "speed: files and rich / nothing": "0.75 (0.5 to 1)   goal >= 0.97",
+        "speed: JsonLines besides / files and rich": "0.6 (0.4 to 0.8)   goal >= 0.99",
+        "speed: 20 metrics / 2": "0.375 (0.25 to 0.5)   goal >= 0.95",
+    }.items():
+        assert f"  {label:<52} {numbers}" in lines
+    assert not any("Csv" in line for line in lines)
+
+
+@pytest.mark.parametrize(("variant", "least", "most"), [("files", 20, 40), ("JsonLines", 120, 150), ("Csv", 35, 50)])
+def test_what_a_step_costs(benchmarks, variant, least, most):
+    """A line of JSON has some 130 bytes, a row of a table 40, two lines of the run's own files 27."""
+    child = benchmarks("listeners_child")
+    measured = child.cost(child.Case("cost", variant, steps=1000, every=None if variant == "files" else 1))
+    assert least < measured["bytes"] < most
+    assert measured["us"] > 0
+
+
+@pytest.mark.full
+def test_the_command_measures_in_processes(benchmarks, tmp_path):
+    command = [sys.executable, "-m", "benchmarks.listeners", "--quick", "--rounds", "1", "--steps", "300"]
+    command += ["--platform", "cpu", "--json", str(tmp_path / "all.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    module = benchmarks("listeners")
+    for row in module.rows():
+        assert f"\n  {'speed: ' + row.label:<52} " in done.stdout
+    measured = json.loads((tmp_path / "all.json").read_text())
+    assert measured["costs"].keys() == module.costs([300]).keys()
+    assert all(each["us"] > 0 and each["bytes"] > 0 for each in measured["costs"].values())

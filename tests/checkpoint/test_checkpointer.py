@@ -1,0 +1,135 @@
+"""Checkpoints of loops by hand: any tree comes back to the bit, what is damaged is noticed, a few are kept."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from runs import bits, build_line, quiet
+
+from learner import Checkpointer, LearnerError
+from learner.checkpoint import DamagedError
+
+
+def state(fill):
+    """Everything that a loop may carry."""
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(fill))
+    return {
+        "model": model,
+        "opt": optax.adam(1e-3).init({"w": jnp.full(3, fill, jnp.bfloat16), "empty": jnp.zeros((0, 2))}),
+        "key": jax.random.key(fill),
+        "count": fill,
+        "best": fill / 3,
+        "seen": fill > 1,
+        "apply": jnp.tanh,
+        "name": f"run {fill}",
+        "host": np.arange(3) + fill,
+    }
+
+
+def arrays_of(tree):
+    return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array | np.ndarray)]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def test_everything_comes_back(directory):
+    saved = state(7)
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(3, saved, info={"epoch": 2, "data": {"batch": 5}}, score=0.5)
+    with Checkpointer(directory) as checkpointer:
+        restored = checkpointer.restore(state(1))
+    assert (restored.step, restored.info, restored.score) == (3, {"epoch": 2, "data": {"batch": 5}}, 0.5)
+    assert list(bits(arrays_of(restored.state)).values()) == [
+        (x[0].replace("int64", "int32"), x[1], np.int32([7, 8, 9]).tobytes() if x[0] == "int64" else x[2])
+        for x in bits(arrays_of(saved)).values()
+    ]
+    assert isinstance(restored.state["model"], nnx.Linear)
+    assert [restored.state[name] for name in ("count", "best", "seen")] == [7, 7 / 3, True]
+    assert type(restored.state["seen"]) is bool
+    assert restored.state["name"] == "run 1"  # no number: it is the one that was given
+    assert jax.random.key_data(restored.state["key"]).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+
+
+def test_a_train_state_and_an_equinox_model_come_back(directory, tmp_path):
+    learner = build_line(quiet(tmp_path / "run"), optimizer=optax.adam)
+    batch = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}
+    trained, _ = learner.train_step(learner.init(), batch)
+    net = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, (trained, net))
+        other = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(1))
+        back, model = checkpointer.restore((learner.init(), other)).state
+    assert bits(back) == bits(trained)
+    assert bool(eqx.tree_equal(model, net))
+
+
+def test_what_is_kept(directory):
+    with Checkpointer(directory, keep_last=1, keep_best=2, higher_is_better=True) as checkpointer:
+        for step, score in enumerate([0.3, 0.9, float("nan"), 0.5, 0.1, None]):
+            checkpointer.save(step, {"w": jnp.float32(step)}, score=score)
+        assert checkpointer.steps == [1, 3, 5]
+        like = {"w": jnp.float32(0)}
+        assert [float(checkpointer.restore(like, s).state["w"]) for s in ("latest", "best", 3)] == [5, 1, 3]
+        assert checkpointer.restore(like, "best").score == 0.9
+        with pytest.raises(LearnerError, match=r"no checkpoint of step 2 in .*; there are: step 1, step 3, step 5"):
+            checkpointer.restore(like, 2)
+        with pytest.raises(LearnerError, match="there is a checkpoint of step 5"):
+            checkpointer.save(5, like)
+
+
+def test_a_damaged_one_is_skipped_or_named(directory):
+    like = {"w": jnp.zeros(1000)}
+    with Checkpointer(directory) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": jnp.full(1000, step, jnp.float32)})
+    largest = max((directory / "2" / "model").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    largest.write_bytes(largest.read_bytes()[:-1])
+    with Checkpointer(directory) as checkpointer:
+        with pytest.warns(UserWarning, match=r"2 is damaged.*; the checkpoint before it is used"):
+            assert checkpointer.restore(like).step == 1
+        with pytest.raises(DamagedError, match=r"2 is damaged"):
+            checkpointer.restore(like, 2)
+
+
+def test_another_tree_is_one_error(directory):
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, {"w": jnp.zeros(2), "b": jnp.zeros(1), "n": 3})
+        with pytest.raises(
+            LearnerError, match=r"(?s)c: saved nothing, now float32\[1\].*w: saved .*\[2\], now .*\[3\]"
+        ):
+            checkpointer.restore({"w": jnp.zeros(3), "c": jnp.zeros(1), "b": jnp.zeros(1), "n": 0})
+        with pytest.raises(LearnerError, match="differ in the numbers m, n"):
+            checkpointer.restore({"w": jnp.zeros(2), "b": jnp.zeros(1), "m": 0})
+
+
+def test_what_cannot_be_saved(directory):
+    with Checkpointer(directory) as checkpointer:
+        for step in (-1, 1.5, True):
+            with pytest.raises(LearnerError, match="the step of a checkpoint is"):
+                checkpointer.save(step, {"w": jnp.zeros(1)})
+        with pytest.raises(LearnerError, match="no arrays in the state"):
+            checkpointer.save(1, {"n": 3})
+        with pytest.raises(LearnerError, match="the same path"):
+            checkpointer.save(1, {"a.b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}})
+        with pytest.raises(TypeError):
+            checkpointer.save(1, {"w": jnp.zeros(1)}, info={"f": jnp.tanh})
+        assert checkpointer.steps == []
+        with pytest.raises(LearnerError, match="there is no checkpoint in"):
+            checkpointer.restore({"w": jnp.zeros(1)})
+    with pytest.raises(LearnerError, match="keep_last"):
+        Checkpointer(directory, keep_last=0)
+    assert not [path for path in directory.glob("*") if path.name != "superseded"]
+
+
+def test_a_checkpoint_of_a_run_says_how_it_is_read(tmp_path):
+    batch = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}
+    build_line(quiet(tmp_path / "run", saves=True)).fit([batch])
+    said = "a checkpoint of a run: use learner.load_checkpoint"
+    with Checkpointer(tmp_path / "run" / "checkpoint") as checkpointer, pytest.raises(LearnerError, match=said):
+        checkpointer.restore({"w": jnp.zeros((3, 1))})

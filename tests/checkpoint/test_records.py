@@ -1,0 +1,152 @@
+"""Models in files of their own beside the checkpoints of a run."""
+
+import io
+import logging
+
+import numpy as np
+import optax
+import pytest
+from runs import Net, batches, build_line, line, line_step, model_bits, quiet
+
+from learner import LearnerBuilder, LearnerError, load_model
+from learner.checkpoint.records import records_of, write_record
+from learner.cli.keys import names_for
+from learner.cli.options import option
+from learner.records import CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def recorded(directory):
+    return sorted(path.name for path in (directory / "checkpoint").iterdir() if path.is_file())
+
+
+def saving(directory, epochs, recorder=CompactRecorder(), **more):  # noqa: B008
+    options = {"keep_last": 2, "keep_best": 0, "record": recorder, **more}
+    return quiet(directory).num_epochs(epochs).with_file_checkpointer(**options)
+
+
+def test_each_checkpoint_has_its_model_as_long_as_it_stays(tmp_path):
+    result = build_line(saving(tmp_path / "run", 4)).fit(batches())
+    assert recorded(tmp_path / "run") == ["model-3.mpk.gz", "model-4.mpk.gz"]
+    loaded = load_model(tmp_path / "run/checkpoint/model-4.mpk.gz", line())
+    for name, x in result.model.items():
+        np.testing.assert_array_equal(loaded[name], np.asarray(x).astype(np.float16).astype(np.float32))
+    log = (tmp_path / "run/experiment.log").read_text()
+    assert log.count("recorded ") == 4
+
+
+def test_in_full_precision_it_is_the_model_to_the_bit(tmp_path):
+    """Statistics and random streams too; inside of an epoch it is named by the step."""
+    builder = saving(tmp_path / "run", 1, SafetensorsRecorder(), every_steps=4, every_epochs=1)
+    result = builder.build(Net(), optax.adam, 1e-2).fit(batches())
+    assert recorded(tmp_path / "run") == ["model-1.safetensors", "model-step-4.safetensors"]
+    loaded = load_model(tmp_path / "run/checkpoint/model-1.safetensors", Net(seed=5))
+    assert model_bits(loaded) == model_bits(result.model)
+    assert loaded.drop.rngs.key[...] == result.model.drop.rngs.key[...]
+    middle = load_model(tmp_path / "run/checkpoint/model-step-4.safetensors", Net())
+    assert model_bits(middle) != model_bits(loaded)
+
+
+def test_a_run_that_goes_on_makes_up_for_what_is_missing(tmp_path):
+    """The process was killed between a checkpoint and its model; or the first part of the run recorded none."""
+    build_line(saving(tmp_path / "run", 2)).fit(batches())
+    (tmp_path / "run/checkpoint/model-2.mpk.gz").unlink()
+    (tmp_path / "run/checkpoint/model-2.mpk.gz.partial").write_bytes(b"cut off")
+    build_line(saving(tmp_path / "run", 3).resume()).fit(batches())
+    assert recorded(tmp_path / "run") == ["model-2.mpk.gz", "model-3.mpk.gz"]
+    whole = build_line(saving(tmp_path / "whole", 3)).fit(batches())
+    for name in recorded(tmp_path / "run"):
+        assert (tmp_path / "run/checkpoint" / name).read_bytes() == (tmp_path / "whole/checkpoint" / name).read_bytes()
+    assert whole.stopped_by == "num_epochs"
+
+
+def test_going_back_sets_the_models_aside_too(tmp_path):
+    build_line(saving(tmp_path / "run", 3, keep_last=9)).fit(batches())
+    build_line(saving(tmp_path / "run", 2, keep_last=9).checkpoint(epoch=1)).fit(batches())
+    assert recorded(tmp_path / "run") == ["model-1.mpk.gz", "model-2.mpk.gz"]
+    (aside,) = (tmp_path / "run/superseded").iterdir()
+    assert recorded(aside) == ["model-2.mpk.gz", "model-3.mpk.gz"]
+
+
+def test_overwriting_removes_them_and_nothing_else(tmp_path):
+    build_line(saving(tmp_path / "run", 2)).fit(batches())
+    own = tmp_path / "run/checkpoint/model.mpk"
+    own.write_bytes(b"mine")
+    over = LearnerBuilder(tmp_path / "run", overwrite=True).renderer(None).with_file_checkpointer(keep_best=0)
+    build_line(over).fit(batches())
+    assert recorded(tmp_path / "run") == ["model.mpk"]
+
+
+def test_a_model_that_cannot_be_recorded(tmp_path, caplog):
+    """Its checkpoint is complete in either case, and nothing of the file is left."""
+    overflowing = lambda lr: optax.sgd(1e9)  # noqa: E731
+    with pytest.raises(LearnerError, match=r"half precision cannot hold this model:\n  b has .*\n  w has") as caught:
+        saving(tmp_path / "run", 2).build(line(), overflowing, 0.1, train_step=line_step).fit(batches()[:1])
+    assert "the model of step 1 could not be recorded beside" in caught.value.__notes__[0]
+    assert [path.name for path in (tmp_path / "run/checkpoint").iterdir()] == ["1"]
+    with caplog.at_level(logging.WARNING):
+        builder = saving(tmp_path / "other", 2).on_save_error("warn")
+        builder.build(line(), overflowing, 0.1, train_step=line_step).fit(batches()[:1])
+    assert "the model of step 1 could not be recorded" in (tmp_path / "other/experiment.log").read_text()
+    assert sorted(path.name for path in (tmp_path / "other/checkpoint").iterdir()) == ["1", "2"]
+
+
+def test_a_model_that_cannot_be_recorded_is_told_before_training(tmp_path):
+    wrong = {**line(), "w": line()["w"] + 1e6}
+    with pytest.raises(LearnerError, match=r"w has 1e\+06, and float16 ends at 65504"):
+        saving(tmp_path / "run", 1).build(wrong, optax.sgd, 0.1, train_step=line_step)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_names_a_recorder():
+    names = names_for("with_file_checkpointer")
+    for value, expected in [
+        ("CompactRecorder", CompactRecorder()),
+        ("learner.records.JsonRecorder", JsonRecorder()),
+        ({"class_path": "SafetensorsRecorder", "init_args": {"precision": "half"}}, SafetensorsRecorder("half")),
+        (None, None),
+    ]:
+        given = {"record": value, "keep_last": 3}
+        made = option(LearnerBuilder, "with_file_checkpointer", given, "with_file_checkpointer", names or None)
+        builder = LearnerBuilder("unused")
+        made.apply(builder)
+        assert builder._options.checkpoints.record == expected
+        assert builder._options.checkpoints.keep_last == 3
+    assert set(names_for("with_file_checkpointer.record")) == {
+        kind.__name__ for kind in [CompactRecorder, JsonRecorder, SafetensorsRecorder, MessagePackRecorder]
+    }
+    with pytest.raises(LearnerError, match=r"with_file_checkpointer.record: there is no 'Compact': did you mean"):
+        option(LearnerBuilder, "with_file_checkpointer", {"record": "Compact"}, "with_file_checkpointer")
+
+
+def test_the_files_of_a_checkpoint(tmp_path):
+    for name in (
+        "model-1.mpk",
+        "model-1.json.gz",
+        "model-12.mpk",
+        "model-1.txt",
+        "model-step-1.mpk",
+        "model-1.mpk.partial",
+    ):
+        (tmp_path / name).write_bytes(b"")
+    assert sorted(path.name for path in records_of(tmp_path, 7, 1)) == ["model-1.json.gz", "model-1.mpk"]
+    assert [path.name for path in records_of(tmp_path, 1, None)] == ["model-step-1.mpk"]
+
+
+def test_places_that_are_no_directories():
+    """As `gs://...` is: a file appears when it is closed."""
+
+    class Place:
+        def open(self, mode):
+            assert mode == "wb"
+            return file
+
+    class File(io.BytesIO):
+        def close(self):
+            self.content = self.getvalue()
+            super().close()
+
+    file = File()
+    write_record(Place(), lambda out: out.write(b"model"))
+    assert file.content == b"model"

@@ -1,0 +1,207 @@
+"""`learner data`, and our own sources in configs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from learner.cli.config import Config
+from learner.cli.help import key_help
+from learner.cli.sources import source
+from learner.errors import LearnerError
+
+ROWS = {"class_path": "mymodule.rows", "init_args": {"count": 10}}
+
+
+@pytest.fixture
+def config(workplace):
+    """Writes a config file."""
+
+    def write(**content):
+        (workplace / "a.yaml").write_text(yaml.safe_dump(content))
+        return "a.yaml"
+
+    return write
+
+
+def test_every_split_is_shown_and_nothing_is_left(learner, config, workplace):
+    path = config(
+        train={"dataset": ROWS, "batch_size": 4, "shuffle": True},
+        valid={"dev": {"dataset": ROWS, "batch_size": 5}, "ood": {"class_path": "mymodule.batches"}},
+        model={"class_path": "mymodule.no_such_model"},
+        directory="run",
+    )
+    before = sorted(workplace.iterdir())
+    code, out, err = learner("data", path)
+    assert (code, err) == (0, "")
+    headings = [line for line in out.splitlines() if " rows of " in line]
+    assert headings == [
+        "train: 10 rows of ArrayDataset, 3 batches of 4",
+        "valid-dev: 10 rows of ArrayDataset, 2 batches of 5",
+        "valid-ood: 12 rows of list, 3 batches of 4",
+    ]
+    assert all(line.isprintable() for line in out.splitlines())
+    assert [each for each in sorted(workplace.iterdir()) if each.name != "__pycache__"] == before
+
+
+def test_the_command_line_changes_it(learner, config):
+    path = config(train={"dataset": ROWS, "batch_size": 4})
+    code, out, err = learner("data", path, "--train.batch_size=3", "--train.dataset.count=7", "--items=1", "--rows=2")
+    assert (code, err) == (0, "")
+    assert "train: 7 rows of ArrayDataset, 3 batches of 3; what follows is of the first 3 rows" in out
+    assert out.count("\nitem ") == 1
+
+
+def test_images_and_text_are_written(learner, config):
+    digits = {"class_path": "digits", "init_args": {"split": "valid"}}
+    path = config(train={"dataset": digits, "batch_size": 30}, valid=ROWS)
+    code, out, err = learner("data", path, "-o", "out/deep")
+    assert (code, err) == (0, "")
+    assert "the first 64 images: out/deep/train.png" in out
+    assert sorted(each.name for each in Path("out/deep").iterdir()) == ["data.txt", "train.png"]
+    text = Path("out/deep/data.txt").read_text()
+    assert "label: 0: 36, 1: 36" in text
+    assert "valid: 10 rows" in text
+    with Image.open("out/deep/train.png") as sheet:
+        assert sheet.size == (402, 402)
+
+
+def test_a_batch_size_for_all(learner, config):
+    path = config(train={"dataset": {"class_path": "digits", "init_args": {"split": "valid"}}}, with_batch_size=100)
+    code, out, err = learner("data", path)
+    assert (code, err) == (0, "")
+    assert "train: 360 rows of ArrayDataset, 4 batches of 100" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        ({}, [], "the config has no data: it needs train or valid"),
+        ({"tarin": ROWS}, [], "there is no option 'tarin': did you mean 'train'"),
+        ({"train": {"dataset": "cvs"}}, [], "train.dataset: there is no 'cvs': did you mean 'csv'"),
+        ({"train": {"dataset": ROWS, "batchsize": 3}}, [], "train has no 'batchsize': did you mean 'batch_size'"),
+        ({"train": {"dataset": ROWS}}, ["--rows=0"], "--rows is '0': give a whole number, 1 or more"),
+        ({"train": {"dataset": ROWS}}, ["--rows=few"], "--rows is 'few'"),
+        ({"train": {"dataset": ROWS}}, ["-o", "mymodule.py"], "the output is mymodule.py, which cannot be a directory"),
+        ({"train": {"dataset": {"class_path": "csv", "init_args": {"path": "no.csv"}}}}, [], "there is no file no.csv"),
+        (
+            {"train": {"dataset": {"class_path": "mnist", "init_args": {"split": "train"}}}},
+            [],
+            "mnist needs 'directory'",
+        ),
+        (
+            {"train": {"dataset": {"class_path": "mnist", "init_args": {"split": "train", "directory": "no"}}}},
+            [],
+            "mnist: no is no directory; get the files from https://",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(learner, config, content, words, message):
+    code, out, err = learner("data", config(**content), *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_problems_are_told_together(learner, config):
+    code, _, err = learner("data", config(train={"dataset": "cvs"}, valid={"dataset": "digts"}, sed=1))
+    assert code == 2
+    assert "this config cannot be used, 3 problems:" in err
+
+
+def test_it_needs_a_config(learner, workplace):
+    for words in ((), ("a.yaml", "b.yaml")):
+        code, _, err = learner("data", *words)
+        assert (code, "learner data needs a config file" in err) == (2, True)
+    code, out, _ = learner("data", "--help")
+    assert (code, out.startswith("usage: learner data CONFIG")) == (0, True)
+
+
+def write_files(place):
+    """Small files of several formats."""
+    (place / "a.csv").write_text("a,b,kind\n1,2,x\n3,4,y\n5,6,x\n")
+    (place / "a.jsonl").write_text("".join(json.dumps({"a": i, "b": i + 1}) + "\n" for i in range(3)))
+    np.savez(place / "a.npz", x=np.zeros((3, 2), np.float32))
+    (place / "a.txt").write_text("some text to read")
+    (place / "images" / "one").mkdir(parents=True)
+    for i in range(3):
+        Image.new("L", (4, 4)).save(place / "images" / "one" / f"{i}.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "fields"),
+    [
+        (
+            "csv",
+            {"path": "a.csv", "fields": {"x": ["a", "b"], "y": "kind"}, "labels": {"y": None}},
+            {"x": (3, 2), "y": (3,)},
+        ),
+        (
+            "csv",
+            {"path": "a.csv", "labels": {"kind": ["y", "x"]}, "dtypes": {"a": "uint8"}, "missing": 0},
+            {"a": (3,), "b": (3,), "kind": (3,)},
+        ),
+        ("json_lines", {"path": "a.jsonl", "fields": {"x": ["a", "b"]}}, {"x": (3, 2)}),
+        ("numpy_arrays", {"path": "a.npz"}, {"x": (3, 2)}),
+        ("numpy_arrays", {"path": {"x": "x.npy"}}, {"x": (3, 2)}),
+        ("TextWindows", {"path": "a.txt", "length": 5, "level": "characters"}, {"text": (3, 5), "target": (3, 5)}),
+        ("ImageFolder", {"directory": "images", "size": [2, 2], "mode": "L"}, {"image": (3, 2, 2), "label": (3,)}),
+        (
+            "ForeignDataset",
+            {
+                "dataset": {"class_path": "learner.data.csv", "init_args": {"path": "a.csv", "labels": {"kind": None}}},
+                "fields": ["a"],
+            },
+            {"a": (3,)},
+        ),
+    ],
+)
+def test_sources_in_a_config_and_as_it_is_saved(importable, name, arguments, fields):
+    write_files(importable)
+    np.save("x.npy", np.zeros((3, 2)))
+    for path in (name, f"learner.data.{name}"):
+        made = source({"dataset": {"class_path": path, "init_args": arguments}, "batch_size": 3}, "train", 0)
+        again = source(yaml.safe_load(yaml.safe_dump(made.config())), "train", 0)
+        assert again.config() == made.config()
+        for each in (made, again):
+            (batch,) = list(each.make())
+            assert {field: array.shape for field, array in batch.items()} == fields
+
+
+def test_arguments_are_checked(importable):
+    with pytest.raises(
+        LearnerError, match=r"train.dataset.init_args: csv has no argument 'feilds': did you mean 'fields'"
+    ):
+        source({"dataset": {"class_path": "csv", "init_args": {"path": "a.csv", "feilds": {}}}}, "train", 0)
+    with pytest.raises(LearnerError, match=r"train.dataset.init_args.fields is 3: it needs"):
+        source({"dataset": {"class_path": "csv", "init_args": {"path": "a.csv", "fields": 3}}}, "train", 0)
+
+
+def test_a_run_from_a_file(learner, workplace, line_config):
+    """With the model of the other tests, which needs `x` of three numbers and `y`."""
+    lines = ["a,b,c,y", *(f"{i},{i + 1},{i % 3},{i / 8}" for i in range(8))]
+    (workplace / "rows.csv").write_text("\n".join(lines))
+    fields = {"x": ["a", "b", "c"], "y": "y"}
+    data = {
+        "dataset": {
+            "class_path": "csv",
+            "init_args": {"path": "rows.csv", "fields": fields, "dtypes": {"x": "float32"}},
+        }
+    }
+    content = line_config | {"train": {**data, "batch_size": 4}, "valid": {**data, "batch_size": 8}, "lr": 0.001}
+    (workplace / "run.yaml").write_text(yaml.safe_dump(content))
+    code, _, err = learner("fit", "run.yaml", "--num_epochs=2")
+    assert code == 0, err
+    saved = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert saved["train"]["dataset"]["init_args"]["fields"] == fields
+    assert Config(saved).text() == Path("run/config.yaml").read_text().partition("code.\n")[2]
+    assert learner("data", "run/config.yaml")[0] == 0
+
+
+def test_the_help_names_the_sources():
+    text = key_help("train.dataset", "", {})
+    for name in ("csv(path, fields=null", "mnist(directory, split", "digits(split", "SQLiteTable(path, table"):
+        assert f"\n  {name}" in text
+    assert "--labels" in key_help("valid.dataset", "csv", {})

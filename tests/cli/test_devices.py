@@ -1,0 +1,268 @@
+"""Several devices from configs and the command line, and `learner devices`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from jax.sharding import PartitionSpec as P
+from runs import tree_of
+
+from learner.cli.config import Config
+from learner.cli.devices import table
+from learner.cli.help import fit_help, key_help
+from learner.lock import locked
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+FSDP = {"class_path": "fsdp", "init_args": {"min_size": 1024}}
+RULES = [{"attention.*kernel": [None, "model"]}, FSDP]
+
+
+@pytest.fixture
+def config(workplace, line_config):
+    """The smallest run's config file; its directory will be `run`."""
+    (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
+    return "line.yaml"
+
+
+def strategy_of(config):
+    return Config(config).learner()._strategy
+
+
+@pytest.mark.parametrize(
+    ("said", "description"),
+    [
+        ({"devices": 1}, "one device: cpu (cpu:0)"),
+        ({"devices": 8}, "replicated on 8 devices (cpu)"),
+        ({"devices": "all"}, "replicated on 8 devices (cpu)"),
+        ({"devices": [0, 1]}, "replicated on 2 devices (cpu)"),
+        ({"devices": None}, "one device: cpu (cpu:0)"),
+        ({"strategy": "Replicated"}, "replicated on 8 devices (cpu)"),
+        ({"strategy": "Sharded"}, "sharded over 8 devices (cpu): {'data': 8}, rows over 'data'"),
+        ({"strategy": {"class_path": "SingleDevice", "init_args": {"device": 3}}}, "one device: cpu (cpu:3)"),
+        (
+            {"strategy": {"class_path": "Replicated", "init_args": {"devices": [4, 5], "sync_batch_norm": False}}},
+            "replicated on 2 devices (cpu)",
+        ),
+        (
+            {"strategy": {"class_path": "learner.strategies.Sharded", "init_args": {"devices": 2, "batch": []}}},
+            "sharded over 2 devices (cpu): {'data': 2}, rows on every device",
+        ),
+    ],
+)
+def test_where_it_runs_and_the_saved_config_says_the_same(importable, line_config, said, description):
+    config = Config(line_config | said)
+    assert strategy_of(line_config | said).description == description
+    saved = yaml.safe_load(config.text())
+    assert [key for key in ("devices", "strategy") if key in saved] == [k for k, v in said.items() if v is not None]
+    assert Config(saved).text() == config.text()
+    assert strategy_of(saved).description == description
+
+
+def test_a_mesh_with_rules(importable, line_config):
+    arguments = {"mesh": {"data": 4, "model": 2}, "rules": RULES, "batch": "data"}
+    config = Config(line_config | {"strategy": {"class_path": "Sharded", "init_args": arguments}})
+    saved = yaml.safe_load(config.text())
+    filled = {"class_path": "fsdp", "init_args": {"min_size": 1024, "axis": "data"}}
+    said = {**arguments, "rules": [RULES[0], filled], "devices": None}
+    assert saved["strategy"] == {"class_path": "Sharded", "init_args": said}
+    assert Config(saved).text() == config.text()
+    strategy = strategy_of(saved)
+    assert dict(strategy.mesh.shape) == {"data": 4, "model": 2}
+    specs = [strategy.rules.spec(path, (64, 64), strategy.mesh.shape) for path in ("attention.kernel", "out.kernel")]
+    assert specs == [P(None, "model"), P("data")]
+
+
+@pytest.mark.parametrize(
+    "rules", ["fsdp", ["fsdp"], {"class_path": "fsdp"}, [{"class_path": "learner.strategies.fsdp"}]]
+)
+def test_fsdp_needs_no_import_path(importable, line_config, rules):
+    said = {"strategy": {"class_path": "Sharded", "init_args": {"rules": rules}}}
+    assert strategy_of(line_config | said).rules.spec("w", (64, 64), {"data": 8}) == P("data")
+    assert strategy_of(yaml.safe_load(Config(line_config | said).text())).rules.rows
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--devices=9"], "devices asks for 9, and there are 8"),
+        (["--devices=[0, 8]"], "there is no device with the id 8"),
+        (["--devices=most"], "devices is 'most'; it needs a number of devices, \"all\""),
+        (["--devices=true"], "devices is True: it needs int | str"),
+        (["--strategy=Replicate"], "there is no 'Replicate': did you mean 'Replicated'"),
+        (["--strategy=Sharded", "--strategy.mash.data=8"], "Sharded has no argument 'mash': did you mean 'mesh'"),
+        (["--strategy=Sharded", "--strategy.mesh.data=4"], "the mesh {'data': 4} needs 4 devices, and there are 8"),
+        (["--strategy=Sharded", "--strategy.rules=fdsp"], "the rules of Sharded are 'fdsp'; give fsdp()"),
+        (
+            ["--strategy=Sharded", "--strategy.rules=[{class_path: fdsp}]"],
+            "strategy.init_args.rules.0: there is no 'fdsp': did you mean 'fsdp'",
+        ),
+        (["--strategy=Sharded", "--strategy.rules={v: data}"], "the rule 'v' of Sharded is not used"),
+        (["--strategy=Replicated", "--strategy.devices=[1, 1]"], "devices names cpu:1 twice"),
+        (["--strategy=fsdp"], "strategy got Fsdp(min_size=1024, axis='data'); it needs Replicated(), Sharded("),
+        (["--strategy=Sharded", "--devices=2"], "devices and strategy both say where it runs: leave out one of them"),
+        (["--device=2"], "there is no option 'device': did you mean 'devices'"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_left(learner, config, words, message):
+    code, out, err = learner("fit", config, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert not os.path.exists("run")
+
+
+def test_the_command_line_changes_a_strategy(learner, config):
+    words = ["--strategy=Sharded", "--strategy.mesh.data=4", "--strategy.mesh.model=2", "--strategy.rules.min_size=8"]
+    code, out, err = learner("fit", config, *words[:3], "--strategy.rules=fsdp", words[3], "--print_config")
+    assert (code, err) == (0, "")
+    rules = {"class_path": "fsdp", "init_args": {"min_size": 8, "axis": "data"}}
+    arguments = {"mesh": {"data": 4, "model": 2}, "rules": rules, "batch": "data", "devices": None}
+    assert yaml.safe_load(out)["strategy"] == {"class_path": "Sharded", "init_args": arguments}
+
+
+def test_the_help_names_the_strategies():
+    lines = key_help("strategy", "", {}).splitlines()
+    assert "  Replicated(devices=null, sync_batch_norm=true)" in lines
+    assert "  Sharded(mesh=null, rules=null, batch=data, devices=null)" in lines
+    assert "  SingleDevice(device=null)" in lines
+    assert "  fsdp(min_size=1024, axis=data)" in lines
+    assert "--sync_batch_norm" in key_help("strategy", "Replicated", {})
+    for key in ("devices", "strategy"):
+        assert sum(line.startswith(f"  {key} ") for line in fit_help().splitlines()) == 1
+
+
+def test_a_run_on_eight_goes_on_and_is_used_on_fewer(learner, config, workplace):
+    """24 rows, so that each of the 8 devices has some."""
+    words = ["--train.dataset={class_path: mymodule.rows, init_args: {count: 24}}", "--train.batch_size=8"]
+    assert learner("fit", config, *words, "--directory=one", "--num_epochs=3")[0] == 0
+    assert learner("fit", config, *words, "--devices=8")[0] == 0
+    assert "devices: replicated on 8 devices (cpu) of 8" in Path("run/experiment.log").read_text()
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["devices"] == 8
+    code, _, err = learner("resume", "run", "--num_epochs=3", "--devices=null", "--strategy=Sharded")
+    assert code == 0, err
+    assert "sharded over 8 devices" in Path("run/experiment.log").read_text()
+    one, other = (json.loads(Path(name, "summary.json").read_text())["metrics"] for name in ("one", "run"))
+    for key in one:
+        assert other[key]["last"]["value"] == pytest.approx(one[key]["last"]["value"], rel=1e-5), key
+    np.savez(workplace / "data.npz", x=np.ones((7, 3), np.float32), y=np.ones(7, np.float32))
+    for where in ("--strategy.rules=fsdp", "--strategy=SingleDevice", "--strategy=Replicated"):
+        code, out, err = learner("evaluate", "run", where)
+        assert code == 0, err
+        assert float(out.split()[1]) == pytest.approx(one["valid/Loss"]["last"]["value"], rel=1e-4)
+        assert learner("predict", "run", "data.npz", "-o", "out.npz", where)[0] == 0
+        with np.load("out.npz") as outputs:
+            assert outputs["predictions"].shape == (7,)
+            assert np.unique(outputs["predictions"]).size == 1
+
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+
+def test_devices_are_listed_with_what_the_defaults_would_be(learner, workplace):
+    code, out, err = learner("devices")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["id", "platform", "kind", "process", "memory", "used", "free"]
+    assert [line.split() for line in lines[1:9]] == [[str(i), "cpu", "cpu", "0", "-", "-", "-"] for i in range(8)]
+    assert lines[9:] == [
+        "",
+        "1 process",
+        "by default: one device: cpu (cpu:0)",
+        "devices: all: replicated on 8 devices (cpu)",
+    ]
+    assert learner("devices", "--platform=cpu") == (code, out, err)
+
+
+def a_device(number, process=0, **memory):
+    """As JAX has them on an accelerator; those of other processes raise."""
+
+    def memory_stats():
+        assert process == 0
+        return memory
+
+    return SimpleNamespace(
+        id=number, platform="gpu", device_kind="Model T", process_index=process, memory_stats=memory_stats
+    )
+
+
+def test_memory_where_a_device_tells_it():
+    found = [a_device(0, bytes_in_use=10**9, bytes_limit=85 * 10**9), a_device(1), a_device(10, process=1)]
+    assert table(found) == [
+        "id  platform     kind  process   memory    used     free",
+        "0        gpu  Model T        0  85.0 GB  1.0 GB  84.0 GB",
+        "1        gpu  Model T        0        -       -        -",
+        "10       gpu  Model T        1        -       -        -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--platform=cqu"], "--platform is 'cqu': did you mean 'cpu'?"),
+        (["--platform=tpu"], "JAX finds no tpu here: "),
+        (["--platfrom=cpu"], "there is no option --platfrom: did you mean 'platform'?"),
+        (["run"], "learner devices takes no arguments, and got run"),
+    ],
+)
+def test_devices_that_are_not_there(learner, workplace, words, message):
+    code, out, err = learner("devices", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_devices_are_first_looked_for_where_they_are_needed(config):
+    """So that the environment, and who joins several processes, may still say what there is. JAX refuses the setting
+    once it has looked.
+    """
+    program = """
+import jax
+from learner.cli.main import main
+main(["fit", "line.yaml", "--strategy=Sharded", "--strategy.rules=fsdp", "--print_config"])
+main(["fit", "line.yaml", "--strategy=Sharded", "--print_sharding", "--help"])
+jax.config.update("jax_num_cpu_devices", jax.config.jax_num_cpu_devices)
+main(["devices"])
+"""
+    root = str(Path(sys.modules["learner.cli.main"].__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "JAX_NUM_CPU_DEVICES": "3", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "devices: all: replicated on 3 devices (cpu)"
+
+
+# -- where arrays would be ---------------------------------------------------------------------------------------------
+
+
+def test_print_sharding_shows_and_leaves_nothing(learner, config, workplace):
+    words = ["--print_sharding", "--strategy=Sharded", "--strategy.rules={w: data}", "--strategy.devices=3"]
+    before = tree_of(workplace)
+    code, out, err = learner("fit", config, *words)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "sharded over 3 devices (cpu): {'data': 3}, rows over 'data', the model over 'data'"
+    assert lines[3].split() == ["w", "[3]", "float32", "data", "4", "bytes", "0", "bytes"]
+    assert lines[6].split() == ["parameters", "4", "bytes", "12", "bytes", "12", "bytes"]
+    assert lines[-1].startswith("loop ")
+    assert tree_of(workplace) == before
+
+
+def test_print_sharding_beside_a_run_that_is_there(learner, config, workplace):
+    """One that is under way holds the lock, and may be looked at all the same."""
+    assert learner("fit", config)[0] == 0
+    before = tree_of("run")
+    with locked(workplace / "run"):
+        code, out, err = learner("fit", config, "--print_sharding")
+    assert (code, err) == (0, "")
+    assert out.startswith("one device: cpu (cpu:0)\n")
+    assert tree_of("run") == before
+
+
+def test_print_sharding_of_what_is_wrong(learner, config):
+    code, out, err = learner("fit", config, "--print_sharding", "--strategy=Sharded", "--strategy.rules={v: data}")
+    assert (code, out) == (2, "")
+    assert "the rule 'v' of Sharded is not used" in err

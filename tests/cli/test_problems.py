@@ -1,0 +1,42 @@
+"""Mistakes in a config are told together, each with its place and with what was done meanwhile."""
+
+import pytest
+
+from learner.cli.problems import Problems, placed
+from learner.errors import LearnerError, one_error
+
+
+def noted_error():
+    error = LearnerError("it has no rows")
+    error.add_note("while calling large in filter")
+    error.add_note("of another library")
+    return error
+
+
+def test_problems_of_several_errors_are_one_list():
+    problems = Problems()
+    problems.raise_all()
+    with problems.noted():
+        raise one_error(["a is 1", "b is 2"])
+    with problems.noted("train: "):
+        raise noted_error()
+    with problems.noted():
+        pass
+    with pytest.raises(LearnerError, match="this config cannot be used, 3 problems") as raised:
+        problems.raise_all()
+    assert raised.value.problems == ("a is 1", "b is 2", "train: it has no rows (while calling large in filter)")
+
+
+def test_a_place_is_told_of_every_problem():
+    with pytest.raises(LearnerError) as raised, placed("train.views.1"):
+        raise one_error(["a is 1", "b is 2"])
+    assert raised.value.problems == ("train.views.1: a is 1", "train.views.1: b is 2")
+    with pytest.raises(LearnerError) as raised, placed("train"):
+        raise noted_error()
+    assert str(raised.value) == "train: it has no rows (while calling large in filter)"
+
+
+def test_other_exceptions_stay_what_they_are():
+    with pytest.raises(OSError, match="full") as raised, placed("valid.dev.dataset"):
+        raise OSError("full")
+    assert raised.value.__notes__ == ["while making valid.dev.dataset"]

@@ -1,0 +1,101 @@
+"""The options that make a command one of several processes."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from processes import free_port, together
+
+from learner.cli.overrides import split
+from learner.cli.processes import SWITCHES, connected, taken
+from learner.errors import LearnerError
+
+THREE = ["--coordinator", "10:30", "--num_processes=2", "--process_id", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ([], None),
+        (["--distributed"], {}),
+        (["--distributed=true"], {}),
+        (["--distributed=false"], None),
+        (THREE, {"coordinator": "10:30", "num_processes": 2, "process_id": 1}),
+        (["--distributed", *THREE, "--process_id=0"], {"coordinator": "10:30", "num_processes": 2, "process_id": 0}),
+        (["--process_id=0"], {"process_id": 0}),
+    ],
+)
+def test_they_are_taken_out_of_the_command_line(words, arguments):
+    line = split([*words, "line.yaml", "--num_epochs=3"], SWITCHES)
+    assert taken(line) == arguments
+    assert (line.positional, line.overrides, line.switches) == (["line.yaml"], [("num_epochs", "3")], {})
+
+
+def test_a_switch_that_is_neither_is_refused():
+    with pytest.raises(LearnerError, match="--distributed is '2': it needs true or false"):
+        taken(split(["--distributed=2"], SWITCHES))
+
+
+def test_one_process_is_not_connected(monkeypatch):
+    monkeypatch.setattr("learner.cli.processes.connect", None)  # must not be called
+    with connected(None):
+        pass
+
+
+@pytest.mark.parametrize("command", ["fit", "resume", "evaluate"])
+def test_some_of_the_options_are_not_enough(learner, workplace, line_config, command):
+    Path("line.yaml").write_text(yaml.safe_dump(line_config))
+    code, out, err = learner(command, "line.yaml", "--coordinator=localhost:1")
+    assert (code, out) == (2, "")
+    assert err == (
+        "learner: num_processes and process_id are missing: coordinator, num_processes and process_id belong together\n"
+    )
+
+
+def test_the_config_does_not_have_them(learner, workplace, line_config):
+    Path("line.yaml").write_text(yaml.safe_dump(line_config))
+    code, plain, _ = learner("fit", "line.yaml", "--print_config")
+    assert (code, plain, "") == learner("fit", "line.yaml", "--print_config", "--distributed", *THREE)
+    assert "coordinator" not in plain
+    for key in ("distributed", "coordinator"):
+        Path("wrong.yaml").write_text(yaml.safe_dump({**line_config, key: True}))
+        code, _, err = learner("fit", "wrong.yaml")
+        assert (code, key in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["fit", "resume", "evaluate"])
+def test_help_says_what_they_are(learner, command):
+    code, out, _ = learner(command, "--help")
+    assert code == 0
+    assert "--distributed" in out
+    assert "--coordinator HOST:PORT --num_processes N --process_id I" in out
+
+
+MODEL = """
+import jax
+from learner import LearnerError
+from learner.hosts import hosts
+
+print(jax.process_index(), jax.process_count(), len(jax.devices()))
+if jax.process_index() == 1:
+    raise LearnerError("this machine has no camera")
+
+
+def model():
+    hosts().meet("where is process 1?")
+"""
+
+
+def test_processes_are_connected_before_anything_is_imported_and_hear_of_each_others_errors(workplace, line_config):
+    Path("machine.py").write_text(MODEL)
+    content = {**line_config, "model": "machine.model"}
+    Path("line.yaml").write_text(yaml.safe_dump(content))
+    address = f"localhost:{free_port()}"
+    common = ["-m", "learner", "fit", "line.yaml", "--coordinator", address, "--num_processes=2"]
+    first, other = together([[*common, f"--process_id={index}"] for index in (0, 1)])
+    assert [process.out.split("\n")[0] for process in (first, other)] == ["0 2 2", "1 2 2"]
+    assert (first.code, other.code) == (2, 2), first.err
+    assert first.err.startswith(f"learner: process 0 waits at {address} for the other processes (--num_processes 2)\n")
+    assert "process 1 failed: " in first.err
+    assert "this machine has no camera" in first.err
+    assert "this machine has no camera" in other.err

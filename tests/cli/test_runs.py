@@ -1,0 +1,163 @@
+"""`learner compare`, `learner plot` and `learner summary --json`."""
+
+import csv
+import io
+import json
+import warnings
+
+import pytest
+from tfevents import scalars
+from written import write_run
+
+
+@pytest.fixture
+def two(workplace):
+    """Two runs in `runs`."""
+    write_run("runs/a", config="seed: 0\n")
+    write_run("runs/b", {"train/Loss": [0.9], "valid/Loss": [float("inf")]}, config="seed: 1\n")
+
+
+def test_compare(two, learner):
+    code, out, err = learner("compare", "runs", "--sort", "valid/Loss")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["run", "status", "epochs", "steps", "time", "seed", "valid/Loss", "epoch", "last"]
+    assert [line[0] for line in lines[1:]] == ["a", "b"]
+    assert lines[1][-4:] == ["0", "0.6", "2", "0.7"]
+
+
+def test_compare_as_json_and_csv(two, learner):
+    rows = json.loads(learner("compare", "runs", "--json")[1])
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert rows[1]["valid/Loss last"] == "Infinity"
+    table = list(csv.DictReader(io.StringIO(learner("compare", "runs", "--csv", "--metric=train/Loss")[1])))
+    assert [row["train/Loss best"] for row in table] == ["0.4", "0.9"]
+    assert "valid/Loss best" not in table[0]
+
+
+def test_many_settings(workplace, learner):
+    for number in (1, 2):
+        write_run(f"runs/{number}", config="".join(f"key{i}: {number}\n" for i in range(8)))
+    out = learner("compare", "runs")[1]
+    assert "key5" in out
+    assert "key6" not in out
+    assert out.endswith("2 further settings that differ: --all\n")
+    assert "key7" in learner("compare", "runs", "--all")[1]
+
+
+def test_plot(two, learner):
+    code, out, err = learner("plot", "runs/a", "Loss")
+    assert (code, err) == (0, "")
+    assert "train/Loss" in out
+    assert "optimizer step" in out
+    code, out, err = learner("plot", "runs", "valid/Loss", "-o", "loss.png", "--x=epoch", "--log", "--smooth=.5")
+    assert (code, out, err) == (0, "loss.png\n", "")
+    with open("loss.png", "rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+
+
+def test_summary_as_json(two, learner):
+    (two_config := json.loads(learner("summary", "runs/a", "--json")[1])).pop("metrics")
+    assert two_config == {
+        "status": "ended",
+        "why": "num_epochs",
+        "epochs": 3,
+        "steps": 6,
+        "seconds": 31.0,
+        "spent": {},
+        "checkpoints": [],
+        "config": {"seed": 0},
+    }
+    metric = json.loads(learner("summary", "runs/a", "--json")[1])["metrics"]["valid/Loss"]
+    assert metric["best"] == {"epoch": 2, "step": 4, "value": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compare"], "the following arguments are required: DIR; see learner compare --help"),
+        (["compare", "nowhere"], "there is no directory nowhere"),
+        (["compare", "runs", "--srot=a"], "learner compare takes no '--srot=a': did you mean '--sort'"),
+        (["compare", "runs", "--json", "--csv"], "--json and --csv exclude each other"),
+        (["plot", "runs", "Los"], "none of 2 runs has a metric 'Los': did you mean"),
+        (["plot", "runs", "Loss", "--x=hours"], "invalid choice: 'hours'"),
+        (["plot", "runs", "Loss", "-o", "loss.pdf"], "it needs the name of a .png file"),
+        (["summary", "runs/a", "--jsn"], "learner summary takes no '--jsn': did you mean '--json'?"),
+    ],
+)
+def test_wrong_input(two, learner, words, said):
+    code, out, err = learner(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize("command", ["compare", "plot", "summary"])
+def test_help(workplace, learner, command):
+    code, out, _ = learner(command, "--help")
+    assert code == 0
+    assert out.startswith(f"usage: learner {command} ")
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_numbers_as_a_table(two, learner):
+    code, out, err = learner("export", "runs/a", "--format=csv")
+    assert (code, err) == (0, "")
+    assert out.startswith("runs/a/numbers.csv: ")
+    assert out.endswith(", 6 rows\n")
+    assert learner("export", "runs/a", "--format=jsonl", "-o", "m.jsonl")[1].startswith("m.jsonl: ")
+    with open("m.jsonl") as file:
+        assert json.loads(file.readline())["metric"] == "Loss"
+
+
+def test_numbers_for_tensorboard(two, learner):
+    code, out, err = learner("export", "runs/a", "--format=tensorboard")
+    assert (code, err) == (0, "")
+    assert out.startswith("runs/a/numbers.tensorboard: ")
+    assert out.endswith("records: tensorboard --logdir runs/a/numbers.tensorboard\n")
+    assert scalars("runs/a/numbers.tensorboard")["valid/Loss"][0] == (2, pytest.approx(0.8))
+    assert learner("export", "runs/a", "--format=tensorboard", "-o", "out")[0] == 0
+    code, _, err = learner("export", "runs/a", "--format=tensorboard", "-o", "no/where")
+    assert code == 2
+    assert "it needs a name in a directory that exists" in err
+
+
+def test_report(two, learner):
+    code, out, err = learner("report", "runs", "-o", "r.html", "--title=mine")
+    assert (code, err) == (0, "")
+    assert out.startswith("r.html: ")
+    assert out.endswith(" MB, 2 runs\n")
+    assert learner("report", "runs/a")[1].startswith("runs/a/report.html: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["export", "runs/a", "--format=xls"],
+            "the format is 'xls': there are: 'csv', 'jsonl', 'parquet', 'tensorboard'",
+        ),
+        (["export", "runs/a", "--format=csv", "--precision=half"], "there is no option --precision of --format"),
+        (["export", "runs", "--format=csv"], "runs has no journal.jsonl: it is not the directory of a run"),
+        (["export", "runs/a", "--format=csv", "-o", "no/m.csv"], "it needs the name of a file in a directory"),
+        (["report", "runs", "-o", "r.pdf"], "it needs the name of an .html file in a directory that exists"),
+    ],
+)
+def test_files_that_cannot_be(two, learner, words, said):
+    code, out, err = learner(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_options_may_stand_between(two, learner):
+    assert learner("compare", "runs/a", "--json", "runs/b")[0] == 0
+    assert learner("plot", "runs/a", "--log", "Loss")[0] == 0
+
+
+def test_warnings_are_for_people(two, learner):
+    with open("runs/b/config.yaml", "w") as file:
+        file.write("[1]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        _, _, err = learner("compare", "runs")
+    assert err.startswith("learner: the config file runs/b/config.yaml is a list")
+    assert err.count("\n") == 1

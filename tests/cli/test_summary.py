@@ -1,0 +1,114 @@
+"""`learner summary` of a config, and what a config says of the summary."""
+
+import json
+import os
+
+import pytest
+import yaml
+from runs import tree_of
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+@pytest.fixture
+def config(workplace, line_config):
+    """The smallest run's config file; its directory would be `run`."""
+    (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
+    return "line.yaml"
+
+
+def test_of_a_config_without_training(learner, config, workplace):
+    before = tree_of(workplace)
+    code, out, err = learner("summary", config)
+    assert (code, err) == (0, "")
+    assert tree_of(workplace) == before
+    lines = out.splitlines()
+    assert lines[0].split() == ["dict", "(pytree)", "shape", "dtype", "parameters", "bytes", "share"]
+    assert lines[1].split() == ["w", "[3]", "float32", "3", "12", "bytes", "100", "%"]
+    assert lines[3:6] == [
+        "optimizer  SGD, 0 bytes",
+        "devices    one device: cpu (cpu:0)",
+        "batch      4 rows, one batch a step",
+    ]
+    assert lines[6] == "length     3 batches = 3 steps an epoch; 2 epochs = 6 steps"
+    assert lines[7].startswith("FLOPs      ")
+    assert lines[-1].startswith("           a dispatch needs ")
+
+
+def test_keys_are_changed_as_for_fit(learner, config):
+    code, out, _ = learner("summary", "--num_epochs=5", config, "--train.batch_size", 6, "--grads_accumulation=2")
+    assert code == 0
+    assert "batch      6 rows x 2 batches = 12 rows a step\n" in out
+    assert "length     2 batches = 1 step an epoch; 5 epochs = 5 steps\n" in out
+
+
+def test_as_json(learner, config):
+    told = json.loads(learner("summary", config, "--json")[1])
+    assert [row["path"] for row in told["arrays"]] == ["w"]
+    assert (told["rows"], told["steps"], told["memory"]["parameters"]) == (4, 6, 12)
+    assert told["peak"] > told["temporaries"] >= 0
+
+
+def test_how_deep(learner, config, workplace):
+    (workplace / "deep.py").write_text(
+        "import jax.numpy as jnp\nfrom mymodule import step as flat\n"
+        "def make():\n    return {'a': {'b': {'w': jnp.zeros(3), 'v': jnp.zeros(3)}}}\n"
+        "def step(model, batch):\n    return flat({'w': model['a']['b']['w']}, batch)\n"
+    )
+    words = ("summary", config, "--model=deep.make", "--train_step=deep.step", "--valid_step=deep.step")
+    assert learner(*words)[1].splitlines()[3].split()[0] == "v"
+    for more in (["--depth=1"], ["--summary.depth=1"], ["--depth", 1]):
+        lines = learner(*words, *more)[1].splitlines()
+        assert [line.split()[0] for line in lines[1:3]] == ["a", "total"]
+
+
+def test_beside_a_run_that_is_there(learner, config, workplace):
+    assert learner("fit", config)[0] == 0
+    before = tree_of("run")
+    assert learner("summary", config)[0] == 0
+    assert learner("summary", "run/config.yaml")[0] == 0
+    assert tree_of("run") == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.yaml"], "there is no config file a.yaml"),
+        (["line.yaml", "line.yaml"], "learner summary takes one config file, and got line.yaml, line.yaml"),
+        (["line.yaml", "--num_epoch=2"], "there is no option 'num_epoch': did you mean 'num_epochs'"),
+        (["line.yaml", "--dept=2"], "there is no option 'dept': did you mean 'depth'"),
+        (["line.yaml", "--depth=0"], "summary(depth=) is 0; it needs a whole number, 1 or more"),
+        (["line.yaml", "--model=mymodule.liner"], "mymodule has no 'liner': did you mean 'linear'"),
+        (["line.yaml", "--metrics=[Accuracy]"], "the metric Accuracy needs logits"),
+        (["run", "--depth=2"], "learner summary takes --depth of a config file, and this is the directory of a run"),
+        (["nowhere"], "there is no directory nowhere"),
+    ],
+)
+def test_wrong_input(learner, config, workplace, words, said):
+    (workplace / "run").mkdir()
+    code, out, err = learner("summary", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_config_without_the_usual_name(learner, config):
+    os.rename("line.yaml", "line")
+    assert learner("summary", "line")[0] == 0
+
+
+def test_a_directory_named_like_a_config_is_a_run(learner, config):
+    assert learner("fit", config, "--directory=run.yaml")[0] == 0
+    assert learner("summary", "run.yaml")[1].startswith("2 epochs, 6 steps")
+
+
+def test_a_config_that_asks_for_it(learner, config):
+    code, out, err = learner("fit", config, "--summary=true")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split()[:2] == ["dict", "(pytree)"]
+    assert "batch      4 rows, one batch a step" in lines
+    assert lines[-1] == "next: learner evaluate run | learner resume run --num_epochs=4 | learner report run"
+    assert any(line.startswith("run: 2 epochs of 3 steps") for line in lines)
+    assert (
+        "files: experiment.log, config.yaml, journal.jsonl, model.json, checkpoint, train, valid, summary.json" in lines
+    )

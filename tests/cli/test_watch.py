@@ -1,0 +1,79 @@
+"""`learner watch`, as far as it comes without a terminal; with one: `tests/watch/test_terminal.py`."""
+
+import importlib.util
+import sys
+
+import pytest
+from written import write_run
+
+import learner.cli.watch
+
+
+@pytest.fixture
+def terminal(workplace, monkeypatch):
+    """Says that all three streams are one, and keeps what would be shown."""
+    shown = []
+    monkeypatch.setattr(learner.cli.watch, "_refuse_pipes", lambda: None)
+    monkeypatch.setattr("learner.watch.app.watch", lambda *given: shown.append(given) or 0)
+    write_run("runs/a")
+    return shown
+
+
+def test_what_is_shown(terminal, learner):
+    assert learner("watch", "runs", "--metric=Loss", "--metric=valid/Loss", "--log", "--smooth=.5", "--x=epoch") == (
+        0,
+        "",
+        "",
+    )
+    ((watched, view, every),) = terminal
+    assert [run.name for run in watched.runs] == ["a"]
+    assert (view.wanted, view.log, view.smooth, view.x, every) == (["Loss", "valid/Loss"], True, 0.5, "epoch", 1.0)
+
+
+def test_a_run_that_is_not_there_yet(terminal, learner):
+    assert learner("watch", "later", "--metric=Acuracy", "--refresh=5")[0] == 0
+    assert (terminal[0][0].runs, terminal[0][2]) == ([], 5.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: DIR; see learner watch --help"),
+        (["runs/a/journal.jsonl"], "runs/a/journal.jsonl is a file; learner watch needs the directory of a run"),
+        (["runs", "--metric=Los"], "no run has a metric 'Los': did you mean 'Loss'"),
+        (["runs", "--metric=A", "--metric=B"], "these metrics cannot be watched, 2 problems"),
+        (["runs", "--smooth=1"], "smooth is 1.0; it needs a number from 0 to below 1"),
+        (["runs", "--refresh=0"], "--refresh is 0; it needs 0.1 to 3600 seconds"),
+        (["runs", "--x=epochs"], "invalid choice: 'epochs'"),
+        (["runs", "--metrics=Loss"], "learner watch takes no '--metrics=Loss': did you mean '--metric'?"),
+    ],
+)
+def test_wrong_input(terminal, learner, words, said):
+    code, out, err = learner("watch", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_no_terminal(workplace, learner):
+    write_run("runs/a")
+    code, out, err = learner("watch", "runs")
+    assert (code, out) == (2, "")
+    assert "learner watch needs a terminal, and standard " in err
+    assert "learner summary DIR, learner plot DIR METRIC" in err
+
+
+@pytest.mark.parametrize("missing", ["textual", "textual_plotext"])
+def test_a_package_that_is_not_installed(workplace, learner, monkeypatch, missing):
+    find = importlib.util.find_spec
+    monkeypatch.delitem(sys.modules, missing, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == missing else find(name, *more))
+    said = f'learner watch needs {missing}, which is not installed: pip install "learner[watch]"'
+    assert said in learner("watch", "runs")[2]
+
+
+def test_help(workplace, learner):
+    code, out, _ = learner("watch", "--help")
+    assert code == 0
+    assert out.startswith("usage: learner watch ")
+    assert 'pip install "learner[watch]"' in out
+    assert max(map(len, out.splitlines())) <= 120

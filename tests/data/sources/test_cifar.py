@@ -1,0 +1,87 @@
+"""CIFAR's files, made here."""
+
+import gzip
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from learner.data import cifar10, cifar100
+from learner.errors import LearnerError
+
+
+def rows(labels, start=0):
+    """Rows as they are published: the labels, then a plane of red, one of green, one of blue; and the images."""
+    labels = np.atleast_2d(np.asarray(labels, np.uint8).T).T
+    images = np.random.default_rng(start).integers(0, 256, (len(labels), 32, 32, 3), np.uint8)
+    planes = [images[..., channel].reshape(len(labels), 1024) for channel in range(3)]
+    return np.concatenate([labels, *planes], axis=1).tobytes(), images
+
+
+@pytest.fixture
+def ten(tmp_path):
+    images = []
+    for number in range(1, 6):
+        content, each = rows([number, 9], start=number)
+        (tmp_path / f"data_batch_{number}.bin").write_bytes(content)
+        images.append(each)
+    content, _ = rows([7])
+    (tmp_path / "test_batch.bin.gz").write_bytes(gzip.compress(content))
+    return str(tmp_path), np.concatenate(images)
+
+
+def test_ten_classes(ten):
+    directory, images = ten
+    arrays = cifar10(directory, "train", scaled=False).arrays
+    np.testing.assert_array_equal(arrays["image"], images)
+    assert arrays["image"].flags.c_contiguous
+    assert arrays["label"].tolist() == [1, 9, 2, 9, 3, 9, 4, 9, 5, 9]
+    assert arrays["label"].dtype == np.int32
+    scaled = cifar10(directory, "train").arrays["image"]
+    assert scaled.flags.c_contiguous
+    np.testing.assert_allclose(scaled, images / 255, rtol=1e-6)
+    assert cifar10(directory, "valid").arrays["label"].tolist() == [7]
+
+
+def test_a_hundred_classes(tmp_path):
+    content, images = rows([[19, 99], [0, 5]])
+    (tmp_path / "train.bin").write_bytes(content)
+    arrays = cifar100(str(tmp_path), "train", scaled=False).arrays
+    assert (arrays["label"].tolist(), arrays["group"].tolist()) == ([99, 5], [19, 0])
+    np.testing.assert_array_equal(arrays["image"], images)
+
+
+def test_absent_files_are_all_named(ten, tmp_path):
+    for number in (2, 4):
+        (tmp_path / f"data_batch_{number}.bin").unlink()
+    with pytest.raises(LearnerError, match=r"has no data_batch_2\.bin, data_batch_4\.bin; get the files from https://"):
+        cifar10(ten[0], "train")
+    with pytest.raises(LearnerError, match=r"cifar100: .* has no test\.bin; get the files from"):
+        cifar100(ten[0], "test")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has 0 bytes; it needs a multiple of 3073"),
+        (rows([1, 2])[0][:-1], "has 6145 bytes; it needs a multiple of 3073: it is cut off"),
+        (rows([1, 10])[0], "the label of row 1 is 10; there are 10 classes"),
+    ],
+)
+def test_damaged_files(tmp_path, content, message):
+    (tmp_path / "test_batch.bin").write_bytes(content)
+    with pytest.raises(LearnerError, match=message):
+        cifar10(str(tmp_path), "test")
+
+
+def test_a_bomb(tmp_path, monkeypatch):
+    """More than any of the files can have, packed into little."""
+    monkeypatch.setattr("learner.data.sources.cifar.LARGEST", 2**20)
+    (tmp_path / "test_batch.bin").write_bytes(gzip.compress(bytes(2**25)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match="has more than 1048576 bytes, which no file of CIFAR has"):
+            cifar10(str(tmp_path), "test")
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,114 @@
+"""Parquet and Arrow files, written by pyarrow."""
+
+import datetime
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from learner.data import DataLoaderBuilder, arrow, parquet
+from learner.errors import LearnerError
+
+COLUMNS = {
+    "i": pa.array([1, 2, 3], pa.int16()),
+    "f": pa.array([0.5, 1.5, 2.5], pa.float64()),
+    "b": pa.array([True, False, True]),
+    "s": pa.array(["y", "x", "y"]),
+    "d": pa.array(["q", "p", "q"]).dictionary_encode(),
+    "v": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32())),
+    "w": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)),
+}
+ARRAYS = {
+    "i": np.array([1, 2, 3], np.int16),
+    "f": np.array([0.5, 1.5, 2.5]),
+    "b": np.array([True, False, True]),
+    "s": np.array([1, 0, 1], np.int32),
+    "d": np.array([1, 0, 1], np.int32),
+    "v": np.array([[1, 2], [3, 4], [5, 6]], np.float32),
+    "w": np.array([[1, 2], [3, 4], [5, 6]], np.int32),
+}
+
+
+def stream(table, path):
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+WRITERS = {
+    "parquet": (parquet, lambda table, path: pa.parquet.write_table(table, path, row_group_size=2)),
+    "feather": (arrow, pa.feather.write_feather),
+    "stream": (arrow, stream),
+}
+
+
+@pytest.fixture(params=WRITERS)
+def kind(request, tmp_path):
+    """How to read, and how to write a file of columns."""
+    read, write = WRITERS[request.param]
+
+    def written(**columns):
+        write(pa.table(columns), tmp_path / "a.file")
+        return str(tmp_path / "a.file")
+
+    return read, written
+
+
+def test_columns_come_back(kind):
+    read, written = kind
+    table = read(written(**COLUMNS), labels={"s": None, "d": None})
+    assert set(table.arrays) == set(ARRAYS)
+    for name, array in table.arrays.items():
+        assert array.dtype == ARRAYS[name].dtype, name
+        np.testing.assert_array_equal(array, ARRAYS[name])
+    assert table.labels == {"s": ("x", "y"), "d": ("p", "q")}
+
+
+def test_fields_types_and_nulls(kind):
+    read, written = kind
+    path = written(**COLUMNS, n=pa.array([1, None, 3]))
+    arrays = read(path, {"x": ["i", "f"], "n": "n"}, dtypes={"x": "float32"}, missing=0).arrays
+    assert arrays["x"].tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
+    assert arrays["x"].dtype == np.float32
+    assert arrays["n"].tolist() == [1, 0, 3]
+    loader = DataLoaderBuilder().batch_size(2).build(read(path, {"i": "i"}))
+    assert [batch["i"].tolist() for batch in loader] == [[1, 2], [3]]
+
+
+def test_what_is_wrong_is_named(kind):
+    read, written = kind
+    path = written(**COLUMNS, n=pa.array([1, None, 3]), t=pa.array([datetime.datetime(2020, 1, 1)] * 3))
+    for fields, message in {
+        "q": "a.file has no column 'q'",
+        "s": "a.file, row 1: column 's': 'y' is no number",
+        "n": "a.file, row 2: column 'n': it is missing",
+        "t": r"column 't' has the type timestamp\[us\]; fields are made of numbers, texts and lists",
+    }.items():
+        with pytest.raises(LearnerError, match=message):
+            read(path, {"x": fields})
+    with pytest.raises(LearnerError, match=r"row 1: column 'f': 0\.5 does not fit into int8"):
+        read(path, {"x": "f"}, dtypes={"x": "int8"})
+    with pytest.raises(LearnerError, match=r"row 2: column 'u': a list of shape \[1\]"):
+        read(written(u=pa.array([[1, 2], [3]])))
+
+
+def test_damaged_files(kind, tmp_path):
+    read, written = kind
+    content = Path(written(**COLUMNS)).read_bytes()
+    for damaged in (b"", b"no such format", content[: len(content) // 2]):
+        (tmp_path / "b.file").write_bytes(damaged)
+        with pytest.raises(LearnerError, match=r"b\.file cannot be read: "):
+            read(tmp_path / "b.file")
+    with pytest.raises(LearnerError, match=r"there is no file .*c\.file: did you mean"):
+        read(tmp_path / "c.file")
+
+
+@pytest.mark.parametrize("read", [parquet, arrow])
+def test_without_pyarrow_the_error_says_what_to_install(read, monkeypatch, tmp_path):
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(LearnerError, match=r'needs pyarrow: pip install "learner\[parquet\]"'):
+        read(tmp_path / "a")

@@ -1,0 +1,154 @@
+"""MNIST's files, made here, read back, and damaged."""
+
+import gzip
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from learner.data import fashion_mnist, mnist, read_idx
+from learner.errors import LearnerError
+
+IMAGES = np.arange(5 * 28 * 28).reshape(5, 28, 28).astype(np.uint8)
+LABELS = np.array([3, 0, 9, 1, 3], np.uint8)
+CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
+MEGABYTE = 2**20
+
+
+def idx(array):
+    """The bytes of an IDX file."""
+    array = np.asarray(array)
+    header = bytes([0, 0, CODES[array.dtype.str[1:]], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def write(directory, split="train", images=IMAGES, labels=LABELS, packed=True):
+    for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
+        content = array if isinstance(array, bytes) else idx(array)
+        path = directory / f"{split}-{name}{'.gz' if packed else ''}"
+        path.write_bytes(gzip.compress(content) if packed else content)
+
+
+@pytest.mark.parametrize("read", [mnist, fashion_mnist])
+@pytest.mark.parametrize("packed", [True, False])
+def test_images_and_labels_come_back(tmp_path, read, packed):
+    write(tmp_path, packed=packed)
+    write(tmp_path, "t10k", IMAGES[:2], LABELS[:2], packed=packed)
+    arrays = read(str(tmp_path), "train").arrays
+    assert arrays["image"].dtype == np.float32
+    np.testing.assert_array_equal(arrays["image"] * 255, IMAGES)
+    assert arrays["label"].dtype == np.int32
+    assert arrays["label"].tolist() == [3, 0, 9, 1, 3]
+    for split in ("valid", "test"):
+        assert len(read(str(tmp_path), split)) == 2
+    bare = read(str(tmp_path), "train", scaled=False).arrays["image"]
+    assert bare.dtype == np.uint8
+    assert bare.tolist() == IMAGES.tolist()
+
+
+def test_files_as_some_programs_unpack_them(tmp_path):
+    (tmp_path / "train-images.idx3-ubyte").write_bytes(idx(IMAGES))
+    (tmp_path / "train-labels.idx1-ubyte").write_bytes(idx(LABELS))
+    assert len(mnist(str(tmp_path), "train")) == 5
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_every_type(tmp_path, dtype):
+    array = np.array([[0, 1, 100], [7, 5, 3]], dtype)
+    (tmp_path / "a.idx").write_bytes(idx(array))
+    read = read_idx(tmp_path / "a.idx")
+    assert read.dtype == array.dtype
+    assert read.tolist() == array.tolist()
+
+
+def test_absent_files_are_named_with_where_to_get_them(tmp_path):
+    write(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(
+        LearnerError, match=r"has no train-labels-idx1-ubyte\.gz; get the files from https://\S+mnist/ "
+    ):
+        mnist(str(tmp_path), "train")
+    message = r"has no t10k-images-idx3-ubyte\.gz, t10k-labels-idx1-ubyte\.gz; get the files from https://\S+fashion"
+    with pytest.raises(LearnerError, match=message):
+        fashion_mnist(str(tmp_path), "valid")
+    with pytest.raises(LearnerError, match="no is no directory; get the files from"):
+        mnist(str(tmp_path / "no"), "train")
+
+
+def test_what_does_not_belong_together(tmp_path):
+    for images, labels, message in [
+        (IMAGES, LABELS[:4], "has 5 images, and train-labels-idx1-ubyte.gz 4 labels"),
+        (LABELS, LABELS, r"has uint8 \[5\]; mnist has bytes along 3 axes"),
+        (IMAGES, LABELS.astype(np.int32), r"has int32 \[5\]; mnist has bytes along 1 axes"),
+        (IMAGES, np.uint8([1, 2, 10, 3, 4]), "the label of row 2 is 10; there are 10 classes"),
+        (IMAGES[:0], LABELS[:0], "at least one row"),
+    ]:
+        write(tmp_path, images=images, labels=labels)
+        with pytest.raises(LearnerError, match=message):
+            mnist(str(tmp_path), "train")
+
+
+def test_unknown_split(tmp_path):
+    with pytest.raises(LearnerError, match="mnist has no split 'tran': did you mean 'train'"):
+        mnist(str(tmp_path), "tran")
+
+
+HEADER = bytes([0, 0, 8, 3])
+DAMAGED = {
+    "nothing": (b"", "begins with nothing"),
+    "another file": (b"\x89PNG\r\n\x1a\n", "begins with 89 50 4e 47"),
+    "another type": (bytes([0, 0, 10, 1, 0, 0, 0, 0]), "begins with 00 00 0a 01"),
+    "no axes": (bytes([0, 0, 8, 0]), "begins with 00 00 08 00"),
+    "many axes": (bytes([0, 0, 8, 255]), "begins with 00 00 08 ff"),
+    "a header that is cut off": (HEADER + b"\0\0", "cut off in its header"),
+    "rows that are cut off": (idx(IMAGES)[:-1], r"claims the shape \[5, 28, 28\] of uint8, 3920 bytes, and"),
+    "rows too many": (idx(IMAGES) + b"\0", "3920 bytes, and has more"),
+    "gigabytes": (HEADER + struct.pack(">3I", 2**31, 28, 28) + b"12", "can hold at most"),
+    "more than any number": (HEADER + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1), "can hold at most"),
+}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_files_are_refused_before_memory_is_taken(tmp_path, damage, packed):
+    content, message = DAMAGED[damage]
+    (tmp_path / "a").write_bytes(gzip.compress(content) if packed else content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match=message):
+            read_idx(tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] < 4 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_claim_that_gzip_could_hold_takes_what_is_there(tmp_path):
+    """The claim is 60 MB, which a file of this size may hold; there is 1 MB."""
+    content = HEADER + struct.pack(">3I", 60, MEGABYTE, 1) + np.random.default_rng(0).bytes(MEGABYTE)
+    (tmp_path / "a").write_bytes(gzip.compress(content))
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match=f"{60 * MEGABYTE} bytes, and has {MEGABYTE}"):
+            read_idx(tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] < 8 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+def test_gzip_that_is_damaged(tmp_path):
+    packed = bytearray(gzip.compress(idx(IMAGES)))
+    (tmp_path / "cut").write_bytes(packed[:-20])
+    packed[40] ^= 0xFF
+    (tmp_path / "changed").write_bytes(packed)
+    for name in ("cut", "changed"):
+        with pytest.raises(LearnerError, match=f"{name} cannot be read|{name} claims"):
+            read_idx(tmp_path / name)
+
+
+def test_no_file(tmp_path):
+    (tmp_path / "labels-idx1").write_bytes(idx(LABELS))
+    with pytest.raises(LearnerError, match=r"there is no file .*labels-idx2: did you mean labels-idx1\?"):
+        read_idx(tmp_path / "labels-idx2")
+    with pytest.raises(LearnerError, match="is a directory; it needs a file"):
+        read_idx(tmp_path)

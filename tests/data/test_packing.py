@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.data import Pack
+from learner.errors import LearnerError
+
+
+def items_of(*lengths):
+    first = np.cumsum([1, *lengths])
+    return [{"text": np.arange(a, a + n, dtype=np.int32)} for a, n in zip(first, lengths, strict=False)]
+
+
+def test_an_item_goes_into_the_first_row_with_room():
+    batch = Pack(length=6, value=-1)(items_of(4, 3, 2, 3, 1))
+    assert batch["text"].tolist() == [[1, 2, 3, 4, 8, 9], [5, 6, 7, 10, 11, 12], [13, -1, -1, -1, -1, -1]]
+    assert batch["segments"].tolist() == [[1, 1, 1, 1, 2, 2], [1, 1, 1, 2, 2, 2], [1, 0, 0, 0, 0, 0]]
+    assert batch["positions"].tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 2], [0, 0, 0, 0, 0, 0]]
+    assert batch["mask"].tolist() == [[True] * 6, [True] * 6, [True] + [False] * 5]
+    assert {name: x.dtype for name, x in batch.items()} == {
+        "text": np.int32, "segments": np.int32, "positions": np.int32, "mask": bool
+    }  # fmt: skip
+
+
+def test_rows_fix_the_shape():
+    batch = Pack(length=4, rows=3)(items_of(3, 4))
+    assert batch["mask"].sum(1).tolist() == [3, 4, 0]
+
+
+def test_fields_go_together_and_others_are_left_out():
+    items = [{"x": np.full((n, 2), n, np.float32), "y": [n] * n, "name": n} for n in (2, 1)]
+    batch = Pack(length=4, fields=["x", "y"], value={"y": 9})(items)
+    assert set(batch) == {"x", "y", "segments", "positions", "mask"}
+    assert batch["y"].tolist() == [[2, 2, 1, 9]]
+    assert batch["x"][0].tolist() == [[2, 2], [2, 2], [1, 1], [0, 0]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=12))
+def test_every_token_once_and_each_item_in_one_piece(lengths):
+    items = items_of(*lengths)
+    batch = Pack(length=7)(items)
+    found = []
+    for text, segments, positions in zip(batch["text"], batch["segments"], batch["positions"], strict=True):
+        for segment in range(1, segments.max() + 1):
+            at = np.flatnonzero(segments == segment)
+            assert positions[at].tolist() == list(range(len(at)))
+            assert np.diff(at).tolist() == [1] * (len(at) - 1)
+            found.append(text[at].tolist())
+    assert sorted(found) == [item["text"].tolist() for item in items]
+    assert batch["text"][~batch["mask"]].tolist() == [0] * int((~batch["mask"]).sum())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pack(length=0), "the length of Pack is 0"),
+        (lambda: Pack(length=2, rows=0), "the rows of Pack is 0"),
+        (lambda: Pack(length=2)(items_of(1, 3)), r"item 1 has 3 tokens, and a row of Pack\(length=2\) has 2: cut it"),
+        (lambda: Pack(length=2)(items_of(1, 0)), "item 1 has no tokens"),
+        (lambda: Pack(length=2, rows=1)(items_of(1, 2)), "2 items with 3 tokens take 2 rows, .*rows=1.* has 1"),
+        (lambda: Pack(length=2, fields=["txt"])(items_of(1)), "Pack: the items have no field 'txt': did you mean"),
+        (lambda: Pack(length=2)([{"a": [1], "b": [1, 2]}]), "item 0 has 1 tokens in a and 2 in b"),
+        (lambda: Pack(length=2)([[1]]), "Pack needs items that are dicts"),
+        (lambda: Pack(length=2, value=0.5)(items_of(1)), "Pack fills text with 0.5, which is no int32"),
+    ],
+)
+def test_wrong_input(make, message):
+    with pytest.raises(LearnerError, match=message):
+        make()

@@ -1,0 +1,102 @@
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+
+from learner.data import DataLoaderBuilder, Pad, view
+from learner.errors import LearnerError
+
+
+def texts(*lengths, dtype=np.int32):
+    return [{"text": np.arange(1, n + 1, dtype=dtype), "label": np.int8(n)} for n in lengths]
+
+
+@pytest.mark.parametrize(
+    ("pad", "lengths", "expected"),
+    [
+        (Pad(), (2, 5, 3), 5),
+        (Pad(length=8), (2, 5), 8),
+        (Pad(length=5), (5, 5), 5),
+        (Pad(multiple=4), (2, 5), 8),
+        (Pad(multiple=4), (4, 1), 4),
+        (Pad(multiple=4), (0, 0), 4),
+        (Pad(buckets=[16, 4, 8]), (3, 1), 4),
+        (Pad(buckets=[4, 8, 16]), (4,), 4),
+        (Pad(buckets=[4, 8, 16]), (5, 2), 8),
+        (Pad(buckets=[4, 8, 16]), (16,), 16),
+    ],
+)
+def test_lengths(pad, lengths, expected):
+    batch = pad(texts(*lengths))
+    assert batch["text"].shape == batch["mask"].shape == (len(lengths), expected)
+    assert (batch["text"].dtype, batch["mask"].dtype, batch["label"].dtype) == (np.int32, bool, np.int8)
+    assert batch["label"].tolist() == list(lengths)
+    for row, mask, n in zip(batch["text"], batch["mask"], lengths, strict=True):
+        assert row.tolist() == [*range(1, n + 1), *[0] * (expected - n)]
+        assert mask.tolist() == [True] * n + [False] * (expected - n)
+
+
+def test_values_and_fields():
+    items = [{"x": np.ones((n, 2), np.float32), "y": [1] * n, "image": np.zeros((3, 3))} for n in (1, 2)]
+    batch = Pad(length=3, value={"x": -1, "y": -100}, fields=["x", "y"])(items)
+    assert batch["x"][0].tolist() == [[1, 1], [-1, -1], [-1, -1]]
+    assert batch["y"].tolist() == [[1, -100, -100], [1, 1, -100]]
+    assert batch["image"].shape == (2, 3, 3)
+    assert batch["mask"].tolist() == [[True, False, False], [True, True, False]]
+    filled = Pad(value={"x": float("nan")}, fields=["x", "y"])(items)
+    assert np.isnan(filled["x"][0, 1]).all()
+
+
+def test_a_mask_for_each_field_or_none():
+    items = [{"source": [1, 2, 3], "target": [4]}, {"source": [1], "target": [4, 5]}]
+    batch = Pad(mask="{field}_mask")(items)
+    assert batch["source_mask"].tolist() == [[True, True, True], [True, False, False]]
+    assert batch["target_mask"].tolist() == [[True, False], [True, True]]
+    assert set(Pad(mask=None)(items)) == {"source", "target"}
+    with pytest.raises(LearnerError, match=r"target has other lengths .* mask='\{field\}_mask'"):
+        Pad(length=4)(items)
+
+
+def test_an_empty_list_does_not_change_the_dtype():
+    assert Pad()([{"text": []}, {"text": [3]}])["text"].dtype == np.array([3]).dtype
+
+
+def test_items_of_which_all_is_padded():
+    assert Pad()([{"ids": [1, 2]}, {"ids": [3]}])["ids"].tolist() == [[1, 2], [3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pad(length=4, multiple=2), "Pad got length and multiple: give one"),
+        (lambda: Pad(length=0), "the length of Pad is 0: give a whole number, 1 or more"),
+        (lambda: Pad(multiple=-1), "the multiple of Pad is -1"),
+        (lambda: Pad(buckets=[]), r"the buckets of Pad are \[\]: give a list"),
+        (lambda: Pad(buckets=[4, 0]), "a bucket of Pad is 0"),
+        (lambda: Pad(fields="text"), "the fields of Pad are 'text': give a list"),
+        (lambda: Pad(fields=["txt"])(texts(1)), "Pad: the items have no field 'txt': did you mean 'text'"),
+        (lambda: Pad(length=4)(texts(2, 5)), r"text of item 1 has length 5, and Pad\(length=4\) has 4 at most"),
+        (lambda: Pad(buckets=[2, 4])(texts(5)), r"length 5, and Pad\(buckets=\[2, 4\]\) has 4 at most"),
+        (lambda: Pad(value=0.5)(texts(1, 2)), "Pad fills text with 0.5, which is no int32"),
+        (lambda: Pad(value=-1)(texts(1, 2, dtype=np.uint8)), "Pad fills text with -1, which is no uint8"),
+        (lambda: Pad()([[1, 2], [3]]), "needs items that are dicts, and item 0 is a list"),
+        (lambda: Pad()([{"x": [1]}, {"y": [1]}]), r"differ in fields: item 0 has \['x'\], and item 1 has \['y'\]"),
+        (lambda: Pad()([{}, {}]), "items without fields"),
+        (lambda: Pad(fields=["label"])(texts(1)), r"Pad: label of item 0 is int8 \[\], which has no axis"),
+        (
+            lambda: Pad()([{"x": np.ones((2, 3))}, {"x": np.ones((2, 4))}]),
+            r"Pad: x is \[2, 3\] in item 0 and \[2, 4\] in item 1: they may differ in the first axis only",
+        ),
+        (lambda: Pad(fields=["a"])([{"a": [1], "b": [1]}, {"a": [1], "b": []}]), r"b is \[1\] in item 0, and \[0\] in"),
+        (lambda: Pad(mask="label")(texts(1)), "the items have a field 'label' themselves"),
+    ],
+)
+def test_wrong_input(make, message):
+    with pytest.raises(LearnerError, match=message):
+        make()
+
+
+def test_it_is_a_batcher_and_can_be_sent():
+    pad = ForkingPickler.loads(ForkingPickler.dumps(Pad(buckets=[2, 4])))
+    loader = DataLoaderBuilder(pad).batch_size(2).build(view(texts(1, 2, 3)))
+    assert [batch["text"].shape for batch in loader] == [(2, 2), (1, 4)]

@@ -1,0 +1,55 @@
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+
+from learner.data.streams import Streams
+
+
+def numbers(streams, epoch, index, count=3):
+    with streams.at(epoch, index) as rng:
+        return rng.random(count).tolist()
+
+
+def test_nothing_of_a_stream_is_left_in_the_next():
+    """Neither what is left of a block of four, nor half of a number."""
+    streams, fresh = Streams(1, 0), numbers(Streams(1, 0), 2, 7)
+    for count in (1, 2, 3, 4, 5):
+        numbers(streams, 2, 6, count)
+        assert numbers(streams, 2, 7) == fresh
+    with streams.at(2, 6) as rng:
+        rng.integers(0, 10, dtype=np.uint32)
+    with streams.at(2, 7) as rng, Streams(1, 0).at(2, 7) as other:
+        assert rng.integers(0, 2**31, 3, dtype=np.uint32).tolist() == other.integers(0, 2**31, 3, np.uint32).tolist()
+
+
+def test_streams_do_not_overlap():
+    streams = Streams(0, 0)
+    found = [number for index in (0, 1, 2**32, 2**63) for number in numbers(streams, 1, index, 5000)]
+    assert len(set(found)) == 20000
+    assert len({numbers(Streams(s, p), e, 0)[0] for s in (0, 1) for p in (0, 1) for e in (1, 2)}) == 8
+
+
+def test_one_inside_of_another_has_numbers_of_its_own():
+    streams = Streams(0, 0)
+    with streams.at(1, 0) as outer:
+        first = outer.random()
+        assert numbers(streams, 1, 1) == numbers(Streams(0, 0), 1, 1)
+        assert [first, outer.random(), outer.random()] == numbers(Streams(0, 0), 1, 0)
+
+
+def test_a_generator_is_used_again_unless_its_user_failed():
+    streams = Streams(0, 0)
+    with streams.at(1, 0) as first:
+        pass
+    with streams.at(1, 1) as second:
+        assert second is first
+    with pytest.raises(KeyError), streams.at(1, 2):
+        raise KeyError
+    assert numbers(streams, 1, 2) == numbers(Streams(0, 0), 1, 2)
+
+
+def test_they_can_be_sent():
+    streams = Streams(3, 1)
+    expected = numbers(streams, 4, 5)
+    assert numbers(ForkingPickler.loads(ForkingPickler.dumps(streams)), 4, 5) == expected

@@ -1,0 +1,194 @@
+"""MLflow: a real server on SQLite, and what its own client reads there."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from logged import ended, played, split, started, steps
+from PIL import Image
+
+from learner import LearnerError
+from learner.events import Message, RunFailed
+from learner.loggers import MLflow
+from learner.loggers.mlflow import key_of
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tracking_uri": "http//localhost:5000"}, "MLflow has the address"),
+        ({"tracking_uri": "http://"}, "MLflow has the address"),
+        ({"tracking_uri": "http//me:word@localhost"}, r"MLflow has the address '\*\*\*@localhost'"),
+        ({"tracking_uri": 5}, "tracking_uri of MLflow is 5"),
+        ({"experiment": ""}, "experiment of MLflow is ''"),
+        ({"retries": -1}, "retries is -1"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(options, message, monkeypatch):
+    """Also where mlflow is not installed."""
+    monkeypatch.setattr("learner.loggers.mlflow.refuse_missing", lambda *names: pytest.fail("it looked for mlflow"))
+    with pytest.raises(LearnerError, match=message):
+        MLflow(**options)
+
+
+def test_names_get_the_characters_that_mlflow_takes():
+    assert key_of("valid/F-beta (0.5), ä") == "valid/F-beta _0.5__ _"
+    assert len(key_of("x" * 300)) == 250
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    from mlflowserver import server
+
+    with server(tmp_path_factory.mktemp("mlflow")) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(url)
+
+
+def runs_of(client, experiment):
+    found = client.get_experiment_by_name(experiment)
+    return client.search_runs([found.experiment_id], order_by=["attributes.start_time ASC"])
+
+
+def points(client, run, key):
+    return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key)]
+
+
+def text(client, run, name, tmp_path):
+    with open(client.download_artifacts(run.info.run_id, name, str(tmp_path))) as file:
+        return file.read()
+
+
+@pytest.mark.full
+def test_what_the_server_has_of_a_run(url, client, tmp_path):
+    facts = {"config": {"lr": 0.1, "model": {"sizes": [1, 2]}}, "environment": {"jax": "0.10"}, "commit": "abc"}
+    valid = split("valid", 3, {"Loss": 0.25, "Matrix": "1 0\n0 1"}, time=7.0)
+    logger = MLflow(url, "first", every_steps=1)
+    played(logger, started(tmp_path / "a", **facts), steps(1, 4.0, math.nan, 2.0, time=5.0), valid, ended(3))
+    (run,) = runs_of(client, "first")
+    assert (run.info.run_name, run.info.status) == ("a", "FINISHED")
+    assert run.data.params == {"lr": "0.1", "model.sizes": "[1, 2]"}
+    tags = run.data.tags
+    assert (tags["mlflow.source.git.commit"], tags["learner.jax"], tags["learner.stopped_by"]) == (
+        "abc",
+        "0.10",
+        "num_epochs",
+    )
+    (first, nan, last) = points(client, run, "step/train/Loss")
+    assert (first, last, math.isnan(nan[1])) == ((1, 4.0), (3, 2.0), True)
+    assert points(client, run, "valid/Loss") == [(3, 0.25)]
+    (metric,) = client.get_metric_history(run.info.run_id, "valid/Loss")
+    assert metric.timestamp == 7000
+    assert text(client, run, "valid/Matrix/step-3.txt", tmp_path) == "1 0\n0 1"
+    assert json.loads(text(client, run, "summary.json", tmp_path))["stopped_by"] == "num_epochs"
+    assert json.loads(text(client, run, "config.json", tmp_path)) == facts["config"]
+
+
+@pytest.mark.full
+def test_pictures_and_messages(url, client, tmp_path, monkeypatch):
+    """To the bit, at their steps; each start has its own messages. Pillow's bound is none of ours."""
+    rng = np.random.default_rng(0)
+    drawn = {"A/Matrix (2)": rng.integers(0, 256, (4, 6, 3), np.uint8), "Dark": rng.integers(0, 2, (4, 6), np.uint8)}
+    pictures = {name: lambda picture=picture: picture for name, picture in drawn.items()}
+    valid = split("valid", 3, dict.fromkeys(drawn, "1 0"), pictures=pictures, time=7.0)
+    place = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(Image, "MAX_IMAGE_PIXELS", 1)  # it is about what is read from strangers
+        played(MLflow(url, "pictures"), started(place), Message(0.0, 30, "slow"), valid, RunFailed(1.0, 1, 4, "no"))
+    error = RunFailed(9.0, 1, 4, "no")
+    played(MLflow(url, "pictures"), started(place, 2, time=8.0), Message(9.0, 30, "slow again"), error)
+    played(MLflow(url, "pictures"), started(place, 2, time=86398.0), Message(86399.0, 20, "saved"), valid, ended(5))
+    (run,) = runs_of(client, "pictures")
+    found = sorted(each.path for each in client.list_artifacts(run.info.run_id, "images") if each.path.endswith(".png"))
+    assert [re.sub(r"\+[0-9a-f-]{36}\.png|%[0-9a-f-]{36}\.png", "", path).replace("%", "+") for path in found] == [
+        "images/valid A_Matrix _2_+step+3+timestamp+7000",
+        "images/valid Dark+step+3+timestamp+7000",
+    ]
+    for path, picture in zip(found, drawn.values(), strict=True):
+        with Image.open(client.download_artifacts(run.info.run_id, path, str(tmp_path))) as image:
+            np.testing.assert_array_equal(np.asarray(image), picture)
+    assert run.data.tags["mlflow.loggedImages"] == "True"
+    said = {
+        each.path: text(client, run, each.path, tmp_path) for each in client.list_artifacts(run.info.run_id, "messages")
+    }
+    assert said == {
+        "messages/from-step-0-at-1970-01-01T00-00-01.txt": "1970-01-01 00:00:00 WARNING slow\n",
+        "messages/from-step-2-at-1970-01-01T00-00-08.txt": "1970-01-01 00:00:09 WARNING slow again\n",
+        "messages/from-step-2-at-1970-01-01T23-59-58.txt": "1970-01-01 23:59:59 INFO  saved\n",
+    }
+
+
+@pytest.mark.full
+def test_a_run_goes_on_under_its_id_and_nothing_is_there_twice(url, client, tmp_path):
+    """It failed in step 4; it goes on at step 2, with another rate, and the validation of step 3 is new."""
+    place, options = tmp_path / "run", {"every_steps": 1}
+    first = [started(place, config={"lr": 0.1}), steps(1, 1.0, 2.0), steps(3, 3.0, 4.0), RunFailed(1.0, 1, 4, "no")]
+    played(MLflow(url, "second", **options), *first)
+    (run,) = runs_of(client, "second")
+    assert (run.info.status, run.data.tags["learner.error"]) == ("FAILED", "no")
+    again = [steps(3, 3.0, time=8.0), split("valid", 3, {"Loss": 0.5}), steps(4, 4.0, 5.0, time=8.0)]
+    config = {"lr": 0.2, "seed": 1}
+    played(MLflow(url, "second", **options), started(place, 2, config=config), *again, ended(5, "sigterm"))
+    (run,) = runs_of(client, "second")
+    assert (run.info.status, run.data.params) == ("KILLED", {"lr": "0.1", "seed": "1"})
+    assert points(client, run, "step/train/Loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
+    assert points(client, run, "valid/Loss") == [(3, 0.5)]
+
+
+@pytest.mark.full
+def test_more_metrics_than_a_request_takes(url, client, tmp_path):
+    logger = MLflow(url, "third", every_steps=1, clock=lambda: 0.0)
+    played(logger, started(tmp_path / "run"), steps(1, *range(1700)), split("train", 1700, {"Loss": 1.0}), ended(1700))
+    (run,) = runs_of(client, "third")
+    assert points(client, run, "step/train/Loss") == [(step, float(step - 1)) for step in range(1, 1701)]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader")  # MLflow's own use of SQLAlchemy
+def test_a_store_in_a_file(tmp_path, monkeypatch, capfd):
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    store = f"sqlite:///{tmp_path}/own.db"
+    played(MLflow(store, every_steps=2), started(tmp_path / "run"), steps(1, 1.0, 2.0, 3.0, 4.0), ended(4))
+    assert capfd.readouterr().out == ""
+    (run,) = runs_of(MlflowClient(store), "learner")
+    assert points(MlflowClient(store), run, "step/train/Loss") == [(2, 2.0), (4, 4.0)]
+
+
+@pytest.mark.full
+def test_a_server_that_is_not_there_is_asked_again_and_given_up(tmp_path, monkeypatch):
+    from mlflowserver import free_port
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    pauses = []
+    logger = MLflow(f"http://127.0.0.1:{free_port()}", retries=2, sleep=pauses.append)
+    with pytest.raises(Exception, match="Connection refused"):
+        logger.on_event(started(tmp_path / "run"))
+    assert pauses == [1.0, 2.0]
+    assert not (tmp_path / "run" / "mlflow.json").exists()
+    logger.on_event(RunFailed(1.0, 1, 4, "no"))
+    assert pauses == [1.0, 2.0], "it is not asked any more"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["http", "htp"])
+def test_errors_do_not_show_the_user_of_an_address(tmp_path, monkeypatch, scheme):
+    from mlflowserver import free_port
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server = f"127.0.0.1:{free_port()}"
+    logger = MLflow(f"{scheme}://me:secret@{server}", retries=0)
+    with pytest.raises(LearnerError, match=rf"Exception: .*{scheme}://\*\*\*@{server}") as refused:
+        logger.on_event(started(tmp_path / "run"))
+    assert "secret" not in repr(refused.value)

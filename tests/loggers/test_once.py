@@ -1,0 +1,130 @@
+"""What servers have already, in a file of the run."""
+
+import json
+
+import pytest
+from logged import split, started, steps
+
+from learner import LearnerError
+from learner.loggers.once import Handed, OnceLogger
+
+NAMES = '{"id": "a", "step": 1, "row": 1, "splits": {}, "names": []}'
+
+
+class Server(OnceLogger):
+    """Takes values for good."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.taken = []
+
+    def send_steps(self, event, steps, values):
+        with self.handed.over():
+            self.taken += zip(steps, values["Loss"].tolist(), strict=True)
+
+    def send_split(self, event):
+        with self.handed.over():
+            self.taken.append((event.split, event.epoch, event.step))
+
+
+class Named(Server):
+    """Keeps the values of splits."""
+
+    def send_split(self, event):
+        with self.handed.over():
+            self.taken.append(dict(event.values))
+
+
+def test_what_was_sent_is_not_sent_again(tmp_path):
+    """Killed in step 5, the run goes on at step 2: 3 to 5 were sent, the validation of step 4 was not."""
+    first, second = Server(), Server()
+    for event in (started(tmp_path), steps(1, 1.0, 2.0), split("valid", 2, {"Loss": 1.0}), steps(3, 3.0, 4.0, 5.0)):
+        first.on_event(event)
+    valid = split("valid", 4, {"Loss": 2.0})
+    for event in (
+        started(tmp_path, 2),
+        steps(3, 3.0, 4.0),
+        valid,
+        steps(5, 5.0, 6.0),
+        split("train", 6, {"Loss": 3.0}),
+    ):
+        second.on_event(event)
+    assert first.taken == [(1, 1.0), (2, 2.0), ("valid", 1, 2), (3, 3.0), (4, 4.0), (5, 5.0)]
+    assert second.taken == [("valid", 1, 4), (6, 6.0), ("train", 1, 6)]
+
+
+def test_a_split_that_ends_twice_at_a_step_sends_what_is_new(tmp_path):
+    """Also after the run goes on: what was sent at the newest step is known by name."""
+    ends = [split("custom", 10, values, at_step=10) for values in ({"a": 1.0}, {"a": 1.0, "b": 2.0}, {"c": 3.0})]
+    later = split("custom", 20, {"a": 4.0}, at_step=20)
+    first, second = Named(), Named()
+    for event in (started(tmp_path), *ends[:2]):
+        first.on_event(event)
+    for event in (started(tmp_path, 9), *ends, later, ends[0]):
+        second.on_event(event)
+    assert first.taken == [{"a": 1.0}, {"b": 2.0}]
+    assert second.taken == [{"c": 3.0}, {"a": 4.0}]
+
+
+def test_pictures_are_sent_with_their_values_only(tmp_path):
+    class Drawn(Server):
+        def send_split(self, event):
+            self.taken.append({name: draw() for name, draw in event.pictures.items()})
+
+    logger, draws = Drawn(), {"a": lambda: "picture of a", "b": lambda: "picture of b"}
+    logger.on_event(started(tmp_path))
+    logger.on_event(split("custom", 10, {"a": "1"}, at_step=10, pictures={"a": draws["a"]}))
+    logger.on_event(split("custom", 10, {"a": "1", "b": "2", "c": 3.0}, at_step=10, pictures=draws))
+    assert logger.taken == [{"a": "picture of a"}, {"b": "picture of b"}]
+
+
+def test_thinned_steps_are_the_same_ones(tmp_path):
+    first, second = Server(every_steps=2), Server(every_steps=2)
+    for logger, event in ((first, started(tmp_path)), (first, steps(1, 1.0, 2.0, 3.0, 4.0))):
+        logger.on_event(event)
+    for event in (started(tmp_path, 1), steps(2, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)):
+        second.on_event(event)
+    assert (first.taken, second.taken) == ([(2, 2.0), (4, 4.0)], [(6, 6.0)])
+
+
+def test_what_a_server_did_not_take_is_not_noted(tmp_path):
+    handed = Handed(tmp_path / "server.json")
+    handed.id, handed.step = "a", 4
+    with handed.over():
+        assert Handed(tmp_path / "server.json").step == 4, "it is noted before"
+    handed.step = 9
+    with pytest.raises(ConnectionError), handed.over():
+        raise ConnectionError
+    assert Handed(tmp_path / "server.json").step == 4
+    handed.step = 12
+    with handed.over():
+        pass
+    assert Handed(tmp_path / "server.json").step == 12
+
+
+def test_where_nothing_was_taken_there_is_no_file(tmp_path):
+    handed = Handed(tmp_path / "server.json")
+    with pytest.raises(ConnectionError), handed.over():
+        raise ConnectionError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"id": 5, "step": 1, "row": 1, "splits": {}}', '{"id": "a"}', NAMES])
+def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, content):
+    (tmp_path / "server.json").write_text(content)
+    with pytest.raises(LearnerError, match=r"server\.json is damaged: remove it"):
+        Handed(tmp_path / "server.json")
+
+
+def test_the_file_is_json(tmp_path):
+    logger = Server()
+    for event in (started(tmp_path), steps(1, 1.0, 2.0), split("valid", 2, {"Loss": 1.0})):
+        logger.on_event(event)
+    said = json.loads((tmp_path / "server.json").read_text())
+    assert (said["step"], said["splits"], said["names"]) == (2, {"valid": [1, 2]}, {"valid": ["Loss"]})
+
+
+def test_links_are_not_followed(tmp_path):
+    (tmp_path / "server.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LearnerError, match="symbolic link"):
+        Handed(tmp_path / "server.json")

@@ -1,0 +1,106 @@
+"""The logger that writes a table, read by `csv` alone."""
+
+import csv
+import math
+
+import numpy as np
+from logged import INFOS, played, split, started, steps
+
+from learner.events import MetricInfo
+from learner.loggers import Csv
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        table = list(csv.reader(file, strict=True))
+    assert len({len(row) for row in table}) == 1, "it is rectangular"
+    return [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+
+
+def test_the_table(tmp_path):
+    infos = (*INFOS, MetricInfo("train", "Top-5 Accuracy"), MetricInfo("valid", "Loss"), MetricInfo("valid", "Matrix"))
+    event = started(tmp_path, metrics=infos)
+    end = split("valid", 2, {"Loss": 0.1, "Matrix": '1,"0"\n0 1'})
+    played(Csv(every_steps=1), event, steps(1, 0.5, 0.1), end)
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[:3] == [
+        "kind,split,epoch,step,weight,Loss,Top-5 Accuracy,Matrix",
+        "step,train,1,1,32,0.5,1.5,",
+        "step,train,1,2,32,0.1,1.1,",
+    ]
+    last = rows(tmp_path / "metrics.csv")[-1]
+    assert (last["kind"], last["split"], last["weight"], last["Loss"]) == ("split", "valid", "", "0.1")
+    assert last["Matrix"] == '"1,\\"0\\"\\n0 1"'
+
+
+def test_numbers_that_are_not_finite_come_back(tmp_path):
+    played(Csv(every_steps=1), started(tmp_path), steps(1, float("nan"), float("inf"), float("-inf")))
+    read = [float(row["Loss"]) for row in rows(tmp_path / "metrics.csv")]
+    assert math.isnan(read[0])
+    assert read[1:] == [math.inf, -math.inf]
+
+
+def test_a_metric_that_comes_late_gets_a_column(tmp_path):
+    """Also one whose name CSV has to quote; the rows before have nothing there."""
+    late = 'norm, "squared"'
+    played(
+        Csv(every_steps=1),
+        started(tmp_path),
+        steps(1, 0.5),
+        split("custom", 1, {late: 2.0}, at_step=1),
+        steps(2, 0.25),
+        split("custom", 2, {"other": 3.0, late: 4.0}, at_step=2),
+    )
+    table = rows(tmp_path / "metrics.csv")
+    assert list(table[0]) == ["kind", "split", "epoch", "step", "weight", "Loss", "Top-5 Accuracy", late, "other"]
+    assert [row[late] for row in table] == ["", "2.0", "", "4.0"]
+    assert [row["Loss"] for row in table] == ["0.5", "", "0.25", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_a_run_goes_on_at_its_step(tmp_path):
+    """Its columns stay, in their order; what is made again is there once."""
+    before = [steps(1, 1.0, 0.5), split("custom", 2, {"norm": 1.0}, at_step=2), steps(3, 0.25)]
+    played(Csv(every_steps=1), started(tmp_path), *before)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("step,train,1,4")
+    again = split("custom", 2, {"norm": 1.0}, at_step=2)
+    played(Csv(every_steps=1), started(tmp_path, 2), again, steps(3, 0.2), split("train", 3, {"Loss": 0.6}))
+    table = rows(tmp_path / "metrics.csv")
+    assert [(row["kind"], row["step"], row["Loss"], row["norm"]) for row in table] == [
+        ("step", "1", "1.0", ""),
+        ("step", "2", "0.5", ""),
+        ("split", "2", "", "1.0"),
+        ("step", "3", "0.2", ""),
+        ("split", "3", "0.6", ""),
+    ]
+
+
+def test_what_was_measured_before_the_checkpoint_stays(tmp_path):
+    played(
+        Csv(every_steps=1),
+        started(tmp_path),
+        steps(1, 1.0),
+        split("train", 1, {"Loss": 1.0}),
+        split("valid", 1, {"Loss": 2.0}),
+    )
+    played(Csv(every_steps=1), started(tmp_path, 1, {"train/Loss": [(1, 1, 1.0)]}), split("valid", 1, {"Loss": 2.0}))
+    assert [(row["split"], row["Loss"]) for row in rows(tmp_path / "metrics.csv")] == [
+        ("train", "1.0"),
+        ("train", "1.0"),
+        ("valid", "2.0"),
+    ]
+
+
+def test_a_run_that_begins_replaces_the_table(tmp_path):
+    late = split("custom", 1, {"norm": 2.0}, at_step=1)
+    played(Csv(every_steps=1), started(tmp_path), steps(1, 1.0), late)
+    played(Csv(every_steps=1), started(tmp_path), steps(1, 1.0))
+    (row,) = rows(tmp_path / "metrics.csv")
+    assert "norm" not in row
+
+
+def test_weights_are_those_of_the_steps(tmp_path):
+    event = steps(3, 1.0, 2.0, 3.0, 4.0)
+    object.__setattr__(event, "weights", np.float32([3, 4, 5, 6]))
+    played(Csv(every_steps=2), started(tmp_path), event)
+    assert [(row["step"], row["weight"]) for row in rows(tmp_path / "metrics.csv")] == [("4", "4"), ("6", "6")]

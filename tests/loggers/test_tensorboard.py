@@ -1,0 +1,163 @@
+"""TensorBoard's files, read as protocol buffers."""
+
+import io
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from logged import INFOS, ended, played, split, started, steps
+from PIL import Image
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+from tfevents import events_of, read, scalars, texts
+
+from learner import ClassificationOutput, LearnerBuilder
+from learner.data import ArrayDataset
+from learner.events import MetricInfo, RunFailed
+from learner.loggers import TensorBoard
+from learner.metrics import ConfusionMatrix
+
+
+def test_scalars_lie_at_their_steps(tmp_path):
+    valid = split("valid", 4, {"Loss": 0.25, "Matrix": "1 0"}, time=7.0)
+    played(TensorBoard(every_steps=1), started(tmp_path), steps(1, 4.0, 2.0, time=5.0), steps(3, 1.0), valid, ended(4))
+    assert scalars(tmp_path / "tensorboard") == {
+        "step/train/Loss": [(1, 4.0), (2, 2.0), (3, 1.0)],
+        "step/train/Top-5 Accuracy": [(1, 5.0), (2, 3.0), (3, 2.0)],
+        "valid/Loss": [(4, 0.25)],
+    }
+    walls = {event.step: event.wall_time for event in read(tmp_path / "tensorboard") if event.summary.value}
+    assert (walls[2], walls[4]) == (5.0, 9.0)
+
+
+def test_not_every_step_is_written(tmp_path):
+    played(TensorBoard(every_steps=3), started(tmp_path), steps(1, *range(10)))
+    assert [step for step, _ in scalars(tmp_path / "tensorboard")["step/train/Loss"]] == [3, 6, 9]
+
+
+def test_numbers_that_are_not_finite_stay(tmp_path):
+    played(TensorBoard(every_steps=1), started(tmp_path), steps(1, float("nan"), float("inf")))
+    (_, nan), (_, inf) = scalars(tmp_path / "tensorboard")["step/train/Loss"]
+    assert (np.isnan(nan), inf) == (True, np.inf)
+
+
+def test_texts(tmp_path):
+    facts = {"config": {"lr": 0.1}, "environment": {"jax": "0.10"}, "commit": "abc"}
+    played(
+        TensorBoard(), started(tmp_path, **facts), split("valid", 4, {"Matrix": "1 0\n# 1 <b>"}), ended(4, "sigterm")
+    )
+    found = texts(tmp_path / "tensorboard")
+    assert found["valid/Matrix"] == "    1 0\n    # 1 <b>"
+    assert json.loads(found["run/config"]) == {"lr": 0.1}
+    assert json.loads(found["run/environment"]) == {"jax": "0.10"}
+    assert found["run/commit"].strip() == "abc"
+    assert json.loads(found["run/summary"])["stopped_by"] == "sigterm"
+
+
+def test_an_error_is_a_text(tmp_path):
+    played(TensorBoard(), started(tmp_path), RunFailed(2.0, 1, 3, "ValueError('no')"))
+    assert texts(tmp_path / "tensorboard")["run/error"] == "    ValueError('no')"
+
+
+def test_pictures(tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    draws = {"Matrix": lambda: picture, "Grey": lambda: picture[..., 0]}
+    played(TensorBoard(), started(tmp_path), split("valid", 4, {"Matrix": "1 0"}, pictures=draws))
+    images = {
+        value.tag: value.image
+        for event in read(tmp_path / "tensorboard")
+        for value in event.summary.value
+        if value.HasField("image")
+    }
+    assert {tag: (image.height, image.width, image.colorspace) for tag, image in images.items()} == {
+        "valid/Matrix": (4, 6, 3),
+        "valid/Grey": (4, 6, 1),
+    }
+    with Image.open(io.BytesIO(images["valid/Matrix"].encoded_image_string)) as image:
+        np.testing.assert_array_equal(np.asarray(image), picture)
+
+
+def test_a_run_shows_its_confusion_matrix(tmp_path):
+    """Rows of label 0 are 3 of 4 times predicted as 0, that of label 1 never as itself."""
+    x, y = np.array([[2, 0], [2, 0], [2, 0], [0, 2], [2, 0]], np.float32), np.array([0, 0, 0, 0, 1], np.int32)
+
+    def step(model, batch):
+        return ClassificationOutput.from_logits(batch["x"] * model["w"], batch["y"])
+
+    builder = LearnerBuilder(tmp_path / "run").metric_valid(ConfusionMatrix(2)).renderer(None)
+    builder.devices(1).with_batch_size(5).metric_loggers(TensorBoard())
+    learner = builder.build({"w": jnp.ones(())}, optax.sgd, 0.0, train_step=step, valid_step=step)
+    data = ArrayDataset({"x": x, "y": y})
+    learner.fit(data, data)
+    (image,) = (
+        value.image
+        for event in read(tmp_path / "run" / "tensorboard")
+        for value in event.summary.value
+        if value.tag == "valid/Confusion Matrix" and value.HasField("image")
+    )
+    with Image.open(io.BytesIO(image.encoded_image_string)) as picture:
+        np.testing.assert_array_equal(np.asarray(picture)[::192, ::192], [[64, 191], [0, 255]])
+
+
+def test_hyper_parameters(tmp_path):
+    config = {"lr": 0.1, "model": {"class_path": "Net"}, "summary": True, "optimizer": None}
+    infos = (*INFOS, MetricInfo("valid", "Matrix", numeric=False))
+    played(TensorBoard(), started(tmp_path, config=config, metrics=infos), ended(4))
+    data = {
+        value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content)
+        for event in read(tmp_path / "tensorboard")
+        for value in event.summary.value
+        if value.metadata.plugin_data.plugin_name == "hparams"
+    }
+    experiment = data["_hparams_/experiment"].experiment
+    assert [info.name for info in experiment.hparam_infos] == ["lr", "model.class_path", "summary"]
+    assert [info.name.tag for info in experiment.metric_infos] == ["train/Loss"]
+    values = data["_hparams_/session_start_info"].session_start_info.hparams
+    assert values["lr"].number_value == 0.1
+    assert (values["model.class_path"].string_value, values["summary"].bool_value) == ("Net", True)
+    assert "_hparams_/session_end_info" in data
+
+
+def test_a_run_goes_on_at_its_step_even_within_a_second(tmp_path):
+    """What the first start wrote after step 2 is taken back, and nothing before it."""
+    place, options = tmp_path / "tensorboard", {"every_steps": 1}
+    played(TensorBoard(**options), started(tmp_path), steps(1, 4.0, 2.0, 1.0), split("valid", 3, {"Loss": 0.5}))
+    played(TensorBoard(**options), started(tmp_path, 2), steps(3, 1.0, 0.5), split("valid", 3, {"Loss": 0.5}))
+    played(TensorBoard(**options), started(tmp_path, 4), steps(5, 0.25))
+    assert len(list(place.iterdir())) == 3
+    assert scalars(place)["step/train/Loss"] == [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5), (5, 0.25)]
+    assert scalars(place)["valid/Loss"] == [(3, 0.5)]
+
+
+def test_a_run_that_begins_removes_its_own_files_only(tmp_path):
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    (place / "events.out.tfevents.1700000000.host").write_bytes(b"")
+    for _ in range(2):
+        played(TensorBoard(str(place), every_steps=1), started(tmp_path / "run"), steps(1, 4.0))
+    assert len(list(place.iterdir())) == 2
+    assert scalars(place)["step/train/Loss"] == [(1, 4.0)]
+
+
+def test_the_file_is_written_every_two_seconds(tmp_path):
+    now = [0.0]
+    logger = TensorBoard(every_steps=1, clock=lambda: now[0])
+    logger.on_event(started(tmp_path))
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    begun = len(events_of(path))
+    now[0] = 1.9
+    logger.on_event(steps(1, 4.0))
+    assert len(events_of(path)) == begun
+    now[0] = 2.0
+    logger.on_event(steps(2, 2.0))
+    assert len(events_of(path)) == begun + 2
+    logger.close()
+
+
+def test_links_are_not_written_through(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "tensorboard").symlink_to(tmp_path / "mine")
+    with pytest.raises(ValueError, match="symbolic link"):
+        TensorBoard().on_event(started(tmp_path))
+    assert list((tmp_path / "mine").iterdir()) == []

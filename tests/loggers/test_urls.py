@@ -1,0 +1,49 @@
+"""Addresses: which are none, and what is shown of them."""
+
+import pytest
+
+from learner import LearnerError
+from learner.loggers.urls import refuse_url, server_of, without_user
+
+
+@pytest.mark.parametrize("url", ["http://a", "https://a.org/b?c=1", "http://127.0.0.1:80/x", "https://[::1]:9/"])
+def test_addresses(url):
+    refuse_url(url, "it")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "a.org", "ftp://a.org", "file:///etc/passwd", "http://", "http://:80", "http://a:port", "http://a:99999"),
+        *("http://a b", "http://a\n", "http://[::1", None, 5),
+    ],
+)
+def test_what_is_no_address(url):
+    with pytest.raises(LearnerError, match="it has the address"):
+        refuse_url(url, "it")
+
+
+def test_what_may_be_secret_is_not_shown():
+    with pytest.raises(LearnerError) as refused:
+        refuse_url("htps://hooks.example.org/services/secret", "it")
+    assert "secret" not in str(refused.value)
+    assert server_of("https://u:secret@a.org/secret?secret#secret") == "https://a.org"
+
+
+@pytest.mark.parametrize("url", ["http//me:secret@a.org", "me:secret@a.org/x", "htp://me:secret@a.org", "me:se@cret@a"])
+def test_users_of_what_is_no_address_are_not_shown(url):
+    with pytest.raises(LearnerError, match="it has the address") as refused:
+        refuse_url(url, "it")
+    assert not any(word in str(refused.value) for word in ("secret", "me:", "cret"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://a.org/@b?c@d", "https://a.org/@b?c@d"),
+        ("me@a.org", "me@a.org"),
+        ("no http://u:p@s@a, postgresql+x://u@b:1/c", "no http://***@a, postgresql+x://***@b:1/c"),
+    ],
+)
+def test_addresses_in_a_text(text, shown):
+    assert without_user(text) == shown

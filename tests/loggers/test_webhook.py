@@ -1,0 +1,247 @@
+"""Webhooks, posted to a server of the standard library."""
+
+import http.server
+import json
+import os
+import signal
+import threading
+
+import pytest
+from logged import ended, split, started, steps
+from runs import batches, build_line, quiet
+
+from learner import LearnerError
+from learner.events import Message, MetricInfo, RunEnded, RunFailed
+from learner.loggers import MemoryLogger, Webhook
+
+INFOS = (
+    MetricInfo("train", "Loss", higher_is_better=False),
+    MetricInfo("valid", "Loss", higher_is_better=False),
+    MetricInfo("valid", "Accuracy", higher_is_better=True),
+)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server on this machine, with the requests that it got; `answers` are its next codes."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            made.posts.append((self.path, dict(self.headers), json.loads(content)))
+            self.send_response(made.answers.pop(0) if made.answers else 200)
+            if made.points_to:
+                self.send_header("Location", made.points_to)
+            self.end_headers()
+
+        def do_GET(self):
+            made.gets.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        made.posts, made.gets, made.answers, made.points_to = [], [], [], None
+        made.url = f"http://127.0.0.1:{made.server_port}/hook?key=secret"
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def told(server):
+    return [content for _, _, content in server.posts]
+
+
+def play(logger, *events):
+    for event in events:
+        logger.on_event(event)
+
+
+def begin(directory, **others):
+    return started(directory, metrics=INFOS, monitor="valid/Loss", **others)
+
+
+def test_what_is_posted_of_a_run(server, tmp_path):
+    first = split("valid", 3, {"Loss": 0.5, "Accuracy": 0.9})
+    worse = split("valid", 6, {"Loss": 0.6, "Accuracy": 0.95}, epoch=2)
+    better = split("valid", 9, {"Loss": 0.25, "Accuracy": 0.1}, epoch=3)
+    play(Webhook(server.url), begin(tmp_path), steps(1, 1.0), split("train", 3, {"Loss": 0.1}), first, worse, better)
+    play(Webhook(server.url), begin(tmp_path), ended(9))
+    best = {"event": "best", "time": 0.0, "directory": str(tmp_path), "metric": "valid/Loss"}
+    assert told(server)[:2] == [
+        {**best, "epoch": 1, "step": 3, "value": 0.5, "before": None},
+        {**best, "epoch": 3, "step": 9, "value": 0.25, "before": 0.5},
+    ]
+    (end,) = told(server)[2:]
+    assert (end["event"], end["stopped_by"], end["summary"]["stopped_by"]) == ("end", "num_epochs", "num_epochs")
+    path, headers, _ = server.posts[0]
+    assert (path, headers["Content-Type"]) == ("/hook?key=secret", "application/json")
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "event"),
+    [("sigterm", "preemption"), ("time limit", "preemption"), ("ctrl-c", "end"), ("early stopping: enough", "end")],
+)
+def test_preemption_is_told_apart(server, tmp_path, stopped_by, event):
+    play(Webhook(server.url), begin(tmp_path), RunEnded(9.0, 1, 3, stopped_by, {}, 8.0, False))
+    assert [post["event"] for post in told(server)] == [event]
+
+
+def test_failures_and_starts(server, tmp_path):
+    facts = {"config": {"lr": float("inf")}, "commit": "abc", "environment": {"jax": "0.10"}}
+    logger = Webhook(server.url, on=["start", "failure"], headers={"Authorization": "Bearer x"})
+    play(logger, begin(tmp_path, **facts), split("valid", 3, {"Loss": 0.5}), RunFailed(2.0, 1, 3, "ValueError('no')"))
+    start, failure = told(server)
+    assert {key: start[key] for key in facts} == {**facts, "config": {"lr": "Infinity"}}
+    assert (failure["error"], failure["epoch"], failure["step"]) == ("ValueError('no')", 1, 3)
+    assert server.posts[0][1]["Authorization"] == "Bearer x"
+
+
+def test_the_best_values_are_those_of_the_whole_run(server, tmp_path):
+    """Accuracy has its own direction; NaN is no best value, and neither is what an earlier start had surpassed."""
+    logger = Webhook(server.url, monitors=["valid/Accuracy", "valid/Loss"])
+    history = {"valid/Accuracy": [(1, 3, 0.7), (2, 6, float("nan")), (3, 9, 0.6)]}
+    values = [{"Accuracy": 0.65, "Loss": float("nan")}, {"Accuracy": 0.7}, {"Accuracy": 0.8, "Loss": 2.0}]
+    play(logger, begin(tmp_path, step=9, history=history))
+    play(logger, *(split("valid", 12 + i, value) for i, value in enumerate(values)))
+    assert [(post["metric"], post["value"], post["before"]) for post in told(server)] == [
+        ("valid/Accuracy", 0.8, 0.7),
+        ("valid/Loss", 2.0, None),
+    ]
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_run_that_is_told_to_make_room_and_goes_on(server, tmp_path):
+    """The best value of the first part is known to the second."""
+
+    def build():
+        builder = quiet(tmp_path / "run", saves=True).num_epochs(2).on_sigterm("return").resume()
+        return builder.metric_loggers(Webhook(server.url, on=["start", "best", "end", "preemption"]))
+
+    kill = lambda info, model: os.kill(os.getpid(), signal.SIGTERM) if info.step == 8 else None  # noqa: E731
+    build_line(build().every(1, kill)).fit(batches())
+    build_line(build()).fit(batches())
+    posts = told(server)
+    assert [post["event"] for post in posts] == ["start", "best", "preemption", "start", "best", "end"]
+    assert [post["resumed"] for post in posts if post["event"] == "start"] == [False, True]
+    first, second = (post for post in posts if post["event"] == "best")
+    assert (first["metric"], first["step"], second["before"]) == ("train/Loss", 6, first["value"])
+    assert posts[-1]["summary"].pop("seconds")["total"] > 0  # of this start; the file has nothing of a clock
+    assert posts[-1]["summary"] == json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_what_may_pass_is_tried_again(server, tmp_path, code):
+    pauses = []
+    server.answers += [code, code]
+    play(Webhook(server.url, sleep=pauses.append), begin(tmp_path), ended(3))
+    assert pauses == [1.0, 2.0]
+    assert [post["event"] for post in told(server)] == ["end"] * 3
+
+
+def test_what_is_refused_is_an_error_without_secrets(server, tmp_path):
+    server.answers += [404]
+    with pytest.raises(LearnerError, match=r"http://127\.0\.0\.1:\d+ answered 404 Not Found") as refused:
+        play(Webhook(server.url, sleep=lambda s: pytest.fail("tried again")), begin(tmp_path), ended(3))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_server_that_points_elsewhere_is_not_followed(server, tmp_path, code):
+    """The content would be lost, and the headers would go to another server."""
+    server.answers, server.points_to = [code], f"http://localhost:{server.server_port}/secret"
+    logger = Webhook(server.url, headers={"Authorization": "secret"}, sleep=lambda s: pytest.fail("tried again"))
+    with pytest.raises(LearnerError, match=rf"answered {code} .* and points to http://localhost:\d+, which") as refused:
+        play(logger, begin(tmp_path), ended(3))
+    assert "secret" not in str(refused.value)
+    assert (len(server.posts), server.gets) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("where", "shown"),
+    [("/secret", r"http://127\.0\.0\.1:\d+"), ("http://[secret", "another place"), ("file:///secret", "another place")],
+)
+def test_what_a_server_points_to_is_shown_without_secrets(server, tmp_path, where, shown):
+    server.answers, server.points_to = [302], where
+    with pytest.raises(LearnerError, match=f"points to {shown}, which") as refused:
+        play(Webhook(server.url), begin(tmp_path), ended(3))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "http://me:secret@127.0.0.1:1/hook"}, r"the webhook's address is http://\*\*\*@"),
+        ({"url": "http://secret@127.0.0.1:1/hook"}, r"the webhook's address is http://\*\*\*@"),
+        (
+            {"url": "http://127.0.0.1:1/h\u00f6\u00f6k/secret"},
+            "the webhook's address has characters that are not ASCII",
+        ),
+        ({"headers": {"Authorization": "Bearer secret\n"}}, "the header 'Authorization' has a line break"),
+        ({"headers": {"X-Key": "secret\x00"}}, "the header 'X-Key' has a line break or another"),
+        ({"headers": {"X-Key": "secret\u20ac"}}, "the header 'X-Key' has a line break or another"),
+        ({"headers": {"X-Key": b"secret"}}, "the header 'X-Key' has a bytes; it needs a text"),
+        ({"headers": {"X-Key": None}}, "the header 'X-Key' has a NoneType; it needs a text"),
+        ({"headers": {"Authorization: Bearer secret": ""}}, r"a header's name begins with 'Authorization\.\.\.'"),
+        ({"headers": {"": "secret"}}, "a header's name begins with a character that none has"),
+        ({"headers": {5: "secret"}}, "a header's name is of type int"),
+        ({"headers": ["secret"]}, "headers is of type list"),
+        ({"headers": {"A": 1, "B": "secret\r"}}, r"2 problems:\n.*the header 'A' has a int; .*\n.*the header 'B' has"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_sent_is_refused_without_its_secrets(options, message):
+    with pytest.raises(LearnerError, match=message) as refused:
+        Webhook(**{"url": "http://127.0.0.1:1", **options})
+    assert "secret" not in str(refused.value)
+
+
+def test_headers_that_can_be_sent(server, tmp_path):
+    headers = {"X_a-1": "", "X-Tab": "a\tb", "X-Latin": "\u00e4"}
+    play(Webhook(server.url, headers=headers), begin(tmp_path), ended(3))
+    got = {name.lower(): value for name, value in server.posts[0][1].items()}
+    assert {name: got[name.lower()] for name in headers} == headers
+
+
+def test_a_server_that_is_not_there(server, tmp_path):
+    url, pauses = server.url, []
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(LearnerError, match=r"cannot be reached: .*refused"):
+        play(Webhook(url, retries=2, sleep=pauses.append), begin(tmp_path), ended(3))
+    assert pauses == [1.0, 2.0]
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_run_whose_server_is_not_there_goes_on_with_one_warning(server, tmp_path):
+    url, memory = server.url, MemoryLogger()
+    server.shutdown()
+    server.server_close()
+    webhook = Webhook(url, on=["start", "best", "end"], retries=0)
+    result = build_line(quiet(tmp_path / "run").metric_loggers(webhook, memory).num_epochs(2)).fit(batches())
+    assert result.stopped_by == "num_epochs"
+    (warning,) = memory.of(Message)
+    assert warning.text.startswith("Webhook failed and is detached; training goes on: ")
+    assert "secret" not in warning.text
+    assert memory.history == result.history
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "example.org/hook"}, "the webhook has the address"),
+        ({"on": ["ends"]}, "on has 'ends': did you mean 'end'"),
+        ({"on": "bset"}, "on has 'bset': did you mean 'best'"),
+        ({"timeout": 0}, "timeout of Webhook is 0"),
+        ({"retries": -1}, "retries is -1"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(LearnerError, match=message):
+        Webhook(**{"url": "http://127.0.0.1:1", **options})

@@ -1,0 +1,224 @@
+"""Metrics of other packages. nnx is here; CLU's and metrax's are known by what their classes can do."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx, struct
+
+from learner import ClassificationOutput, LearnerBuilder
+from learner.data import DataLoaderBuilder
+from learner.errors import LearnerError
+from learner.metrics import Accuracy, Adapted, Info
+from learner.strategies import Replicated
+
+INFO = Info(jnp.int32(0), jnp.float32(1))
+
+
+@struct.dataclass
+class Average:
+    """As CLU's: an instance is a state."""
+
+    total: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def empty(cls):
+        return cls(total=jnp.array(0, jnp.float32), count=jnp.array(0, jnp.int32))
+
+    @classmethod
+    def from_model_output(cls, values, mask=None, **_):
+        mask = jnp.ones(values.shape, jnp.int32) if mask is None else mask
+        return cls(total=(values * mask).sum(), count=mask.sum())
+
+    def merge(self, other):
+        return type(self)(self.total + other.total, self.count + other.count)
+
+    def compute(self):
+        return self.total / self.count
+
+
+@struct.dataclass
+class WithoutBeginning(Average):
+    @classmethod
+    def empty(cls):
+        raise NotImplementedError("Must override empty()")
+
+
+class Undecorated(Average):
+    pass
+
+
+@struct.dataclass
+class InFloats(Average):
+    """As metrax': counts are of the weights' dtype, and begin as an int32."""
+
+    @classmethod
+    def from_model_output(cls, predictions, labels, sample_weights=None):
+        weights = jnp.ones_like(predictions) if sample_weights is None else sample_weights
+        return cls(total=(jnp.square(predictions - labels) * weights).sum(), count=weights.sum())
+
+    def compute(self):
+        return jnp.sqrt(self.total / self.count)
+
+
+InFloats.__module__ = "metrax.regression_metrics"
+
+
+def output(**fields):
+    return types.SimpleNamespace(**{name: x if x is None else jnp.asarray(x) for name, x in fields.items()})
+
+
+def value(metric, *outputs):
+    """Merged in pairs, as devices do."""
+    states = [metric.update(metric.init(), each, INFO) for each in outputs] or [metric.init()]
+    layout = jax.tree.map(lambda x: (x.shape, x.dtype), metric.init())
+    while len(states) > 1:
+        states = [metric.merge(*states[:2]), *states[2:]]
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), states[0]) == layout
+    return metric.compute(states[0])
+
+
+def test_a_class_of_clu():
+    metric = Adapted(Average, name="Mine", unit="m", higher_is_better=False, values="x", mask="mask")
+    assert (metric.name, metric.unit, metric.higher_is_better, metric.fields) == ("Mine", "m", False, ("x",))
+    outputs = output(x=[1.0, 2.0], mask=[1, 0]), output(x=[4.0, 6.0], mask=[1, 1]), output(x=[9.0, 5.0], mask=None)
+    assert value(metric, *outputs) == pytest.approx((1 + 4 + 6 + 9 + 5) / 5)
+    assert value(metric, *outputs).dtype == jnp.float32
+    assert np.isnan(value(metric))
+
+
+def test_a_class_that_counts_in_floats():
+    metric = Adapted(InFloats, predictions="p", labels="t", sample_weights="w")
+    outputs = output(p=[1.0, 2.0], t=[0.0, 0.0], w=[0.5, 0.25]), output(p=[3.0], t=[0.0], w=[0.25])
+    assert value(metric, *outputs) == pytest.approx(np.sqrt((0.5 + 1 + 9 / 4) / 1))
+
+
+def test_an_average_of_nnx():
+    metric = Adapted(nnx.metrics.Average("x"), x="x", mask="mask")
+    assert value(metric, output(x=[1.0, 2.0], mask=None), output(x=[6.0, 5.0], mask=[True, False])) == 3.0
+    assert np.isnan(value(metric))
+
+
+@jax.numpy_dtype_promotion("standard")
+def test_it_begins_anew_and_leaves_the_users_own_alone():
+    used = nnx.metrics.Average("x")
+    used.update(x=jnp.array([100.0]))
+    assert value(Adapted(used, x="x"), output(x=[1.0])) == 1.0
+    assert used.compute() == 100.0
+
+
+def test_moments_of_nnx_are_those_of_all():
+    rng = np.random.default_rng(1)
+    parts = [rng.normal(3, 2, size).astype(np.float32) for size in (5, 1, 40)]
+    for which, expected in (("mean", np.mean), ("standard_deviation", np.std)):
+        metric = Adapted(nnx.metrics.Welford("x"), name=which, take=which, x="x")
+        found = value(metric, *(output(x=part) for part in parts))
+        assert found == pytest.approx(expected(np.concatenate(parts)), rel=1e-5)
+        with_empty = metric.merge(metric.init(), metric.update(metric.init(), output(x=parts[0]), INFO))
+        assert metric.compute(with_empty) == pytest.approx(expected(parts[0]), rel=1e-5)
+
+
+class Wrapped(nnx.metrics.Metric, pytree=False):
+    """As metrax.nnx does."""
+
+    def __init__(self):
+        self.clu_metric = InFloats.empty()
+
+    def reset(self):
+        raise NotImplementedError
+
+    update = compute = reset
+
+
+def test_metrax_in_nnx_is_the_metric_within():
+    metric = Adapted(Wrapped(), predictions="p", labels="t")
+    assert metric.name == "InFloats"
+    assert value(metric, output(p=[3.0, 4.0], t=[0.0, 1.0])) == 3.0
+
+
+class WithMore(nnx.metrics.Average):
+    """Of two batches merged, `positive` would be that of one."""
+
+    def __init__(self):
+        super().__init__("x")
+        self.positive = nnx.metrics.MetricState(jnp.float32(0))
+
+
+class MomentsWithMore(nnx.metrics.Welford):
+    def __init__(self):
+        super().__init__("x")
+        self.largest = nnx.Variable(jnp.float32(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Adapted(42, x="x"), "Adapted got 42; it needs a class with empty, from_model_output, merge, compute"),
+        (lambda: Adapted(nnx.metrics.Average, x="x"), r"the metric Average is a class; pass an instance, Average\(\)"),
+        (lambda: Adapted(Average), r"the arguments of Average are \{\}; say which fields"),
+        (lambda: Adapted(Undecorated, values="x"), "an instance of Undecorated is no pytree; decorate the class"),
+        (lambda: Adapted(WithoutBeginning, values="x"), r"WithoutBeginning has no state to begin with: Must override"),
+        (lambda: Adapted(WithMore(), x="x"), r"WithMore cannot be merged.*what Average does not have \(positive\)"),
+        (lambda: Adapted(MomentsWithMore(), x="x"), r"cannot be merged.*what Welford does not have \(largest\)"),
+        (
+            lambda: Adapted(nnx.metrics.MultiMetric(loss=nnx.metrics.Average("loss")), loss="loss"),
+            "MultiMetric cannot be merged.*give its parts one by one",
+        ),
+    ],
+    ids=[
+        "no metric",
+        "a class",
+        "no arguments",
+        "no pytree",
+        "no beginning",
+        "more variables",
+        "more moments",
+        "several",
+    ],
+)
+def test_what_cannot_be_adapted(make, words):
+    with pytest.raises(LearnerError, match=words):
+        make()
+
+
+def test_several_values_are_refused():
+    @struct.dataclass
+    class Two(Average):
+        def compute(self):
+            return jnp.array([1.0, 2.0])
+
+    with pytest.raises(LearnerError, match=r"Two gives \[2\] numbers rather than one"):
+        value(Adapted(Two, values="x"), output(x=[1.0]))
+
+
+def step(model, batch):
+    return ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["y"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [1, 4])
+def test_in_a_run(devices, tmp_path):
+    """In compiled loops, over epochs and devices; a class that reads other fields than there are is an error before."""
+    adapted = [
+        Adapted(nnx.metrics.Accuracy(), name="Theirs", logits="logits", labels="targets"),
+        Adapted(Average, name="Mean", values="targets"),
+    ]
+    builder = LearnerBuilder(tmp_path / "run").metrics(Accuracy(), *adapted).num_epochs(2).renderer(None)
+    if devices > 1:
+        builder.strategy(Replicated(jax.devices()[:devices]))
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(44, 3)).astype(np.float32), "y": np.arange(44, dtype=np.int32) % 4}
+    learner = builder.build({"w": jnp.eye(3, 4)}, optax.sgd, 0.1, train_step=step, valid_step=step)
+    loaders = [DataLoaderBuilder().batch_size(8).build(data) for _ in range(2)]
+    history = learner.fit(*loaders).history
+    for split in ("train", "valid"):
+        assert history[f"{split}/Theirs"] == history[f"{split}/Accuracy"]
+        assert history[f"{split}/Mean"] == [1.5, 1.5]
+    wrong = LearnerBuilder(tmp_path / "wrong").metrics(Adapted(Average, values="scores")).renderer(None)
+    learner = wrong.build({"w": jnp.eye(3, 4)}, optax.sgd, 0.1, train_step=step)
+    with pytest.raises(LearnerError, match="the metric Average needs scores, which"):
+        learner.fit(loaders[0])

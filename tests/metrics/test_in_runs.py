@@ -1,0 +1,58 @@
+"""Metrics of several kinds of states in whole runs: values in the history, texts in the files, on several devices."""
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn import metrics as sklearn_metrics
+
+from learner import ClassificationOutput, LearnerBuilder
+from learner.data import ArrayDataset
+from learner.metrics import AUROC, BinnedAUROC, CalibrationError, ConfusionMatrix, FBeta, Matthews, Recall
+
+ROWS, CLASSES = 44, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, CLASSES)).astype(np.float32)
+LABELS = RNG.integers(0, CLASSES, ROWS).astype(np.int32)
+METRICS = [
+    FBeta(CLASSES),
+    Matthews(CLASSES),
+    CalibrationError(),
+    BinnedAUROC(CLASSES, bins=4000),
+    AUROC(),
+    Recall(["a", "b", "c"], average="none"),
+    ConfusionMatrix(CLASSES),
+]
+
+
+def step(model: Any, batch: Any) -> ClassificationOutput:
+    return ClassificationOutput.from_logits(batch["x"] * model["w"][None, :], batch["label"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [1, 8])
+def test_values_of_a_run_are_those_of_sklearn(tmp_path: Any, devices: int) -> None:
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).devices(devices).with_batch_size(16)
+    for metric in METRICS:
+        builder = builder.metric_valid(metric)
+    learner = builder.build({"w": jnp.ones(CLASSES)}, optax.sgd, 0.0, train_step=step, valid_step=step)
+    data = ArrayDataset({"x": X, "label": LABELS})
+    history = learner.fit(data, data).history
+    best, chances = X.argmax(-1), np.exp(X) / np.exp(X).sum(-1, keepdims=True)
+    for name, expected, near in (
+        ("F1", sklearn_metrics.f1_score(LABELS, best, average="macro"), 1e-6),
+        ("Matthews", sklearn_metrics.matthews_corrcoef(LABELS, best), 1e-6),
+        ("AUROC", sklearn_metrics.roc_auc_score(np.eye(CLASSES)[LABELS], chances), 1e-6),
+        ("AUROC (4000 bins)", history["valid/AUROC"][-1], 2e-3),
+    ):
+        np.testing.assert_allclose(history[f"valid/{name}"][-1], expected, rtol=near, atol=near)
+    assert 0 < history["valid/Calibration Error"][-1] < 1
+    (matrix,) = (tmp_path / "run" / "valid" / "epoch-1" / "Confusion_Matrix.log").read_text().splitlines()
+    shown = [line.split() for line in json.loads(matrix.removesuffix(",final")).splitlines()[1:]]
+    expected = sklearn_metrics.confusion_matrix(LABELS, best)
+    np.testing.assert_array_equal(np.array([row[1:] for row in shown], int), expected)
+    recall = (tmp_path / "run" / "valid" / "epoch-1" / "Recall_(per_class).log").read_text()
+    assert [line.split()[0] for line in json.loads(recall.removesuffix(",final\n")).splitlines()] == ["a", "b", "c"]

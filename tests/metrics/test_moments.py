@@ -1,0 +1,164 @@
+"""Variances and correlations, and the metrics of them: large offsets, many rows, what is constant."""
+
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics as sklearn_metrics
+
+from learner.errors import LearnerError
+from learner.metrics import R2, ExplainedVariance, Info, Moments, PearsonCorrelation, SpearmanCorrelation
+
+INFO = Info(jnp.int32(0), jnp.float32(1))
+RNG = np.random.default_rng(0)
+ROWS, BATCH = 96, 8
+of, merge = jax.jit(Moments.of), jax.jit(Moments.merge)
+METRICS = [R2(), ExplainedVariance(), PearsonCorrelation()]
+
+
+def moments(x: np.ndarray, y: np.ndarray, size: int = BATCH) -> Moments:
+    """Of a split in batches, all of which count."""
+    state = Moments.zero(1)
+    for i in range(0, len(x), size):
+        part = np.s_[i : i + size]
+        state = merge(state, of(x[part, None], y[part, None], np.ones((size, 1), bool)))
+    return state
+
+
+def data(offset: float, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Targets and predictions; float32 numbers, so that both sides have the same."""
+    noise = RNG.normal(size=(2, ROWS))
+    targets = (offset + spread * noise[0]).astype(np.float32)
+    return targets, (targets + spread * 0.7 * noise[1] + spread).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("offset", "spread"), [(0, 1), (1e4, 1), (-1e4, 0.05), (3e-5, 1e-6), (1e6, 1e12), (1e4, 1e17)], ids=str
+)
+def test_values_are_those_of_float64(offset: float, spread: float) -> None:
+    targets, predictions = data(offset, spread)
+    exact = targets.astype(np.float64), predictions.astype(np.float64)
+    state = moments(targets, targets - predictions)
+    expected = sklearn_metrics.r2_score(*exact), sklearn_metrics.explained_variance_score(*exact)
+    np.testing.assert_allclose([METRICS[0].compute(state), METRICS[1].compute(state)], expected, atol=1e-6)
+    state = moments(targets, predictions)
+    np.testing.assert_allclose(METRICS[2].compute(state), stats.pearsonr(*exact).statistic, atol=1e-6)
+    np.testing.assert_allclose(state.mean_x, [exact[0].mean()], rtol=2e-7)
+    np.testing.assert_allclose(state.xx, [exact[0].var() * ROWS], rtol=1e-6)
+
+
+def test_many_rows_do_not_drift() -> None:
+    """A hundred million rows far from 0: first merged as equal halves, then small batches into the large state."""
+    targets, predictions = data(1e4, 1)
+    first = total = moments(targets, predictions)
+    for _ in range(20):
+        total = merge(total, total)
+    batch = of(targets[:BATCH, None] + 1, predictions[:BATCH, None], np.ones((BATCH, 1), bool))
+    many = jax.jit(lambda s, b: jax.lax.fori_loop(0, 100_000, lambda i, s: s.merge(b), s))(total, batch)
+    weights = np.repeat([2.0**20, 1e5], [ROWS, BATCH])
+    x = np.concatenate([targets, targets[:BATCH] + 1]).astype(np.float64)
+    y = np.concatenate([predictions, predictions[:BATCH]]).astype(np.float64)
+    assert weights.sum() > 1e8
+    np.testing.assert_allclose(METRICS[2].compute(total), METRICS[2].compute(first), atol=5e-7)
+    np.testing.assert_allclose(many.mean_x, [np.average(x, weights=weights)], rtol=1e-7)
+    np.testing.assert_allclose(many.xx, [np.cov(x, y, aweights=weights, ddof=0)[0, 0] * weights.sum()], rtol=2e-6)
+    covariance = np.cov(x, y, aweights=weights, ddof=0)
+    expected = covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
+    np.testing.assert_allclose(METRICS[2].compute(many), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [0.1, 1e4 / 3, -7e-8])
+def test_what_is_constant_is_nan(constant: float) -> None:
+    same, other = np.full(ROWS, constant, np.float32), RNG.normal(size=ROWS).astype(np.float32)
+    for metric in METRICS:
+        assert np.isnan(metric.compute(moments(same, other)))
+        assert np.isnan(metric.compute(moments(same, same)))
+    assert np.isnan(METRICS[2].compute(moments(other, same)))
+    assert METRICS[0].compute(moments(other, np.zeros(ROWS, np.float32))) == 1
+
+
+def test_one_row_and_none_are_nan() -> None:
+    state = Moments.zero(1)
+    for _ in range(2):
+        assert all(np.isnan(metric.compute(state)) for metric in METRICS)
+        state = moments(np.ones(BATCH, np.float32), np.ones(BATCH, np.float32))
+
+
+def test_what_does_not_count_may_be_nan() -> None:
+    """Also the first row, from which distances are taken; columns may count other rows."""
+    x, y = RNG.normal(size=(2, BATCH, 2)).astype(np.float32)
+    counted = np.ones((BATCH, 2), bool)
+    counted[0], counted[5, 1] = False, False
+    state = of(np.where(counted, x, np.nan), np.where(counted, y, np.nan), counted)
+    for i in (0, 1):
+        kept = [values[counted[:, i], i].astype(np.float64) for values in (x, y)]
+        covariance = np.cov(*kept, ddof=0) * len(kept[0])
+        np.testing.assert_allclose([state.xx[i], state.yy[i], state.xy[i]], covariance[[0, 1, 0], [0, 1, 1]], rtol=1e-6)
+        np.testing.assert_allclose([state.mean_x[i], state.mean_y[i]], [k.mean() for k in kept], rtol=1e-6)
+        assert state.count[i] == len(kept[0])
+
+
+def test_outputs_are_averaged_as_by_sklearn() -> None:
+    targets, predictions = RNG.normal(size=(2, BATCH, 2)).astype(np.float32) * np.array([1, 5], np.float32)
+    exact, all_count = (targets.astype(np.float64), predictions.astype(np.float64)), np.ones((BATCH, 2), bool)
+    state = of(targets, targets - predictions, all_count)
+    for average, multioutput in (("uniform", "uniform_average"), ("variance", "variance_weighted")):
+        expected = sklearn_metrics.r2_score(*exact, multioutput=multioutput)
+        np.testing.assert_allclose(R2(2, average).compute(state), expected, rtol=1e-6)
+    targets[:, 1] = 3
+    state = of(targets, targets - predictions, all_count)
+    assert all(np.isnan(R2(2, average).compute(state)) for average in ("uniform", "variance"))
+
+
+@pytest.mark.parametrize("metric", [R2(2), SpearmanCorrelation(3), PearsonCorrelation()], ids=lambda m: m.name)
+@pytest.mark.parametrize("shape", [(4, 5), (4, 3, 4)], ids=str)
+def test_another_number_of_outputs_is_an_error(metric: Any, shape: tuple[int, ...]) -> None:
+    output = types.SimpleNamespace(predictions=np.zeros(shape), targets=np.zeros(shape))
+    with pytest.raises(LearnerError, match=rf"{metric.name} got .* has {shape[-1]}: give outputs={shape[-1]}"):
+        metric.collect(output) if isinstance(metric, SpearmanCorrelation) else metric.update(None, output, INFO)
+
+
+def test_shapes_that_differ_are_an_error() -> None:
+    output = types.SimpleNamespace(predictions=np.zeros((4, 1)), targets=np.zeros(4))
+    with pytest.raises(LearnerError, match=r"R2 got .*predictions of shape \(4, 1\) and targets of shape \(4,\)"):
+        R2().update(R2().init(), output, INFO)
+
+
+@pytest.mark.parametrize("make", [R2, ExplainedVariance, PearsonCorrelation, SpearmanCorrelation])
+def test_arguments_that_are_wrong(make: Any) -> None:
+    with pytest.raises(LearnerError, match=f"outputs of {make.__name__} is 0; it needs 1 or more"):
+        make(0)
+    if make in (R2, ExplainedVariance):
+        with pytest.raises(LearnerError, match=f"average of {make.__name__} is 'mean'; there are: 'uniform', 'varian"):
+            make(average="mean")
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def spearman(predictions: Any, targets: Any, counted: Any = None) -> float:
+    predictions, targets = np.asarray(predictions, np.float32), np.asarray(targets, np.float32)
+    counted = np.ones(targets.shape, bool) if counted is None else counted
+    return SpearmanCorrelation().compute({"predictions": predictions, "targets": targets, "counted": counted})
+
+
+def test_ranks_with_ties_are_those_of_scipy() -> None:
+    for _ in range(5):
+        p, t = RNG.integers(0, 6, (2, 40)).astype(np.float32)
+        np.testing.assert_allclose(spearman(p[:, None], t[:, None]), stats.spearmanr(p, t).statistic, rtol=1e-12)
+
+
+def test_ranks_of_what_is_constant_missing_or_nan() -> None:
+    p, t = RNG.normal(size=(2, 10, 1))
+    assert np.isnan(spearman(np.ones((10, 1)), t))
+    assert np.isnan(spearman(p[:0], t[:0]))
+    p[3] = np.nan
+    assert np.isnan(spearman(p, t))
+    counted = np.arange(10)[:, None] != 3
+    expected = stats.spearmanr(p[counted], t[counted]).statistic
+    np.testing.assert_allclose(spearman(p, t, counted), expected, rtol=1e-12)
+    assert spearman(np.exp(3 * t), t) == pytest.approx(1)

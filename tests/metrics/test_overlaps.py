@@ -1,0 +1,137 @@
+"""Dice and IoU by hand; against scikit-learn."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn_metrics
+
+from learner.errors import LearnerError
+from learner.metrics import Dice, DicePerClass, Info, IoU, IoUPerClass
+from learner.metrics.counts import Count
+from learner.metrics.overlaps import Overlap
+from learner.steps.outputs import SegmentationOutput
+
+INFO = Info(jnp.int32(0), jnp.float32(1))
+
+
+def output(predictions, targets, mask=None):
+    """All of one shape: what is more is masked."""
+    sides = [np.asarray(x).reshape(1, -1) for x in (predictions, targets)]
+    mask = np.ones(sides[1].shape, bool) if mask is None else np.broadcast_to(np.array(mask, bool), sides[1].shape)
+    more = max(8 - mask.size, 0)
+    arrays = [jnp.asarray(np.pad(x, [(0, 0), (0, more)])) for x in (*sides, mask)]
+    return types.SimpleNamespace(**dict(zip(("predictions", "targets", "mask"), arrays, strict=True)))
+
+
+def value(metric, *outputs):
+    state = metric.init()
+    for each in outputs:
+        state = metric.merge(state, metric.update(metric.init(), each, INFO))
+    return metric.compute(state)
+
+
+TWO = output([[[0, 0, 1], [1, 2, 2]]], [[[0, 1, 1], [1, 1, 2]]])  # of 0: 1 of 2; of 1: 2 of 4; of 2: 1 of 2
+
+
+def test_by_hand():
+    np.testing.assert_allclose(value(IoUPerClass(3), TWO), [1 / 2, 2 / 4, 1 / 2])
+    np.testing.assert_allclose(value(DicePerClass(3), TWO), [2 / 3, 4 / 6, 2 / 3])
+    assert value(IoU(3), TWO) == 0.5
+    assert value(Dice(3), TWO) == pytest.approx(2 / 3)
+
+
+def test_a_class_that_is_neither_there_nor_predicted_does_not_count():
+    assert np.isnan(value(IoUPerClass(4), TWO)[3])
+    assert value(IoU(4), TWO) == 0.5
+    one = output([[3, 3]], [[0, 3]])
+    np.testing.assert_array_equal(value(IoUPerClass(4), one), [0, np.nan, np.nan, 0.5])
+    assert value(IoU(4), one) == 0.25
+
+
+def test_images_are_counted_together():
+    """Not the mean over images: that would be 0.75."""
+    small, large = output([[1]], [[1]]), output([[1, 1, 1, 1]], [[1, 1, 0, 0]])
+    assert value(IoUPerClass(2), small, large)[1] == pytest.approx(3 / 5)
+
+
+def test_masks_and_ignored_labels():
+    masked = output([[0, 1, 1]], [[0, 1, 0]], [[1, 1, 0]])
+    assert value(Dice(2), masked) == 1
+    ignored = output([[0, 1, 1]], [[0, 1, 255]])
+    assert value(IoU(2, ignore_label=255), ignored) == 1
+    assert value(IoU(2), ignored) == 0.75  # it is predicted to be 1, and is none of the classes
+    assert np.isnan(value(Dice(2), output([[0, 1]], [[0, 1]], [0])))
+    assert np.isnan(value(Dice(2)))
+    assert (IoU(2, ignore_label=255).name, IoUPerClass(2).name) == ("IoU ignoring 255", "IoU per Class")
+
+
+@pytest.mark.full
+def test_two_classes_as_booleans():
+    assert value(IoU(2), output([[True, True]], [[True, False]])) == 0.25
+
+
+def test_they_stay_exact():
+    many = Count(jnp.array([0, 0], jnp.uint32), jnp.array([2**25, 2**25], jnp.uint32))
+    state = Overlap(many, many)
+    state = state.add(jnp.array([0, 0, 0]), jnp.array([0, 0, 1]), jnp.array([True, True, True]))
+    assert state.both.low.tolist() == [2**25 + 2, 2**25]
+    assert state.one.low.tolist() == [2**25 + 1, 2**25 + 1]
+
+
+def test_tables():
+    assert (
+        IoUPerClass(3, names=["sky", "tree", "lake"]).text(value(IoUPerClass(3), TWO)) == "sky 0.5, tree 0.5, lake 0.5"
+    )
+    assert not IoUPerClass(3).numeric
+    for names in (3, "ab", [0, 1]):
+        with pytest.raises(LearnerError, match=r"names of DicePerClass is .*; it needs a list of the names of the 2"):
+            DicePerClass(2, names=names)
+    with pytest.raises(LearnerError, match="names of DicePerClass has 1 names; there are 2 classes"):
+        DicePerClass(2, names=["one"])
+
+
+@pytest.mark.full
+def test_segmentation_outputs():
+    logits = jnp.array([[[[0.0, 1.0], [3.0, 1.0]]]])
+    made = SegmentationOutput.from_logits(logits, jnp.array([[[1, 0]]]))
+    assert made.predictions.tolist() == [[[1, 0]]]
+    expected = -np.log([np.exp(1) / (1 + np.exp(1)), np.exp(3) / (np.exp(3) + np.exp(1))]).mean()
+    assert float(made.loss) == pytest.approx(expected, rel=1e-6)
+    assert value(IoU(2), made) == 1
+    half = SegmentationOutput.from_logits(
+        logits.at[0, 0, 1].set(jnp.nan), jnp.array([[[1, -1]]]), jnp.array([[[1, 0]]])
+    )
+    assert float(half.loss) == pytest.approx(np.log1p(np.exp(-1)), rel=1e-6)
+    assert value(IoU(2), half) == 1
+    with pytest.raises(LearnerError, match=r"SegmentationOutput\.from_logits got logits of shape"):
+        SegmentationOutput.from_logits(logits, jnp.array([[1, 0]]))
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.0, "2", True])
+def test_classes_are_a_number(classes):
+    with pytest.raises(LearnerError, match=r"classes of IoU is .*; it needs their number"):
+        IoU(classes)
+
+
+def test_scores_are_refused():
+    with pytest.raises(LearnerError, match=r"Dice got predictions float32\[1, 2\].*scores become some by argmax"):
+        value(Dice(2), types.SimpleNamespace(predictions=jnp.ones((1, 2)), targets=jnp.ones((1, 2), int)))
+    with pytest.raises(LearnerError, match=r"Dice got predictions int32\[1, 2\] and targets int32\[1, 1\]"):
+        value(Dice(2), types.SimpleNamespace(predictions=jnp.ones((1, 2), int), targets=jnp.ones((1, 1), int)))
+
+
+@pytest.mark.full
+def test_as_scikit_learn():
+    rng = np.random.default_rng(1)
+    true, predicted = rng.integers(0, 4, (2, 3, 9, 8))
+    predicted = np.where(rng.random(true.shape) < 0.5, true, predicted)
+    for classes in (4, 6):
+        options = {"labels": range(classes), "zero_division": np.nan}
+        jaccard = sklearn_metrics.jaccard_score(true.ravel(), predicted.ravel(), average=None, labels=range(4))
+        f1 = sklearn_metrics.f1_score(true.ravel(), predicted.ravel(), average=None, **options)
+        found = output(predicted.astype(np.int32), true.astype(np.int32))
+        np.testing.assert_allclose(value(DicePerClass(classes), found), f1, rtol=1e-6)
+        np.testing.assert_allclose(value(IoUPerClass(classes), found)[:4], jaccard, rtol=1e-6)
+        assert float(value(Dice(classes), found)) == pytest.approx(np.nanmean(f1), rel=1e-6)

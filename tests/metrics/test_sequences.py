@@ -1,0 +1,275 @@
+"""Tokens, ends of sequences, and what is counted of them, by hand."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from more_metrics import value_of
+
+from learner.errors import LearnerError
+from learner.metrics import (
+    BLEU,
+    BitsPerCharacter,
+    CharacterErrorRate,
+    ExactMatch,
+    Info,
+    RougeL,
+    TokenAccuracy,
+    WordErrorRate,
+)
+from learner.metrics.tokens import Ends
+from learner.steps.outputs import GeneratedOutput, SequenceOutput
+
+INFO = Info(jnp.int32(0), jnp.float32(1))
+
+
+ROWS, LENGTH = 9, 9  # of all outputs: each shape is compiled
+
+
+def value(metric, *outputs):
+    """Compiled once for each metric and number of outputs."""
+    return float(value_of(metric, *(filled(output) for output in outputs)))
+
+
+def filled(output):
+    """With rows and tokens that are masked."""
+    sides = [np.asarray(x) for x in (output.predictions, output.targets)]
+    if output.mask is None and sides[0].shape == sides[1].shape == (ROWS, LENGTH):
+        return output
+    mask = np.ones(sides[1].shape, bool) if output.mask is None else np.asarray(output.mask, bool)
+    mask = mask if mask.ndim == 2 else np.broadcast_to(mask[:, None], sides[1].shape)
+    own = mask if sides[0].shape == sides[1].shape else np.broadcast_to(mask.any(1)[:, None], sides[0].shape)
+    around = [[(0, ROWS - x.shape[0]), (0, LENGTH - x.shape[1])] for x in sides]
+    sides = [jnp.asarray(np.pad(x, by, constant_values=5)) for x, by in zip(sides, around, strict=True)]
+    own, mask = (jnp.asarray(np.pad(x, by)) for x, by in zip((own, mask), around, strict=True))
+    return GeneratedOutput.of(*sides, mask, own)
+
+
+def generated(predictions, targets, **masks):
+    masks = {name: jnp.array(mask) for name, mask in masks.items()}
+    return GeneratedOutput.of(jnp.array(predictions, jnp.int32), jnp.array(targets, jnp.int32), **masks)
+
+
+def lists(tokens):
+    return [row[:length] for row, length in zip(tokens.ids.tolist(), tokens.length.tolist(), strict=True)]
+
+
+def read(ends, output):
+    predicted, target, rows = ends.pairs(output)
+    return lists(predicted), lists(target), rows.tolist()
+
+
+def test_tokens_as_they_are():
+    assert read(Ends("M", None, None), generated([[1, 0, 3]], [[4, 0]])) == ([[1, 0, 3]], [[4, 0]], [True])
+
+
+def test_padding_is_left_out_wherever_it_is():
+    output = generated([[0, 1, 0, 2]], [[3, 0, 0, 4]])
+    assert read(Ends("M", 0, None), output) == ([[1, 2]], [[3, 4]], [True])
+
+
+def test_a_sequence_ends_before_its_first_end():
+    output = generated([[1, 9, 2, 9], [9, 1, 2, 3], [1, 2, 3, 4]], [[5, 9], [6, 7], [9, 9]])
+    assert read(Ends("M", None, 9), output)[:2] == ([[1], [], [1, 2, 3, 4]], [[5], [6, 7], []])
+
+
+def test_a_masked_end_ends_nothing():
+    output = generated([[9, 1, 9, 2]], [[9, 3, 9, 4]], mask=[[0, 1, 1, 1]])
+    assert read(Ends("M", None, 9), output)[:2] == ([[1]], [[3]])
+
+
+def test_masks_of_rows_and_of_tokens():
+    rows = generated([[1, 2], [3, 4]], [[1, 2, 3], [4, 5, 6]], mask=[1, 0])
+    assert read(Ends("M", None, None), rows) == ([[1, 2], []], [[1, 2, 3], []], [True, False])
+    tokens = generated([[1, 2], [3, 4]], [[5, 6], [7, 8]], mask=[[0, 1], [0, 0]])
+    assert read(Ends("M", None, None), tokens) == ([[2], []], [[6], []], [True, False])
+    own = generated([[1, 2, 3]], [[5, 6]], mask=[[1, 0]], prediction_mask=[[1, 0, 1]])
+    assert read(Ends("M", None, None), own) == ([[1, 3]], [[5]], [True])
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (
+            generated([[1, 2, 3]], [[5, 6]], mask=[[1, 0]]),
+            r"predictions of shape \(1, 3\) and a mask of shape \(1, 2\)",
+        ),
+        (generated([[1, 2]], [[5, 6]], mask=[[1, 0, 1]]), r"a mask of shape \(1, 3\); it needs \(1, 2\) or \(1,\)"),
+        (
+            types.SimpleNamespace(predictions=jnp.ones((2, 3)), targets=jnp.ones((2, 3), int)),
+            r"predictions float32\[2, 3",
+        ),
+        (types.SimpleNamespace(predictions=jnp.ones((2, 3), int), targets=jnp.ones(2, int)), r"targets int32\[2\]"),
+        (
+            types.SimpleNamespace(predictions=jnp.ones((2, 3), int), targets=jnp.ones((1, 3), int)),
+            "2 predictions and 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("metric", [ExactMatch(), WordErrorRate(), BLEU(), RougeL()], ids=lambda m: m.name)
+def test_what_is_no_sequence_of_tokens_is_refused(metric, output, words):
+    with pytest.raises(LearnerError, match=words):
+        metric.update(metric.init(), output, INFO)
+
+
+@pytest.mark.parametrize("make", [ExactMatch, WordErrorRate, CharacterErrorRate, BLEU, RougeL])
+def test_ids_are_numbers_of_tokens(make):
+    for ids in ({"pad_id": "0"}, {"eos_id": True}, {"pad_id": 1.0}):
+        with pytest.raises(
+            LearnerError, match=rf"(pad|eos)_id of {make.__name__} is .*; it needs the number of a token"
+        ):
+            make(**ids)
+    with pytest.raises(LearnerError, match=f"pad_id and eos_id of {make.__name__} are both 2"):
+        make(pad_id=2, eos_id=2)
+
+
+def test_names_have_their_parameters():
+    assert [make(pad_id=0, eos_id=2).name for make in (ExactMatch, WordErrorRate, BLEU, RougeL)] == [
+        "Exact Match ignoring 0 ending at 2",
+        "Word Error Rate ignoring 0 ending at 2",
+        "BLEU ignoring 0 ending at 2",
+        "ROUGE-L ignoring 0 ending at 2",
+    ]
+    assert (TokenAccuracy().name, TokenAccuracy(pad_id=-1).name) == ("Token Accuracy", "Token Accuracy ignoring -1")
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_token_accuracy_counts_places():
+    output = generated([[1, 2, 3], [4, 5, 6]], [[1, 0, 0], [4, 9, 6]])
+    assert value(TokenAccuracy(), output) == 0.5
+    assert value(TokenAccuracy(pad_id=0), output) == 0.75
+    masked = generated([[1, 2, 3], [4, 5, 6]], [[1, 0, 0], [4, 9, 6]], mask=[[0, 0, 0], [0, 1, 1]])
+    assert value(TokenAccuracy(), output, masked) == 4 / 8
+    assert np.isnan(value(TokenAccuracy(pad_id=0), generated([[1]], [[0]])))
+    with pytest.raises(LearnerError, match=r"Token Accuracy got predictions int32\[1, 2\] and targets int32\[1, 1\]"):
+        TokenAccuracy().update(TokenAccuracy().init(), generated([[1, 2]], [[1]]), INFO)
+
+
+@pytest.mark.full
+def test_tokens_of_a_sequence_output_are_those_with_the_highest_scores():
+    logits = jax.nn.one_hot(jnp.array([[2, 0, 1]]), 3) * 5
+    output = SequenceOutput.from_logits(logits, jnp.array([[2, 1, 1]]))
+    assert output.predictions.tolist() == [[2, 0, 1]]
+    assert value(TokenAccuracy(), output) == pytest.approx(2 / 3)
+    assert value(WordErrorRate(), output) == pytest.approx(1 / 3)
+
+
+@pytest.mark.full
+def test_exact_matches():
+    output = generated(
+        [[1, 2, 9], [1, 2, 3], [9, 0, 0], [9, 5, 5], [1, 9, 0]], [[1, 2], [1, 2], [9, 1], [9, 9], [1, 2]]
+    )
+    assert value(ExactMatch(eos_id=9), output) == pytest.approx(
+        3 / 5
+    )  # the second is longer, the last shorter than it should be
+    assert np.isnan(value(ExactMatch(), generated([[1]], [[1]], mask=[0])))
+
+
+RATES = {  # predictions, targets: edits
+    "same": ([1, 2, 3], [1, 2, 3], 0),
+    "replaced": ([1, 9, 3], [1, 2, 3], 1),
+    "inserted": ([1, 2], [1, 2, 3], 1),
+    "deleted": ([0, 1, 2, 3], [1, 2, 3], 1),
+    "kitten": ([11, 9, 20, 20, 5, 14], [19, 9, 20, 20, 9, 14, 7], 3),  # to sitting
+    "saturday": ([19, 1, 20, 21, 18, 4, 1, 25], [19, 21, 14, 4, 1, 25], 3),  # to sunday
+    "nothing predicted": ([], [1, 2, 3], 3),
+    "nothing alike": ([4, 5], [1, 2, 3], 3),
+    "turned": ([3, 2, 1], [1, 2, 3], 2),
+}
+
+
+def padded(rows, length=9, pad=-7):
+    return [row + [pad] * (length - len(row)) for row in rows]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", [WordErrorRate, CharacterErrorRate])
+def test_error_rates_are_edits_over_the_targets_length(make):
+    cases = list(RATES.values())
+    output = generated(padded([p for p, _, _ in cases]), padded([t for _, t, _ in cases]))
+    metric = make(pad_id=-7)
+    for i, (prediction, target, edits) in enumerate(cases):
+        one = generated(padded([prediction]), padded([target]))
+        assert value(metric, one) == pytest.approx(edits / len(target)), list(RATES)[i]
+    assert value(metric, output) == pytest.approx(sum(e for _, _, e in cases) / sum(len(t) for _, t, _ in cases))
+
+
+@pytest.mark.full
+def test_an_empty_target_costs_what_was_predicted():
+    metric = WordErrorRate(pad_id=0)
+    alone = generated([[4, 5, 0]], [[0, 0, 0]])
+    assert np.isnan(value(metric, alone))
+    assert value(metric, alone, generated([[1, 2, 3]], [[1, 2, 3]])) == pytest.approx(2 / 3)
+    assert value(metric, generated([[4, 5, 6]], [[1, 0, 0]])) == 3.0
+
+
+@pytest.mark.full
+def test_rows_that_are_masked_cost_nothing():
+    output = generated([[1, 2], [7, 7]], [[1, 3], [8, 8]], mask=[1, 0])
+    assert value(WordErrorRate(), output) == 0.5
+    assert value(RougeL(), output) == 0.5
+    assert value(BLEU(order=1), output) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("prediction", "target", "common"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 4], 4),
+        ([1, 2, 3, 4, 5], [1, 9, 3, 5], 3),
+        ([5, 4, 3], [3, 4, 5], 1),
+        ([1, 2, 1, 2], [2, 1, 2, 1], 3),
+        ([1, 2], [3, 4], 0),
+        ([], [3, 4], 0),
+        ([3, 4], [], 0),
+        ([], [], 0),
+    ],
+)
+def test_rouge_is_of_the_longest_common_subsequence(prediction, target, common):
+    both = len(prediction) + len(target)
+    expected = 2 * common / both if both else 0.0
+    output = generated(padded([prediction]), padded([target]))
+    assert value(RougeL(pad_id=-7), output) == pytest.approx(expected)
+
+
+@pytest.mark.full
+def test_rouge_is_the_mean_over_sequences():
+    output = generated([[1, 2], [1, 2]], [[1, 2], [3, 4]])
+    assert value(RougeL(), output, generated([[1, 2]], [[1, 2]])) == pytest.approx(2 / 3)
+    assert np.isnan(value(RougeL()))
+
+
+def test_bits_per_character():
+    def output(loss, characters=None):
+        return types.SimpleNamespace(loss=jnp.float32(loss), characters=characters)
+
+    info = [Info(jnp.int32(0), jnp.float32(weight)) for weight in (3, 1)]
+    metric = BitsPerCharacter()
+    state = metric.update(metric.update(metric.init(), output(2 * np.log(2)), info[0]), output(6 * np.log(2)), info[1])
+    assert float(metric.compute(state)) == pytest.approx(3.0)  # (3 · 2 + 1 · 6) / 4
+    metric = BitsPerCharacter("characters")
+    assert metric.fields == ("loss", "characters")
+    state = metric.update(metric.init(), output(2 * np.log(2), jnp.array([4, 1])), info[0])
+    state = metric.update(state, output(6 * np.log(2), jnp.int32(7)), info[1])
+    assert float(metric.compute(state)) == pytest.approx(1.0)  # (3 · 2 + 1 · 6) / 12
+    empty = metric.update(metric.init(), output(np.nan, jnp.int32(0)), Info(jnp.int32(0), jnp.float32(0)))
+    assert np.isnan(metric.compute(empty))
+    assert float(metric.compute(metric.merge(empty, state))) == pytest.approx(1.0)
+
+
+def test_generated_outputs_take_their_loss_from_another():
+    scored = types.SimpleNamespace(loss=jnp.float32(2), weight=jnp.float32(7))
+    output = GeneratedOutput.of(jnp.ones((2, 3), int), jnp.ones((2, 4), int), scored=scored)
+    assert (output.loss, output.weight) == (2, 7)
+    alone = GeneratedOutput.of(
+        jnp.ones((2, 3), int), jnp.ones((2, 4), int), mask=jnp.array([[0, 0, 1, 0], [0, 0, 0, 0]])
+    )
+    assert np.isnan(alone.loss)
+    assert alone.weight == 1
+    with pytest.raises(
+        LearnerError, match=r"GeneratedOutput.of got predictions of shape \(2, 3\) and targets of shape"
+    ):
+        GeneratedOutput.of(jnp.ones((2, 3), int), jnp.ones((3, 3), int))

@@ -1,0 +1,190 @@
+"""The machine that a run is on. What it says cannot be known; that it is taken as it is said can."""
+
+import collections
+import copy
+import math
+import sys
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+from learner.errors import LearnerError
+from learner.metrics import DeviceMemory, GPUUse, HostCPU, HostMemory
+from learner.metrics.system import _Most
+
+Times = collections.namedtuple("Times", ["user", "system", "idle", "iowait", "guest"])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The processors' clocks, which a test sets."""
+    times = [Times(10.0, 0.0, 90.0, 0.0, 0.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times[0])
+    return times
+
+
+def test_the_part_of_the_cores_that_is_busy(clock):
+    metric = HostCPU(every=1.0)
+    clock[0] = Times(11.0, 1.0, 91.0, 1.0, 0.0)
+    assert metric.update(5, 0.5) == 0.5  # 2 of 4 core seconds, since it was made
+    clock[0] = Times(20.0, 1.0, 92.0, 1.0, 0.0)
+    assert metric.update(5, 0.5) == 0.5  # half a second is too early
+    assert metric.update(5, 0.5) == 0.9
+    clock[0] = Times(20.0, 1.0, 92.0, 11.0, 0.0)
+    assert metric.update(5, 1.0) == 0.0  # waiting for a disk is idle
+    assert metric.compute() == 9 / 20  # without what was before the first reading
+
+
+def test_an_epoch_with_one_reading_has_what_was_since_the_one_before(clock):
+    metric = HostCPU()
+    assert math.isnan(metric.compute())
+    clock[0] = Times(13.0, 0.0, 91.0, 0.0, 0.0)
+    metric.update(1, 0.1)
+    assert metric.compute() == 0.75
+    metric.reset()
+    assert math.isnan(metric.compute())
+    clock[0] = Times(14.0, 0.0, 94.0, 0.0, 0.0)
+    assert (metric.update(1, 0.1), metric.compute()) == (0.25, 0.25)
+
+
+def test_a_guest_is_not_counted_twice_and_a_clock_that_stands_is_no_zero(clock):
+    metric = HostCPU(every=0)
+    assert math.isnan(metric.update(1, 0.1))
+    clock[0] = Times(12.0, 0.0, 92.0, 0.0, 2.0)
+    assert metric.update(1, 0.1) == 0.5  # a guest's 2 seconds are in the user's already
+    assert metric.update(1, 0.1) == 0.5
+
+
+def test_this_machine_says_something():
+    metric = HostCPU(every=0)
+    until = psutil.cpu_times().user + 0.05
+    while psutil.cpu_times().user < until:
+        sum(range(10_000))
+    assert 0 < metric.update(1, 0.1) <= 1
+
+
+def test_memory_grows_by_what_is_taken():
+    metric = HostMemory(every=0)
+    before = metric.update(1, 0.1)
+    taken = np.ones(50_000_000, np.uint8)
+    assert 40 < metric.update(1, 0.1) - before < 80
+    most = metric.compute()
+    del taken
+    metric.update(1, 0.1)
+    assert metric.compute() >= most > before
+    metric.reset()
+    assert math.isnan(metric.compute())
+    assert HostMemory.unit == "MB"
+
+
+class Readings(_Most):
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+        super().__init__(1.0)
+
+    def _read(self):
+        return self.numbers.pop(0)
+
+
+def test_each_split_begins_with_a_reading():
+    metric = Readings(3.0, 5.0, 4.0, 1.0)
+    assert [metric.update(1, seconds) for seconds in (0.1, 0.5, 0.5, 0.9, 0.1)] == [3.0, 3.0, 5.0, 5.0, 4.0]
+    assert metric.compute() == 5.0
+    metric.reset()
+    assert (metric.update(1, 0.1), metric.compute()) == (1.0, 1.0)
+
+
+def test_devices_that_do_not_count_are_nan_and_say_why():
+    metric = DeviceMemory()
+    assert jax.devices()[0].memory_stats() is None
+    assert math.isnan(metric.update(1, 0.1))
+    assert math.isnan(metric.compute())
+    assert "CPUs do not" in metric.undefined
+
+
+class Device:
+    def __init__(self, **stats):
+        self.stats = stats
+
+    def memory_stats(self):
+        return self.stats
+
+
+def test_the_fullest_device_counts(monkeypatch):
+    devices = [
+        Device(peak_bytes_in_use=5_000_000, bytes_in_use=1),
+        Device(peak_bytes_in_use=7_000_000),
+        Device(other=1),
+    ]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    metric = DeviceMemory()
+    assert (metric.update(1, 0.1), metric.compute()) == (7.0, 7.0)
+
+
+@pytest.mark.parametrize("make", [HostCPU, HostMemory, GPUUse])
+def test_a_missing_package_says_what_to_install(make, monkeypatch):
+    for name in ("psutil", "pynvml"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        LearnerError, match=rf"{make.__name__} needs (psutil|nvidia-ml-py): pip install 'learner\[system"
+    ):
+        make()
+
+
+class Nvml:
+    """What of pynvml is used, of three GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    used = [20, 40, 90]
+
+    def __init__(self, count=3):
+        self.count = count
+
+    def nvmlInit(self):  # noqa: N802
+        if not self.count:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
+        return collections.namedtuple("Rates", "gpu")(self.used[handle])
+
+
+def test_gpus_are_read_in_the_mean(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    assert GPUUse().update(1, 0.1) == 0.5
+    some = GPUUse(gpus=[0, 2], every=0)
+    monkeypatch.setattr(Nvml, "used", [20, 40, 90])
+    assert some.update(1, 0.1) == pytest.approx(0.55)
+    monkeypatch.setattr(Nvml, "used", [0, 40, 10])
+    assert some.update(1, 0.1) == pytest.approx(0.05)
+    assert some.compute() == pytest.approx(0.3)
+    with pytest.raises(LearnerError, match=r"gpus of GPUUse has \[3\]; the machine's are \[0, 1, 2\]"):
+        GPUUse(gpus=[1, 3])
+
+
+def test_without_a_gpu_it_is_nan(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(0))
+    metric = GPUUse()
+    assert math.isnan(metric.update(1, 0.1))
+    assert math.isnan(metric.compute())
+    assert "no NVIDIA GPU" in metric.undefined
+
+
+@pytest.mark.parametrize("every", [-1.0, math.nan, math.inf, "1", True])
+def test_how_often_is_a_number_of_seconds(every):
+    with pytest.raises(LearnerError, match=r"every of HostMemory is .*; it needs seconds, 0 or more"):
+        HostMemory(every=every)
+
+
+def test_each_split_can_have_its_own():
+    for metric in (HostCPU(), HostMemory(), DeviceMemory()):
+        assert copy.deepcopy(metric).update(1, 0.1) is not None

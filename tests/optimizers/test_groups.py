@@ -1,0 +1,154 @@
+"""Groups of parameters: what each is trained with, by hand."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from runs import T, X, batches, line_step, quiet
+
+from learner.cli.optimizers import AdamW
+from learner.errors import LearnerError
+from learner.optimizers import Clipped, Ema, Group, Groups
+from learner.optimizers.groups import with_weight_decay
+from learner.schedules import Cosine
+from learner.steps.state import named_leaves
+
+PARAMS = {
+    "conv1": {"kernel": jnp.ones(2), "bias": jnp.ones(2)},
+    "conv2": {"kernel": jnp.ones(2), "bias": jnp.ones(2)},
+    "head": {"kernel": jnp.ones(2)},
+}
+
+
+def updates(optimizer, rate=0.5, steps=1):
+    with jax.numpy_dtype_promotion("standard"):
+        made = optimizer(jnp.float32(rate))
+        state = made.init(PARAMS)
+        for _ in range(steps):
+            changed, state = made.update(PARAMS, state, PARAMS)
+    return {path: float(x[0]) for path, x in named_leaves(changed).items()}
+
+
+def test_factors_schedules_optimizers_and_decays_of_their_own():
+    grouped = Groups(
+        optax.sgd,
+        [
+            Group(r"conv1\.kernel", lr=2.0),
+            Group(lambda path, x: path.endswith("bias"), lr=lambda step: 0.01 * (step + 1)),
+            Group("head", optimizer=lambda lr: optax.sgd(lr * 4)),
+            Group("conv2.kernel", optimizer=optax.adamw, weight_decay=0.0),
+        ],
+    )
+    found = updates(grouped)
+    assert found == pytest.approx(
+        {
+            "conv1.kernel": -1.0,
+            "conv1.bias": -0.01,
+            "conv2.bias": -0.01,
+            "head.kernel": -2.0,
+            "conv2.kernel": -0.5,  # Adam's first step is the rate; decay would add to it
+        },
+        rel=1e-5,
+    )
+    assert updates(grouped, steps=3)["conv1.bias"] == pytest.approx(-0.03)
+
+
+def test_parameters_in_no_group_are_the_rest():
+    assert updates(Groups(optax.sgd, [{"match": "head", "lr": 0.0}])) == {
+        "conv1.kernel": -0.5,
+        "conv1.bias": -0.5,
+        "conv2.kernel": -0.5,
+        "conv2.bias": -0.5,
+        "head.kernel": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([Group("conv1"), Group("bias")], r"overlap: conv1\.bias in groups 0 and 1"),
+        ([Group("conv"), Group("kernel$")], r"overlap: conv1\.kernel, conv2\.kernel in groups 0 and 1"),
+        ([Group("haed")], r"group 0 of Groups, 'haed' matches no parameter: there are: .*'head.kernel'"),
+        ([Group("head"), Group(["conv1", "norm"])], r"group 1 of Groups, 'norm' matches no parameter"),
+        ([Group(lambda path, x: False)], "group 0 of Groups, <lambda> chooses no parameter of conv1.bias"),
+        ([Group("head", weight_decay=0.1)], r"weight_decay=0\.1, and its optimizer \(sgd\) has no such argument"),
+    ],
+)
+def test_groups_that_do_not_fit_are_named_when_the_learner_is_built(tmp_path, groups, message):
+    step = lambda model, batch: line_step({"w": model["head"]["kernel"], "b": 0}, batch)  # noqa: E731
+    with pytest.raises(LearnerError, match=message):
+        quiet(tmp_path / "run").build(PARAMS, Groups(optax.sgd, groups), 0.1, train_step=step)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Groups(optax.sgd, []), r"groups of Groups is \[\]; it needs a list"),
+        (lambda: Groups(optax.sgd, Group("head")), "it needs a list"),
+        (lambda: Groups(optax.sgd, [{"lr": 2.0}]), "it needs match, which says"),
+        (lambda: Groups(optax.sgd, [{"match": "head", "rate": 2.0}]), "it has no 'rate': there are: 'match', 'lr'"),
+        (lambda: Groups(optax.sgd, ["head"]), "a group of Groups is 'head'"),
+        (lambda: Groups(None, [Group("head")]), "the optimizer of Groups is None"),
+        (
+            lambda: updates(Groups(optax.sgd, [Group("head", lr=Cosine(0.1))])),
+            r"Cosine\(first=0\.1\), which",
+        ),
+        (lambda: Group("head", lr=Cosine), r"lr of a group is the class Cosine: make one of it, Cosine\(...\)"),
+        (lambda: Group(3), "3 chooses no parameters: give a regular expression"),
+        (lambda: Group(lambda path: True), r"the predicate <lambda> cannot be called with \(path, array\)"),
+        (
+            lambda: updates(Groups(optax.sgd, [Group("head", optimizer=Cosine(0.1, over=3))])),
+            "gave ArrayImpl for a rate, not an optax transformation",
+        ),
+        (lambda: Group("head", optimizer=optax.sgd(0.1)), "the optimizer of a group is already built"),
+        (lambda: Groups(optax.adamw(1e-3), [Group("head")]), "the optimizer of Groups is already built"),
+        (
+            lambda: updates(Groups(optax.sgd, [Group(re.compile("haed"))])),
+            "group 0 of Groups, 'haed' matches no parameter: there",
+        ),
+        (lambda: updates(Groups(optax.sgd, [Group(re.compile(b"head"))])), "chooses no parameters: give a regular"),
+        (lambda: Group("head", lr=lambda step: -1.0), "lr of a group: .* starts with -1.0"),
+        (lambda: Group("head", lr=lambda step: jnp.ones(2)), "lr of a group: .* it needs one number"),
+        (lambda: Group("head", weight_decay="1e-3"), "weight_decay of a group is '1e-3'; it needs a number"),
+        (lambda: Group("head", weight_decay=float("nan")), "weight_decay of a group is nan"),
+        (lambda: Groups(optax.sgd, 3), "groups of Groups is 3; it needs a list"),
+        (lambda: Group("head", lr=-1.0), "lr of a group is -1.0"),
+        (lambda: updates(Groups(optax.sgd, [Group("(")])), r"'\(' is no regular expression"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(LearnerError, match=message):
+        make()
+
+
+def test_a_compiled_expression():
+    found = updates(Groups(optax.sgd, [Group(re.compile("HEAD", re.IGNORECASE), lr=2.0), Group([re.compile("s$")])]))
+    assert (found["head.kernel"], found["conv1.bias"], found["conv1.kernel"]) == (-1.0, -0.5, -0.5)
+
+
+def test_weight_decay_of_an_optimizer_from_a_config():
+    assert with_weight_decay(AdamW(b1=0.8), 0.5) == AdamW(b1=0.8, weight_decay=0.5)
+
+
+def test_the_weight_decay_of_what_is_inside_another():
+    inner = with_weight_decay(Ema(Clipped(optax.adamw, norm=1.0)), 0.5)
+    assert inner.optimizer.optimizer.keywords == {"weight_decay": 0.5}
+
+
+def test_a_run_trains_each_group_at_its_rate(tmp_path):
+    """Against SGD by hand: `b` at a tenth of the rate."""
+    grouped = Groups(optax.sgd, [Group("^b$", lr=0.1)])
+    start = {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1,))}
+    result = quiet(tmp_path / "run").num_epochs(2).build(start, grouped, 0.05, train_step=line_step).fit(batches())
+    w, b = np.zeros((3, 1)), np.zeros(1)
+    for _ in range(2):
+        for first in range(0, 24, 4):
+            x, t = X[first : first + 4].astype(np.float64), T[first : first + 4].astype(np.float64)
+            error = 2 * (x @ w + b - t) / 4
+            w, b = w - 0.05 * x.T @ error, b - 0.005 * error.sum(0)
+    np.testing.assert_allclose(result.model["w"], w, rtol=1e-4)
+    np.testing.assert_allclose(result.model["b"], b, rtol=1e-4)
+    assert all(isinstance(x, jax.Array) for x in result.model.values())

@@ -1,0 +1,120 @@
+"""Models in files."""
+
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner import load_model, save_model
+from learner.errors import LearnerError
+from learner.records import CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder, recorder_for
+from learner.records.files import RECORDERS
+
+MODEL = {"w": jnp.float32([0.5, 0.25]), "n": jnp.int32(3)}
+GIVEN = {"w": jnp.zeros(2), "n": jnp.int32(0)}
+
+
+@pytest.mark.parametrize(
+    ("extension", "start"),
+    [
+        (".mpk", b"\x84\xa6format"),
+        (".json", b'{"format"'),
+        (".safetensors", (184).to_bytes(8, "little")),
+        *((f"{name}.gz", b"\x1f\x8b") for name in (".mpk", ".json", ".safetensors")),
+    ],
+)
+def test_the_extension_chooses_the_format(tmp_path, extension, start):
+    path = tmp_path / f"my.model{extension}"
+    save_model(path, MODEL)
+    assert path.read_bytes().startswith(start)
+    assert os.listdir(tmp_path) == [path.name]
+    loaded = load_model(str(path), GIVEN)
+    assert loaded["w"].tolist() == [0.5, 0.25]
+    assert loaded["n"] == 3
+    assert GIVEN["n"] == 0
+    assert path.read_bytes() == RECORDERS[extension].to_bytes(MODEL)
+
+
+def test_a_recorder_chooses_the_precision(tmp_path):
+    for recorder in (CompactRecorder(), JsonRecorder("double", gzip=True), SafetensorsRecorder("half")):
+        path = tmp_path / f"model{recorder.extension}"
+        save_model(path, MODEL, recorder)
+        assert path.read_bytes() == recorder.to_bytes(MODEL)
+        assert load_model(path, GIVEN)["w"].tolist() == [0.5, 0.25]
+        assert load_model(path, GIVEN, recorder=recorder)["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "recorder", "message"),
+    [
+        ("model.json", CompactRecorder(), r"model.json does not fit CompactRecorder\(\), whose files end with .mpk.gz"),
+        ("model.mpk", CompactRecorder(), "whose files end with .mpk.gz"),
+        ("model.mpk.gz", MessagePackRecorder(), "whose files end with .mpk"),
+        ("model", None, "model has no extension of a record; there are: '.mpk', '.mpk.gz', '.json'"),
+        ("model.safetensor", None, "did you mean '.safetensors'"),
+        ("model.gz", None, "has no extension of a record"),
+        ("mpk", None, "has no extension of a record"),
+        ("model.mpk", CompactRecorder, "the recorder is <class .*; it needs an instance"),
+        ("model.mpk", "compact", "the recorder is 'compact'; it needs an instance"),
+        ("", None, "the path of a record is ''"),
+        (None, None, "the path of a record is a NoneType"),
+    ],
+)
+def test_what_does_not_fit_the_extension(tmp_path, monkeypatch, name, recorder, message):
+    monkeypatch.chdir(tmp_path)
+    for do in (lambda: save_model(name, MODEL, recorder), lambda: load_model(name, GIVEN, recorder=recorder)):
+        with pytest.raises(LearnerError, match=message):
+            do()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    """What was there before stays when another cannot be written."""
+    path = tmp_path / "model.mpk.gz"
+    save_model(path, MODEL)
+    before = path.read_bytes()
+    with pytest.raises(LearnerError, match="half precision cannot hold"):
+        save_model(path, {**MODEL, "w": jnp.float32([1e6, 0])}, CompactRecorder())
+    gone = jnp.arange(3.0)
+    gone.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        save_model(path, {"w": gone})
+    assert path.read_bytes() == before
+    os.link(path, tmp_path / "held")
+    save_model(path, GIVEN)
+    assert (tmp_path / "held").read_bytes() == before  # another file took its name; nobody reads half of one
+    (tmp_path / "held").unlink()
+    assert load_model(path, MODEL)["w"].tolist() == [0, 0]
+    assert os.listdir(tmp_path) == ["model.mpk.gz"]
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(LearnerError, match=r"there is no directory .*absent to save model.mpk in"):
+        save_model(tmp_path / "absent" / "model.mpk", MODEL)
+    with pytest.raises(LearnerError, match=r"there is no file .*absent/model.mpk$"):
+        load_model(tmp_path / "absent" / "model.mpk", MODEL)
+    save_model(tmp_path / "model-3.mpk.gz", MODEL)
+    with pytest.raises(LearnerError, match=r"there is no file .*model-4.mpk.gz; in .* did you mean 'model-3.mpk.gz'\?"):
+        load_model(tmp_path / "model-4.mpk.gz", MODEL)
+    (tmp_path / "run.mpk").mkdir()
+    with pytest.raises(LearnerError, match=r"run.mpk is a directory; load_model takes a file that save_model wrote"):
+        load_model(tmp_path / "run.mpk", MODEL)
+
+
+def test_errors_name_the_file(tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text("{}")
+    with pytest.raises(LearnerError, match=r"model.json cannot be read: it is no record of learner"):
+        load_model(path, MODEL)
+    save_model(path, MODEL)
+    with pytest.raises(
+        LearnerError, match=r"model.json \(JSON, version 1, full precision\) does not fit the model; 1 array"
+    ):
+        load_model(path, {**MODEL, "w": np.zeros(3)})
+
+
+def test_every_recorder_has_its_extension():
+    assert {recorder_for(f"x{name}") for name in RECORDERS} == set(RECORDERS.values())
+    assert recorder_for(Path("a.b/model.json.gz")) == JsonRecorder(gzip=True)

@@ -1,0 +1,77 @@
+"""Models taken apart."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from small_models import CASES, assert_equal_arrays
+
+from learner import Linen
+from learner.errors import LearnerError
+from learner.records.leaves import leaves_of
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def test_the_paths_of_a_model_are_those_of_its_library():
+    paths = {case.name: list(leaves_of(case.make()).arrays) for case in CASES}
+    assert [p for p in paths["nnx"] if p.startswith(("drop", "norm"))] == [
+        "drop.rngs.count",
+        "drop.rngs.key",
+        "norm.bias",
+        "norm.mean",
+        "norm.scale",
+        "norm.var",
+    ]
+    assert "layers.1.kernel" not in paths["nnx"]  # one parameter in two places
+    assert paths["linen"][:3] == ["batch_stats.norm.mean", "batch_stats.norm.var", "params.head.bias"]
+    assert paths["equinox"] == ["hidden.weight", "hidden.bias", "head.weight", "head.bias", "offset"]
+    assert paths["dict"] == ["head.w", "hidden.b", "hidden.w", "seen"]
+    assert paths["list"] == ["0", "1"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_not_replaced_stays(case):
+    model = case.make()
+    assert_equal_arrays(case.arrays(leaves_of(model).build({})), case.arrays(model))
+
+
+def test_the_mode_and_the_ties_of_the_model_stay():
+    model = CASES[0].make()
+    model.eval()
+    leaves = leaves_of(model)
+    made = leaves.build({"layers.0.kernel": jnp.ones((3, 3))})
+    assert made.drop.deterministic
+    assert made.layers[1].kernel is made.layers[0].kernel
+    linen = leaves_of(Linen(nn.Dense(1), {"params": {"kernel": jnp.ones((1, 1))}}, rngs=("noise",)))
+    assert linen.build({}).rngs == ("noise",)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Dense(2), r"linen module without variables \(Dense\); pass Linen\(module, variables\)"),
+        (nnx.Linear, r"the model \(Linear\) makes a model and is none; call it"),
+        (lambda: {"w": jnp.ones(1)}, r"the model \(<lambda>\) makes a model and is none"),
+        ({"f": 3.0, "s": "x"}, r"the model \(dict\) has no arrays"),
+        (None, r"the model \(NoneType\) has no arrays"),
+        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, "two leaves of the model are named a.b; give them other names"),
+        ({"w": np.array(["x"])}, "w is an array of str32, which cannot be stored; there are: float64"),
+        ({"w": np.array([None])}, "w is an array of object, which cannot be stored"),
+    ],
+)
+def test_what_is_no_model(model, message):
+    from learner.records import JsonRecorder
+
+    with pytest.raises(LearnerError, match=message):
+        JsonRecorder().check(model)
+
+
+def test_arrays_of_several_devices_are_gathered():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    from learner.records import JsonRecorder
+
+    split = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.P("x")))
+    assert JsonRecorder().to_bytes({"w": split}) == JsonRecorder().to_bytes({"w": np.arange(8, dtype=np.float32)})

@@ -1,0 +1,47 @@
+"""MessagePack is read and written as its own library does."""
+
+import msgpack
+import numpy as np
+import pytest
+
+from learner.errors import LearnerError
+from learner.records import MessagePackRecorder, messagepack
+from learner.records.leaves import Stored
+
+MODEL = {"head": {"kernel": np.float32([[1.0, -2.0]])}, "n": np.int32(7)}
+
+
+def test_another_library_reads_what_is_written():
+    assert msgpack.unpackb(MessagePackRecorder("double").to_bytes(MODEL)) == {
+        "format": "learner.record",
+        "version": 1,
+        "precision": "double",
+        "model": {
+            "head.kernel": {"dtype": "float64", "shape": [1, 2], "data": np.float64([1, -2]).tobytes()},
+            "n": {"dtype": "int32", "shape": [], "data": b"\x07\0\0\0"},
+        },
+    }
+
+
+def test_what_another_library_wrote_is_read():
+    """With other lengths of numbers and lengths, and the parts of an array in another order."""
+    arrays = {"n": {"data": b"\x09\0\0\0", "shape": [], "dtype": "int32"}}
+    arrays["head.kernel"] = {"shape": (1, 2), "dtype": "float32", "data": np.float32([3, 4]).tobytes()}
+    data = msgpack.packb({"precision": "full", "version": 1, "format": "learner.record", "model": arrays})
+    loaded = MessagePackRecorder().from_bytes(data, MODEL)
+    assert loaded["head"]["kernel"].tolist() == [[3.0, 4.0]]
+    assert loaded["n"] == 9
+
+
+def test_arrays_that_are_too_large(monkeypatch):
+    monkeypatch.setattr(messagepack, "MOST", 7)
+    with pytest.raises(
+        LearnerError, match=r"at most 7 bytes, and the model has head.kernel \(8 bytes\): use Safetensors"
+    ):
+        MessagePackRecorder().check(MODEL)
+
+
+def test_an_array_is_not_copied_to_be_written():
+    array = np.arange(6.0).reshape(2, 3)
+    chunks = list(MessagePackRecorder()._chunks({"w": Stored("float64", array)}))
+    assert np.shares_memory(np.frombuffer(chunks[-1]), array)

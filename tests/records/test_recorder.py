@@ -1,0 +1,195 @@
+"""Every model of every library comes back from every format in every precision."""
+
+import gzip
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from small_models import CASES, assert_equal_arrays, copied
+from stopped import some
+
+from learner.errors import LearnerError
+from learner.records import CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
+from learner.records.recorder import check_header
+
+KINDS = [MessagePackRecorder, JsonRecorder, SafetensorsRecorder]
+RECORDERS = [kind(p, g) for kind in KINDS for p in ("full", "half", "double") for g in (False, True)]
+FEW = {
+    JsonRecorder("full", True),
+    MessagePackRecorder("double"),
+    SafetensorsRecorder(),
+    MessagePackRecorder("half", True),
+}
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def other(model):
+    """The same model with all numbers changed; random keys too."""
+
+    def changed(x):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.key(99) if not x.shape else jax.random.split(jax.random.key(99), x.shape)
+        if x.dtype == bool:
+            return ~x
+        return x + np.ones((), x.dtype)
+
+    def leaf(x):
+        return changed(x) if isinstance(x, jax.Array | np.ndarray) else x
+
+    if isinstance(model, nnx.Module):
+        graph, state = nnx.split(model)
+        return nnx.merge(graph, jax.tree.map(leaf, state))
+    if hasattr(model, "variables"):
+        return type(model)(model.module, jax.tree.map(leaf, model.variables))
+    return jax.tree.map(leaf, model)
+
+
+@pytest.mark.parametrize(
+    ("recorder", "case"),
+    some([(r, c) for r in RECORDERS for c in CASES], [(r, c) for r in FEW for c in CASES]),
+    ids=str,
+)
+def test_a_model_comes_back(recorder, case):
+    model = case.make()
+    before = copied(case.arrays(model))
+    given = other(model)
+    given_before = copied(case.arrays(given))
+    loaded = recorder.from_bytes(recorder.to_bytes(model), given)
+    assert type(loaded) is type(model)
+    assert loaded is not given
+    assert_equal_arrays(case.arrays(model), before)
+    assert_equal_arrays(case.arrays(given), given_before)
+    if recorder.precision == "half":
+        before = {name: in_half(x) for name, x in before.items()}
+    assert_equal_arrays(case.arrays(loaded), before)
+
+
+def in_half(x):
+    return x.astype(np.float16).astype(x.dtype) if x.dtype == np.float32 else x
+
+
+@pytest.mark.parametrize("recorder", some(RECORDERS, FEW), ids=str)
+def test_random_streams_go_on_where_they_were(recorder):
+    model, given = CASES[0].make(), CASES[0].make()
+    model.drop.rngs()  # one number taken: the counter is 1
+    model.drop.rngs.key[...] = jax.random.key(5)
+    loaded = recorder.from_bytes(recorder.to_bytes(model), given)
+    assert loaded.drop.rngs.count[...] == 1
+    assert given.drop.rngs.count[...] == 0
+    expected = jax.random.bits(jax.random.fold_in(jax.random.key(5), 1))
+    assert jax.random.bits(loaded.drop.rngs()) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_random_keys_of_any_kind(kind, impl):
+    model = {"keys": jax.random.split(jax.random.key(3, impl=impl), (2, 3)), "old": jax.random.PRNGKey(2**31)}
+    given = jax.tree.map(lambda x: x[::-1], model)
+    loaded = kind("half").from_bytes(kind("half").to_bytes(model), given)
+    np.testing.assert_array_equal(jax.random.key_data(loaded["keys"]), jax.random.key_data(model["keys"]))
+    np.testing.assert_array_equal(loaded["old"], np.asarray(model["old"]))
+    wrong = {**model, "keys": jax.random.split(jax.random.key(3, impl="unsafe_rbg"), (2, 3))}
+    with pytest.raises(LearnerError, match=r"keys: key<.*>\[2, 3\] in the file, key<urbg>\[2, 3\] in the model"):
+        kind().from_bytes(kind().to_bytes(model), wrong)
+
+
+def test_any_precision_loads_any():
+    """Into a model of other dtypes, as any recorder of the format reads it."""
+    model = {"f": jnp.float32([0.5, -3.0]), "i": jnp.int32([[7, -7]]), "n": jnp.int32(70000), "b": jnp.array([True])}
+    given = {
+        "f": jnp.zeros(2, jnp.bfloat16),
+        "i": np.zeros((1, 2), np.int64),
+        "n": jnp.uint32(0),
+        "b": jnp.array([False]),
+    }
+    for kind, written, read in itertools.product(KINDS, ("full", "half", "double"), ("full", "half")):
+        loaded = kind(read).from_bytes(kind(written).to_bytes(model), given)
+        assert {name: x.dtype for name, x in loaded.items()} == {name: x.dtype for name, x in given.items()}
+        assert {name: np.asarray(x).tolist() for name, x in loaded.items()} == {
+            "f": [0.5, -3.0],
+            "i": [[7, -7]],
+            "n": 70000,
+            "b": [True],
+        }
+        assert isinstance(loaded["i"], np.ndarray)
+        assert loaded["i"].flags.writeable
+        assert isinstance(loaded["f"], jax.Array)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_every_shape_and_dtype(kind):
+    rng = np.random.default_rng(1)
+    dtypes = [np.float64, np.float32, np.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, np.complex64]
+    dtypes += [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.bool_]
+    shapes = [(), (1,), (0,), (3, 0), (2, 3), (1, 2, 1, 3)]
+    model = [np.asarray(rng.integers(0, 2, shape)).astype(d) for d in dtypes for shape in shapes]
+    model += [np.float32([np.nan, np.inf, -np.inf, -0.0, 1e-45]), np.asfortranarray(np.arange(6.0).reshape(2, 3))]
+    model += [np.arange(3, dtype=">i4"), np.arange(6.0)[::2]]
+    given = [np.ones_like(x) for x in model]
+    loaded = kind().from_bytes(kind().to_bytes(model), given)
+    for x, y in zip(model, loaded, strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        native = x.astype(x.dtype.newbyteorder("="))
+        assert native.tobytes() == y.astype(native.dtype).tobytes()
+
+
+def test_it_takes_shapes_and_puts_arrays_where_they_belong():
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+    place = jax.sharding.NamedSharding(devices, jax.P("x"))
+    data = MessagePackRecorder().to_bytes({"w": jnp.arange(4.0), "b": jnp.float32(2)})
+    given = {"w": jax.device_put(jnp.zeros(4), place), "b": jax.ShapeDtypeStruct((), jnp.float16)}
+    loaded = MessagePackRecorder().from_bytes(data, given)
+    assert loaded["w"].sharding == place
+    assert loaded["w"].tolist() == [0, 1, 2, 3]
+    assert loaded["b"].dtype == jnp.float16
+    free = MessagePackRecorder().from_bytes(data, {"w": jnp.zeros(4), "b": jnp.float32(0)})
+    assert not free["w"].committed  # as the given one is: it goes with arrays of any device
+    assert not loaded["b"].committed
+    abstract = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    linear = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+    made = MessagePackRecorder().from_bytes(MessagePackRecorder().to_bytes(linear), abstract)
+    np.testing.assert_array_equal(made.kernel[...], linear.kernel[...])
+    with pytest.raises(LearnerError, match="bias is only a shape"):
+        MessagePackRecorder().to_bytes(abstract)
+    only = MessagePackRecorder().to_bytes({"w": jnp.zeros(4)})
+    with pytest.raises(LearnerError, match="b of the model are shapes, and the file has nothing for them"):
+        MessagePackRecorder().from_bytes(only, given, strict=False)
+
+
+@pytest.mark.parametrize("recorder", RECORDERS, ids=str)
+def test_the_same_model_is_the_same_bytes(recorder):
+    data = recorder.to_bytes(CASES[0].make())
+    assert data == recorder.to_bytes(CASES[0].make())
+    if recorder.gzip:
+        assert data[3:8] == bytes(5)  # neither a name nor a time
+    assert gzip.decompress(CompactRecorder().to_bytes({"w": jnp.ones(1)}))[:1] == b"\x84"  # a map of four
+
+
+def test_what_a_recorder_is():
+    assert CompactRecorder().extension == MessagePackRecorder("half", gzip=True).extension == ".mpk.gz"
+    assert repr(CompactRecorder()) == "CompactRecorder()"
+    with pytest.raises(LearnerError, match="precision of JsonRecorder is 'f16'; it needs 'full' or 'half' or 'double'"):
+        JsonRecorder("f16")
+    with pytest.raises(LearnerError, match="gzip of JsonRecorder is 1; it needs True or False"):
+        JsonRecorder(gzip=1)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (("other", 1, "full"), "no record of learner: its format is 'other'"),
+        ((None, 1, "full"), "no record of learner: its format is 'None'"),
+        (("learner.record", 0, "full"), "its version is '0', which there is not"),
+        (("learner.record", True, "full"), "its version is 'True'"),
+        (("learner.record", 2, "full"), "it has version 2, and this version of learner reads up to 1: use a newer one"),
+        (("learner.record", 1, "quarter"), "its precision is 'quarter'"),
+    ],
+)
+def test_a_wrong_header(header, message):
+    with pytest.raises(LearnerError, match=message):
+        check_header(*header)

@@ -1,0 +1,389 @@
+"""Files that are damaged, or made to do harm: one clear error each, within bounded memory."""
+
+import base64
+import gzip
+import io
+import json
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+from stopped import some
+
+from learner.errors import LearnerError
+from learner.records import JsonRecorder, MessagePackRecorder, SafetensorsRecorder
+from learner.records.leaves import leaves_of
+from learner.records.unpacking import Unpacked, most_arrays, room_for
+
+MODEL = {"w": jnp.float32([[0.5, 1.0]]), "n": jnp.int32(3), "flag": jnp.array([True]), "key": jax.random.key(1)}
+RECORDERS = [
+    kind(gzip=packed) for kind in (MessagePackRecorder, JsonRecorder, SafetensorsRecorder) for packed in (False, True)
+]
+HEADER = {"format": "learner.record", "version": 1, "precision": "full"}
+W = {"dtype": "float32", "shape": [1], "data": b"1234"}
+
+
+def message_of(recorder, data, model=MODEL):
+    """What is said of the file; nothing but a LearnerError is let out."""
+    with pytest.raises(LearnerError) as caught:
+        recorder.from_bytes(data, model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("recorder", RECORDERS, ids=str)
+def test_a_file_that_is_cut_off_anywhere(recorder):
+    data = recorder.to_bytes(MODEL)
+    whole = len(data.rstrip())  # JSON ends before its last line does
+    for length in range(whole):
+        said = message_of(recorder, data[:length])
+        assert "the record cannot be read: it " in said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize("recorder", some(RECORDERS, RECORDERS[::2]), ids=str)
+def test_a_file_with_any_byte_changed(recorder):
+    """It is another number, or an error."""
+    data = recorder.to_bytes(MODEL)
+    for place in range(len(data)):
+        for flipped in (0x01, 0x80, 0xFF):
+            wrong = data[:place] + bytes([data[place] ^ flipped]) + data[place + 1 :]
+            try:
+                loaded = recorder.from_bytes(wrong, MODEL)
+            except LearnerError:
+                continue
+            assert {name: x.shape for name, x in loaded.items()} == {name: x.shape for name, x in MODEL.items()}
+
+
+@pytest.mark.parametrize("recorder", RECORDERS, ids=str)
+def test_what_comes_after_the_end(recorder):
+    data = recorder.to_bytes(MODEL)
+    assert "cannot be read" in message_of(recorder, data + b"more")
+    if recorder.gzip:
+        assert "goes on after its end" in message_of(recorder, data + gzip.compress(b"\x01")).replace(
+            "Extra data", "goes on after its end"
+        )
+
+
+@pytest.mark.parametrize("recorder", RECORDERS, ids=str)
+def test_files_of_other_kinds(recorder):
+    for data in (
+        b"\x80\x04pickle",
+        b"PK\x03\x04zip",
+        b"\x89PNG\r\n",
+        b"GIF89a",
+        b"[1, 2]",
+        b"null",
+        b"\x00" * 64,
+        b"\xff" * 64,
+    ):
+        said = message_of(recorder, data)
+        assert "cannot be read" in said
+        assert ("not compressed by gzip" in said) == recorder.gzip
+    assert "it is empty" in message_of(recorder, b"")
+    if not recorder.gzip:
+        assert "its name has to end with .gz" in message_of(recorder, gzip.compress(recorder.to_bytes(MODEL)))
+    else:
+        assert "not as gzip wrote it" in message_of(recorder, b"\x1f\x8b\x07" + b"0" * 30)
+
+
+def packed(**parts):
+    return msgpack.packb({**HEADER, **parts})
+
+
+def pairs(*items):
+    """A map of MessagePack with the items as they are, also twice."""
+    pack = msgpack.Packer()
+    return pack.pack_map_header(len(items)) + b"".join(
+        pack.pack(name) + (v if type(v) is bytearray else pack.pack(v)) for name, v in items
+    )
+
+
+MESSAGEPACK = {
+    "a map longer than the file": (b"\xdf\xff\xff\xff\xff", "cut off"),
+    "a list longer than the file": (b"\x81\xa6format\xdd\xff\xff\xff\xff", "exceeds max_array_len"),
+    "lists in lists": (b"\x81\xa6format" + b"\x91" * 100_000, "nested too deeply"),
+    "maps in maps": (b"\x81\xa6format" + b"\x81\xa1a" * 100_000, "nested too deeply"),
+    "lists of lists": (
+        b"\x81\xa6format" + (b"\xdc\x00\x20" + b"\x90" * 32) * 1000,
+        "list of other things|is no record|goes on|none belongs",
+    ),
+    "a text longer than the file": (b"\x81\xdb\xff\xff\xff\xff", "cut off"),
+    "bytes longer than the file": (b"\x81\xa6format\xc6\xff\xff\xff\xff", "cut off"),
+    "a type of its own": (b"\x81\xa6format\xd4\x05a", "exceeds max_ext_len"),
+    "no map": (b"\x93\x01\x02\x03", "not what it should be"),
+    "another format": (packed(format="flax", model={}), "no record of learner: its format is 'flax'"),
+    "no format": (msgpack.packb({"w": W}), "map where none belongs|no record of learner"),
+    "the next version": (
+        packed(version=2, model={"w": {"other": 1}}),
+        "version 2, and this version of learner reads up to 1",
+    ),
+    "no model": (packed(), "it has no model"),
+    "a model that is none": (packed(model=3), "not what it should be"),
+    "an array that is none": (packed(model={"w": 3}), "not what it should be"),
+    "an array without data": (
+        packed(model={"w": {"dtype": "float32", "shape": [1]}}),
+        "'w' is no array: it needs dtype",
+    ),
+    "an array with more": (packed(model={"w": {**W, "code": "x"}}), "'w' is no array"),
+    "data that is a text": (packed(model={"w": {**W, "data": "1234"}}), "'w' is no array"),
+    "a dtype that is none": (
+        packed(model={"w": {**W, "dtype": "object"}}),
+        "has the dtype 'object', which there is not",
+    ),
+    "a dtype of bytes": (packed(model={"w": {**W, "dtype": b"float32"}}), "has the dtype b'float32'"),
+    "a negative shape": (packed(model={"w": {**W, "shape": [-1]}}), r"has the shape \[-1\], which is none"),
+    "a shape of truths": (packed(model={"w": {**W, "shape": [True]}}), "list of other things than whole numbers"),
+    "a shape of texts": (packed(model={"w": {**W, "shape": ["1"]}}), "list of other things than whole numbers"),
+    "a shape too large": (packed(model={"w": {**W, "shape": [2**61]}}), "and has 4 bytes"),
+    "a shape that overflows": (packed(model={"w": {**W, "shape": [2**32, 2**32, 2**32]}}), "and has 4 bytes"),
+    "no numbers in a huge shape": (
+        packed(model={"w": {**W, "shape": [2**61, 2**61, 0], "data": b""}}),
+        "which no array has",
+    ),
+    "33 axes": (packed(model={"w": {**W, "shape": [1] * 33}}), "exceeds max_array_len"),
+    "too few bytes": (packed(model={"w": {**W, "shape": [2]}}), r"'w' is float32\[2\] and has 4 bytes"),
+    "a path that is a number": (packed(model={3: W}), "the model has the key 3, which is no text"),
+    "a path that is no text": (b"\x81\xa1\xff\x01", "not what it should be"),
+    "booleans of 7": (
+        packed(model={"w": {"dtype": "bool", "shape": [1], "data": b"\x07"}}),
+        "booleans that are neither",
+    ),
+    "a key without numbers": (
+        packed(model={"w": {"dtype": "key<fry>", "shape": [], "data": b"1234"}}),
+        "which is none",
+    ),
+    "an array twice": (
+        pairs(*HEADER.items(), ("model", bytearray(pairs(("w", W), ("w", W))))),
+        "the model has 'w' twice",
+    ),
+    "a part twice": (
+        pairs(*HEADER.items(), ("model", {}), ("format", "learner.record")),
+        "the record has 'format' twice",
+    ),
+    "a dtype twice": (
+        pairs(*HEADER.items(), ("model", bytearray(pairs(("w", bytearray(pairs(*W.items(), ("dtype", "int8")))))))),
+        "'w' has 'dtype' twice",
+    ),
+    "control characters": (packed(model={"\x1b[2J": {**W, "dtype": "x"}}), "has the dtype 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGEPACK)
+def test_hostile_messagepack(case):
+    data, message = MESSAGEPACK[case]
+    with pytest.raises(LearnerError, match=message) as caught:
+        MessagePackRecorder().from_bytes(data, MODEL)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+def text(**parts):
+    w = {**W, "data": base64.b64encode(W["data"]).decode()}
+    return json.dumps({**HEADER, "model": {"w": w}, **parts}).encode()
+
+
+JSON = {
+    "lists in lists": (b"[" * 30_000, "nested too deeply"),
+    "objects in objects": (b'{"a":' * 30_000, "nested too deeply"),
+    "no object": (b"[]", "not a JSON object"),
+    "a number of a million digits": (b'{"version": ' + b"9" * 10**6 + b"}", "not what it should be"),
+    "NaN": (b'{"version": NaN}', "it has NaN, which is no JSON"),
+    "not UTF-8": (b'{"\xff": 1}', "not what it should be"),
+    "a format twice": (b'{"format": 1, "format": 2}', "it has 'format' twice"),
+    "an array twice": (
+        text().replace(b'"w":', b'"w": {"dtype": "float32", "shape": [1], "data": ""}, "w":'),
+        "it has 'w' twice",
+    ),
+    "another format": (text(format="x"), "its format is 'x'"),
+    "a format that is a list": (text(format=["learner.record"]), "no record of learner"),
+    "the next version": (text(version=2, model=None), "it has version 2"),
+    "a version that is a text": (text(version="1"), "its version is '1'"),
+    "no model": (text(model=None), "its model is no mapping of arrays"),
+    "an array that is none": (text(model={"w": [1.0]}), "its model is no mapping of arrays"),
+    "data that is a list": (text(model={"w": {**W, "data": [1.0]}}), "'w' has data that is no text"),
+    "data that is no base64": (text(model={"w": {**W, "data": "MTIz!A=="}}), "not what it should be"),
+    "base64 without its end": (text(model={"w": {**W, "data": "MTIzNA"}}), "not what it should be"),
+    "a shape of floats": (text(model={"w": {**W, "shape": [1.0], "data": "MTIzNA=="}}), r"has the shape \[1.0\]"),
+    "a shape of huge numbers": (
+        text(model={"w": {**W, "shape": [10**400], "data": "MTIzNA=="}}),
+        "which is none|has the shape",
+    ),
+    "33 axes": (text(model={"w": {**W, "shape": [1] * 33, "data": "MTIzNA=="}}), "has the shape"),
+}
+
+
+@pytest.mark.parametrize("case", JSON)
+def test_hostile_json(case):
+    data, message = JSON[case]
+    with pytest.raises(LearnerError, match=message) as caught:
+        JsonRecorder().from_bytes(data, MODEL)
+    assert len(str(caught.value)) < 500
+
+
+def tensors(header, body=b"", length=None):
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(head) if length is None else length).to_bytes(8, "little") + head + body
+
+
+def entry(dtype="F32", shape=(1,), begin=0, end=4):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+OURS = {key: str(value) for key, value in HEADER.items()}
+SAFETENSORS = {
+    "a header longer than the file": (tensors(b"{}", length=2**63), "does not begin with the length of a header"),
+    "a header of nothing": (tensors(b""), "does not begin with the length of a header"),
+    "a header longer than what is there": (tensors(b"{}" + b" " * 9, length=12), "does not begin with the length"),
+    "lists in lists": (tensors(b"[" * 30_000), "nested too deeply"),
+    "objects in objects": (tensors(b'{"a":' * 30_000), "nested too deeply"),
+    "no object": (tensors(b"[]"), "its header is not a JSON object"),
+    "an array twice": (tensors(b'{"w":1,"w":2}'), "it has 'w' twice"),
+    "metadata twice": (tensors(b'{"__metadata__":{"a":"1","a":"2"}}'), "it has 'a' twice"),
+    "metadata that is none": (tensors({"__metadata__": 3}), "its metadata is not a JSON object"),
+    "the next version": (tensors({"__metadata__": {**OURS, "version": "2"}}), "it has version 2"),
+    "a version that is none": (tensors({"__metadata__": {**OURS, "version": "-1"}}), "its version is '-1'"),
+    "keys that are none": (
+        tensors({"__metadata__": {**OURS, "random_keys": '{"w": "key<fry>"}'}}),
+        "its random_keys are not",
+    ),
+    "keys of another kind": (
+        tensors({"__metadata__": {**OURS, "random_keys": '{"w": "float64"}'}, "w": entry("U32")}, b"1234"),
+        "its random_keys are not",
+    ),
+    "keys that nest": (tensors({"__metadata__": {**OURS, "random_keys": "[" * 30_000}}), "nested too deeply"),
+    "an array that is none": (tensors({"w": 3}), "'w' is no array"),
+    "an array with more": (tensors({"w": {**entry(), "x": 1}}, b"1234"), "'w' is no array"),
+    "a dtype that is none": (tensors({"w": entry("PY")}, b"1234"), "'w' has the dtype 'PY'; there are: BF16, BOOL"),
+    "a dtype that is a list": (tensors({"w": entry(["F32"])}, b"1234"), "has the dtype"),
+    "offsets that go back": (tensors({"w": entry(begin=4, end=0)}, b"1234"), "which are none"),
+    "offsets that are texts": (tensors({"w": entry(begin="0")}, b"1234"), "which are none"),
+    "arrays that overlap": (
+        tensors({"w": entry(), "v": entry(end=4)}, b"1234"),
+        "begins at byte 0, where byte 4 is next",
+    ),
+    "a hole": (tensors({"w": entry(begin=4, end=8)}, b"12345678"), "'w' begins at byte 4, where byte 0 is next"),
+    "more than the arrays": (tensors({"w": entry()}, b"12345678"), "goes on after its end"),
+    "an array beyond the end": (
+        tensors({"w": entry(shape=[10**12], end=4 * 10**12)}, b"1234"),
+        "it is cut off: 'w' ends",
+    ),
+    "an array that is cut off": (tensors({"w": entry(shape=[2], end=8)}, b"1234"), "it is cut off inside of 'w'"),
+    "a shape that does not fit": (tensors({"w": entry(shape=[2**61, 16])}, b"1234"), "and has 4 bytes"),
+    "no numbers in a huge shape": (tensors({"w": entry(shape=[0, 2**61, 2**61], end=0)}), "which no array has"),
+}
+
+
+@pytest.mark.parametrize("case", SAFETENSORS)
+def test_hostile_safetensors(case):
+    data, message = SAFETENSORS[case]
+    with pytest.raises(LearnerError, match=message) as caught:
+        SafetensorsRecorder().from_bytes(data, MODEL)
+    assert len(str(caught.value)) < 500
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def peak(do):
+    tracemalloc.start()
+    try:
+        do()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [MessagePackRecorder, JsonRecorder, SafetensorsRecorder])
+def test_a_bomb_is_not_unpacked(kind):
+    """200 MB of zeros, in 200 kB of gzip: in the place of an array, and of everything."""
+    size = 200_000_000
+    if kind is MessagePackRecorder:
+        start = (
+            packed(model={})[:-1]
+            + b"\x81\xa1w\x83\xa5dtype\xa5uint8\xa5shape\x91\xce\x0b\xeb\xc2\x00\xa4data\xc6\x0b\xeb\xc2\x00"
+        )
+    elif kind is JsonRecorder:
+        start = text()[:-5].replace(b'"MTIzNA', b'"AAAA')
+    else:
+        start = tensors({"w": entry("U8", [size], 0, size)})
+    bomb = gzip.compress(start + bytes(size), 1)
+    assert len(bomb) < size / 200
+    said = []
+    used = peak(lambda: said.append(message_of(kind(gzip=True), bomb)))
+    assert used < 60_000_000
+    assert "longer than" in said[0] or "cut off" in said[0] or "exceeds" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (MessagePackRecorder, b"\x81\xa6format" + b"\xdc\x00\x20" * 1000),
+        (MessagePackRecorder, b"\xdf\xff\xff\xff\xff\xa6format\xde\xff\xff" * 1000),
+        (SafetensorsRecorder, tensors({"w": entry(shape=[10**13], end=4 * 10**13)}, b"1234")),
+        (SafetensorsRecorder, tensors(b"{}", length=10**12)),
+    ],
+)
+def test_claims_take_no_memory(kind, data):
+    said = []
+    assert peak(lambda: said.append(message_of(kind(), data))) < 10_000_000
+
+
+HEAD = b'{"format": "learner.record", "version": 1, "precision": "full", "model": {"w": '
+NONE = {"dtype": "int8", "shape": [0], "data": ""}
+MANY = {
+    "JSON: lists": (JsonRecorder, HEAD + b"[" + b"[]," * 10**6 + b"[]]}}"),
+    "JSON: objects": (JsonRecorder, HEAD + b"[" + b"{}," * 10**6 + b"{}]}}"),
+    "JSON: numbers": (JsonRecorder, HEAD + b"[" + b"999," * 10**6 + b"9]}}"),
+    "JSON: texts": (JsonRecorder, HEAD + b"[" + b'"ab",' * 10**6 + b'""]}}'),
+    "JSON: arrays": (JsonRecorder, text(model={f"{i}": NONE for i in range(30_000)})),
+    "MessagePack: arrays": (MessagePackRecorder, packed(model={f"{i}": {**NONE, "data": b""} for i in range(30_000)})),
+    "MessagePack: keys": (MessagePackRecorder, msgpack.packb({f"{i}": 0 for i in range(10**5)})),
+    "safetensors: lists": (SafetensorsRecorder, tensors(b'{"w":[' + b"[]," * 10**6 + b"[]]}")),
+    "safetensors: arrays": (SafetensorsRecorder, tensors({f"{i}": entry(shape=[0], end=0) for i in range(30_000)})),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_many_small_values_take_no_memory(case):
+    """Of each byte of a file that is made to do harm, 20 to 30 would become."""
+    kind, data = MANY[case]
+    said = []
+    used = peak(lambda: said.append(message_of(kind(), data)))
+    assert used < 4 * len(data) + 14_000_000
+    assert "far more values than" in said[0] or "entries, which is far more than it needs" in said[0]
+
+
+@pytest.mark.parametrize("recorder", some(RECORDERS[::2], [JsonRecorder()]), ids=str)
+def test_a_model_of_many_small_arrays_is_loaded(recorder):
+    """As many as the model has; of a file that has more, so many that its size is not made of little else."""
+    model = {f"{i}": np.float32(i) for i in range(12_000)}
+    assert recorder.from_bytes(recorder.to_bytes(model), model)["11999"] == 11_999
+    assert most_arrays(leaves_of(model), 512_000) == 10_000 + 4 * 12_000 + 1000
+
+
+def test_a_larger_model_is_no_bomb():
+    """Its differences are told, also of weights that gzip makes much smaller."""
+    large = {"w": np.zeros((100, 100), np.float32), "v": np.arange(10**6, dtype=np.float32)}
+    data = MessagePackRecorder(gzip=True).to_bytes(large)
+    assert "v: float32[1000000] in the file, not in the model" in message_of(MessagePackRecorder(gzip=True), data)
+
+
+def test_the_room_of_a_model():
+    """Twice its numbers at 16 bytes each; or twenty times the file."""
+    leaves = leaves_of({"w": np.zeros(10**6, np.float16)})
+    assert 32 * 10**6 < room_for(leaves, 1000) < 34 * 10**6
+    assert room_for(leaves, 10**7) == 2 * 10**8
+
+
+def test_what_is_unpacked_is_counted():
+    file = lambda: io.BytesIO(gzip.compress(b"a" * 100))  # noqa: E731
+    assert Unpacked(file(), 100).read() == b"a" * 100
+    assert Unpacked(file(), 100).read(30) == b"a" * 30
+    buffer = np.zeros(120, np.uint8)
+    assert Unpacked(file(), 100).readinto(buffer.data) == 100
+    assert buffer.tobytes() == b"a" * 100 + bytes(20)
+    with pytest.raises(LearnerError, match=r"longer than 99 bytes when it is unpacked.*gunzip first"):
+        Unpacked(file(), 99).read()

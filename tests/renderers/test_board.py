@@ -1,0 +1,61 @@
+"""The table of metrics beside a bar."""
+
+from learner.events import MetricInfo
+from learner.renderers.board import board
+from learner.renderers.trends import ASCII, Trend
+
+
+def trend(split, name, *values):
+    made = Trend(MetricInfo(split, name, higher_is_better=name != "Loss"))
+    for epoch, value in enumerate(values, 1):
+        made.add(epoch, 10 * epoch, value)
+    return made
+
+
+TRENDS = [
+    trend("train", "Loss", 0.5, 0.25, 0.125),
+    trend("valid", "Mean Absolute Percentage Error", 1.0, 2.0, -1.5e-5),
+    trend("valid", "New"),
+]
+
+
+def columns(width):
+    titles = board(TRENDS, width, 9)[:1]
+    return titles[0].split() if titles else []
+
+
+def test_columns_go_in_their_order():
+    """The one of least use goes first; none comes back where there is less room."""
+    order = [["metric", "now", "best", "epoch", "trend"], ["metric", "now", "best", "trend"], ["metric", "now", "best"]]
+    order += [["metric", "now"], []]
+    seen = [columns(width) for width in range(200, 0, -1)]
+    assert list(map(list, dict.fromkeys(map(tuple, seen)))) == order
+    assert columns(40) == ["metric", "now", "best", "trend"]
+    assert columns(80) == columns(200) == order[0]
+
+
+def test_no_line_is_wider_than_there_is_room():
+    for width in range(1, 121):
+        assert all(len(line) <= width for line in board(TRENDS, width, 2)), width
+
+
+def test_the_whole_table():
+    assert board(TRENDS, 80, 9, characters=ASCII) == [
+        "metric                             now    best  epoch  trend",
+        "train/Loss                       0.125   0.125      3  @-.",
+        "valid/Mean Absolute Percent.  -1.5e-05       2      2  +@.",
+        "valid/New                            -       -      -",
+    ]
+
+
+def test_what_has_no_line_is_counted():
+    assert board(TRENDS, 80, 1)[-1] == "and 2 more metrics"
+    assert board(TRENDS, 80, 2)[-1] == "and 1 more metric"
+    assert board(TRENDS, 80, 1, "valid/New")[1].split() == ["valid/New", "-", "-", "-"]
+    assert board(TRENDS, 80, 0) == board([], 80, 9) == []
+
+
+def test_names_cannot_steer_the_terminal():
+    lines = board([trend("va\rlid", "\x1b[31m", 1.0)], 80, 9)
+    assert all(line.isprintable() for line in lines)
+    assert lines[1].startswith("va?lid/?[31m")

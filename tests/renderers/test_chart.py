@@ -1,0 +1,74 @@
+"""Curves as pictures."""
+
+import base64
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from learner.renderers.chart import COLOURS, DASHES, MARGIN, MARKS, chart, data_url, limits
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(curves, **size):
+    """The lines and the dots."""
+    root = ET.fromstring(chart(curves, **size))
+    lines = [
+        [tuple(map(float, pair.split(","))) for pair in line.get("points").split()]
+        for line in root.iter(f"{SVG}polyline")
+    ]
+    return lines, [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.iter(f"{SVG}circle")]
+
+
+def test_curves_share_a_frame_and_fill_it():
+    """10 to 50 becomes 4 to 204, 0 to 8 becomes 104 to 4: the top is little in SVG."""
+    curves = {"train": [(10, 8.0), (20, 2.0), (30, 0.0)], "valid": [(20, 4.0), (50, 4.0)]}
+    lines, dots = drawn(curves, width=208, height=108)
+    assert lines == [[(4, 4), (54, 79), (104, 104)], [(54, 54), (204, 54)]]
+    assert dots == []
+
+
+def test_gaps():
+    nan, inf = math.nan, math.inf
+    points = [(1, nan), (2, 1.0), (3, 2.0), (4, nan), (5, inf), (6, 1.0), (7, -inf)]
+    lines, dots = drawn({"train": points}, width=108, height=58)
+    assert lines == [[(4, 54), (29, 4)]]  # steps 2 to 6 become 4 to 104
+    assert dots == [(104, 54)]
+
+
+@pytest.mark.parametrize("points", [[], [(1, math.nan)], [(5, 2.0)], [(5, 2.0), (5, 2.0)], [(1, 1e308), (2, -1e308)]])
+def test_what_has_no_extent_is_drawn_inside(points):
+    lines, dots = drawn({"train": points}, width=100, height=50)
+    for x, y in [*dots, *(point for line in lines for point in line)]:
+        assert MARGIN <= x <= 100 - MARGIN
+        assert MARGIN <= y <= 50 - MARGIN
+    assert limits({"train": []}) == ((0, 0), (0, 0))
+
+
+def test_each_curve_has_colour_and_dashes_of_its_own():
+    curves = {str(number): [(1, 1.0), (2, float(number))] for number in range(5)}
+    lines = list(ET.fromstring(chart(curves)).iter(f"{SVG}polyline"))
+    looks = [(line.get("stroke"), line.get("stroke-dasharray")) for line in lines]
+    assert len(set(looks[:4])) == 4
+    assert looks[4] == looks[0] == (COLOURS[0], "none")
+    assert len(COLOURS) == len(set(DASHES)) == len(set(MARKS))
+
+
+def luminance(colour):
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#111111"])
+@pytest.mark.parametrize("colour", COLOURS)
+def test_colours_are_seen_on_light_and_on_dark_pages(colour, page):
+    """The contrast of WCAG 2.1, 1.4.11."""
+    low, high = sorted((luminance(colour), luminance(page)))
+    assert (high + 0.05) / (low + 0.05) >= 3
+
+
+def test_an_address_has_the_whole_picture():
+    kind, _, content = data_url("<svg>&\N{SNOWMAN}</svg>").partition(",")
+    assert (kind, base64.b64decode(content).decode()) == ("data:image/svg+xml;base64", "<svg>&\N{SNOWMAN}</svg>")

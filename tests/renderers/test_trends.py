@@ -1,0 +1,104 @@
+"""What each metric is, was at best, and how it went."""
+
+import math
+import statistics
+
+import pytest
+
+from learner.events import MetricInfo
+from learner.history import Point
+from learner.renderers.trends import ASCII, BLOCKS, Curve, Trend, Trends, important, sparkline
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 16, 17, 1000])
+def test_a_long_curve_keeps_its_ends_and_its_mean(count):
+    curve = Curve(most=8)
+    for x in range(1, count + 1):
+        curve.add(x, float(x))
+    points = curve.points()
+    assert 4 < len(points) <= 8 or len(points) == count
+    assert [x for x, _ in points] == sorted({x for x, _ in points})
+    assert points[-1][0] == count
+    each = points[0][0]  # how many the first one is made of
+    parts = [range(begin, min(begin + each, count + 1)) for begin in range(1, count + 1, each)]
+    assert points == [(part[-1], statistics.fmean(part)) for part in parts]
+
+
+def test_a_curve_in_fewer_points():
+    curve = Curve()
+    for x in range(1, 8):
+        curve.add(x, float(x))
+    assert curve.points(7) == curve.points()
+    assert curve.points(3) == [(3, 2.0), (6, 5.0), (7, 7.0)]
+    assert Curve().points(3) == []
+
+
+def test_what_is_not_finite_counts_nowhere():
+    curve = Curve(most=2)
+    for x, value in enumerate([1.0, math.nan, 3.0, math.inf, math.nan, math.nan, math.nan, math.nan], 1):
+        curve.add(x, value)
+    (first, second) = curve.points()
+    assert first == (4, 2.0)
+    assert (second[0], math.isnan(second[1])) == (8, True)
+
+
+def test_the_best_value_is_a_number_and_the_earlier_one():
+    for higher, best in ((False, Point(2, 20, 0.25)), (True, Point(4, 40, 2.0)), (None, None)):
+        trend = Trend(MetricInfo("valid", "X", higher_is_better=higher))
+        for epoch, value in enumerate([math.nan, 0.25, 0.25, 2.0, 2.0], 1):
+            trend.add(epoch, 10 * epoch, value)
+        assert (trend.best, trend.now) == (best, 2.0)
+
+
+def test_steps_are_shown_until_there_are_epochs(play):
+    trends = Trends()
+    play.start(trends)
+    train = trends.newest()[0]
+    assert (train.now, len(train.curve)) == (None, 0)
+    for done, loss in ((15, 4.0), (30, 2.0)):
+        play.dispatch(trends, 1, done, 15, loss=loss)
+        trends.newest()
+    play.dispatch(trends, 1, 3, 3, 3, "valid", loss=9.0)
+    assert (train.now, train.best, train.curve.points()) == (2.0, None, [(15, 4.0), (30, 2.0)])
+    for epoch in (1, 2):
+        play.epoch(trends, epoch)
+    assert (train.now, train.curve.points()) == (0.25, [(45, 0.5), (90, 0.25)])
+
+
+def test_a_run_that_goes_on_has_its_past(play):
+    trends = Trends()
+    history = {"valid/Loss": [(1, 45, 0.5), (2, 90, 0.75)], "valid/Text": [(1, 45, "1 0")], "valid/Own": [(1, 45, 3.0)]}
+    play.start(trends, epoch=3, step=90, resumed=True, history=history)
+    found = {trend.info.key: trend for trend in trends.newest()}
+    assert list(found) == ["train/Loss", "train/Accuracy", "valid/Loss", "valid/Accuracy", "valid/Own"]
+    assert (found["valid/Loss"].best, found["valid/Loss"].now) == (Point(1, 45, 0.5), 0.75)
+    play.start(trends)
+    assert [trend.now for trend in trends.newest()] == [None] * 4
+
+
+def test_texts_have_no_trend(play):
+    trends = Trends()
+    metrics = [MetricInfo("valid", "Matrix", numeric=False)]
+    play.start(trends, metrics=metrics)
+    play.validate(trends, 1, 30, Matrix="1 0", Own=2.0)
+    assert [(trend.info.key, trend.now) for trend in trends.newest()] == [("valid/Own", 2.0)]
+
+
+def test_the_important_ones_stay():
+    trends = [Trend(MetricInfo(split, name)) for split in ("train", "valid") for name in ("A", "Loss", "B")]
+    keys = [[trend.info.key for trend in important(trends, most, "valid/B")] for most in (0, 1, 3, 5)]
+    assert keys == [
+        [],
+        ["valid/B"],
+        ["train/Loss", "valid/Loss", "valid/B"],
+        ["train/A", "train/Loss", "train/B", "valid/Loss", "valid/B"],
+    ]
+
+
+@pytest.mark.parametrize("characters", [BLOCKS, ASCII])
+def test_a_line_of_characters(characters):
+    low, high, middle = characters[0], characters[-1], characters[4]
+    assert sparkline([2.0, 1.0, 1.5], characters) == high + low + middle
+    assert sparkline([1e308, -1e308, math.nan, math.inf, 0.0], characters) == f"{high}{low}  {middle}"
+    assert sparkline([], characters) == ""
+    assert sparkline([math.nan], characters) == " "

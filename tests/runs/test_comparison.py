@@ -1,0 +1,149 @@
+"""Runs side by side."""
+
+import json
+import weakref
+
+import pytest
+from written import write_run
+
+from learner import LearnerError
+from learner.runs import compare, each_run, find_runs
+
+
+def config(rate, extra=""):
+    return f"directory: d{rate}\nseed: 0\nlr: {rate}\nmodel: {{class_path: M, init_args: {{width: 8}}}}\n{extra}"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three runs; a metric whose greatest value is best."""
+    for name, rate, score in (("a", 0.1, [0.5, 0.7]), ("b", 0.2, [0.9, 0.8]), ("c", 0.1, [float("nan")])):
+        write_run(
+            tmp_path / name, {"valid/Score": score, "valid/Loss": [1.0], "train/Loss": [2.0]}, config=config(rate)
+        )
+        said = {"metrics": {"valid/Score": {"higher_is_better": True, "unit": ""}, "valid/Loss": {}, "train/Loss": {}}}
+        (tmp_path / name / "summary.json").write_text(json.dumps(said))
+    return find_runs([tmp_path])
+
+
+def test_what_differs(runs):
+    found = compare(runs)
+    assert found.settings == ("lr",)  # not the directory
+    assert [row["lr"] for row in found.rows] == [0.1, 0.2, 0.1]
+    assert found.metrics == ("valid/Score", "valid/Loss")
+    assert found.rows[1]["valid/Score best"] == 0.9
+    assert found.rows[1]["valid/Score best epoch"] == 1
+    assert found.rows[1]["valid/Score last"] == 0.8
+
+
+def test_the_table(runs):
+    lines = compare(runs[:2], ["Score"]).lines()
+    assert lines[0].split() == ["run", "status", "epochs", "steps", "time", "lr", "valid/Score", "epoch", "last"]
+    assert lines[1].split() == ["a", "ended:", "num_epochs", "2", "4", "21.0", "s", "0.1", "0.7", "2", "0.7"]
+
+
+@pytest.mark.parametrize(
+    ("column", "order"),
+    [("Score", "bac"), ("valid/Score", "bac"), ("lr", "acb"), ("run", "abc"), ("epochs", "cab")],
+)
+def test_sorting(runs, column, order):
+    """What a run has not, or is NaN, comes last; of equals the first stays first."""
+    assert "".join(row["run"] for row in compare(runs, sort=column).rows) == order
+
+
+def test_a_key_that_only_some_have(tmp_path):
+    write_run(tmp_path / "a", config=config(0.1))
+    write_run(tmp_path / "b", config=config(0.1, "grads_accumulation: 4\n"))
+    write_run(tmp_path / "from-python")
+    found = compare(find_runs([tmp_path]))
+    assert found.settings == ("grads_accumulation",)
+    assert [row["grads_accumulation"] for row in found.rows] == [None, 4, None]
+    assert found.lines()[1].split()[-4] == "-"
+
+
+def test_runs_from_python(tmp_path):
+    """Their journals say what they were made of; the one of the last start counts."""
+    for name, rates in (("a", [0.1, 0.2]), ("b", [0.1])):
+        lines = [{"event": "start", "time": 0.0, "step": 0, "config": {"lr": rate}} for rate in rates]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = compare(find_runs([tmp_path]))
+    assert [row["lr"] for row in found.rows] == [0.2, 0.1]
+
+
+def test_a_number_and_a_text_differ(tmp_path):
+    write_run(tmp_path / "a", config="lr: 1\n")
+    write_run(tmp_path / "b", config="lr: '1'\n")
+    assert compare(find_runs([tmp_path])).settings == ("lr",)
+
+
+def test_short_names_of_settings(tmp_path):
+    for name, width in (("a", 1), ("b", 2)):
+        inner = f"{{class_path: M, init_args: {{width: {width}, depth: {width}}}}}"
+        other = f"{{class_path: N, init_args: {{width: {width}}}}}"
+        write_run(tmp_path / name, config=f"model: {inner}\nteacher: {other}\n")
+    assert compare(find_runs([tmp_path])).lines()[0].split()[5:8] == ["model.width", "depth", "teacher.width"]
+
+
+def test_runs_that_share_no_metric(tmp_path):
+    write_run(tmp_path / "a", {"valid/A": [1.0]})
+    write_run(tmp_path / "b", {"valid/B": [1.0]})
+    rows = compare(find_runs([tmp_path])).rows
+    assert (rows[0]["valid/A last"], rows[0]["valid/B last"]) == (1.0, None)
+
+
+def test_hostile_names(tmp_path):
+    write_run(tmp_path / "a", {"valid/\x1b[31mRed": [1.0], "valid/Text": ["\x1b]0;title\x07"]}, config='"\\e[2J": 1\n')
+    write_run(tmp_path / "b", config="seed: 1\n")
+    text = "\n".join(compare(find_runs([tmp_path])).lines())
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_columns_and_metrics_that_there_are_not(runs):
+    with pytest.raises(LearnerError, match="no run has a metric 'Scor': did you mean 'Score'"):
+        compare(runs, ["Scor"])
+    with pytest.raises(LearnerError, match="there is no column 'second' to sort by: did you mean 'seconds'"):
+        compare(runs, sort="second")
+
+
+def test_hundreds_of_runs(tmp_path):
+    for number in range(300):
+        write_run(tmp_path / f"run-{number}", config=f"seed: {number}\n")
+    rows = compare(find_runs([tmp_path]), sort="seed").rows
+    assert [row["seed"] for row in rows] == list(range(300))
+
+
+def test_columns_as_they_are_headed(tmp_path):
+    for name, value in (("a", 2), ("b", 1)):
+        write_run(tmp_path / name, config=f"optimizer: {{class_path: X, init_args: {{b1: {value}}}}}\nrun: {value}\n")
+    runs = find_runs([tmp_path])
+    for column in ("b1", "optimizer.b1", "config.run"):
+        assert [row["run"] for row in compare(runs, sort=column).rows] == ["b", "a"]
+    found = compare(runs, sort="train/Loss")
+    assert found.metrics == ("valid/Loss", "train/Loss")
+    assert "train/Loss" in found.lines()[0]
+
+
+def test_what_only_yaml_knows(tmp_path):
+    write_run(tmp_path / "a", config="x: 2026-01-01\ny: !!set {b}\n")
+    write_run(tmp_path / "b", config="x: 1\n")
+    assert json.dumps([row["x"] for row in compare(find_runs([tmp_path])).rows]) == '["2026-01-01", 1]'
+
+
+def test_runs_are_let_go(tmp_path):
+    """While the next one is read no other is in memory."""
+    for number in range(5):
+        write_run(tmp_path / f"run-{number}", config=f"seed: {number}\n")
+    taken, most = [], 0
+
+    def each():
+        nonlocal most
+        for run in each_run([tmp_path]):
+            taken.append(weakref.ref(run))
+            most = max(most, sum(reference() is not None for reference in taken))
+            yield run
+            del run
+
+    assert [row["seed"] for row in compare(each(), sort="seed").rows] == [0, 1, 2, 3, 4]
+    assert most == 1

@@ -1,0 +1,104 @@
+"""Steps of runs that go on, in bounded memory."""
+
+import os
+
+import numpy as np
+import pytest
+from written import write_steps
+
+from learner.runs.following import GrowingSeries, epochs_in
+from learner.runs.series import step_values
+
+
+def whole(series, epochs, ends, limit=1 << 16):
+    """Reads to the end."""
+    while series.read(epochs, ends, limit) == limit:
+        pass
+    return series.series()
+
+
+def test_files_as_they_grow(tmp_path):
+    """The same as reading all of them at the end, and no line twice."""
+    series = GrowingSeries(tmp_path, "train", "Loss")
+    assert len(whole(series, [], {})) == 0
+    write_steps(tmp_path, "Loss", 1, [1, 2, 3])
+    assert whole(series, [1], {}).mean.tolist() == [1, 2, 3]
+    place = tmp_path / "train" / "epoch-2"
+    place.mkdir()
+    (place / "Loss.log").write_text("4,32\n5,3")
+    assert whole(series, [1, 2], {1: 3}).mean.tolist() == [1, 2, 3, 4]
+    with (place / "Loss.log").open("a") as file:
+        file.write("2\n0.1,final\n")
+    write_steps(tmp_path, "Loss", 3, [6])
+    found = whole(series, [1, 2, 3], {1: 3})
+    expected = step_values(tmp_path, "train", "Loss", {})
+    assert found.step.tolist() == expected.step.tolist() == [*range(1, 7)]
+    assert found.mean.tolist() == expected.mean.tolist() == [*range(1, 7)]
+    assert series.last_step == 6
+
+
+@pytest.mark.parametrize("limit", [1, 5, 1000])
+def test_parts_of_any_size(tmp_path, limit):
+    write_steps(tmp_path, "Loss", 1, range(40))
+    assert whole(GrowingSeries(tmp_path, "train", "Loss"), [1], {}, limit).mean.tolist() == [*range(40)]
+
+
+def test_a_metric_that_appears_late_begins_after_the_epochs_without_it(tmp_path):
+    write_steps(tmp_path, "Late", 3, [7, 8])
+    assert whole(GrowingSeries(tmp_path, "train", "Late"), [1, 2, 3], {1: 10, 2: 20}).step.tolist() == [21, 22]
+
+
+def test_a_file_that_became_shorter(tmp_path):
+    write_steps(tmp_path, "Loss", 1, range(10))
+    series = GrowingSeries(tmp_path, "train", "Loss")
+    whole(series, [1], {})
+    os.truncate(tmp_path / "train" / "epoch-1" / "Loss.log", 8)
+    with pytest.raises(ValueError, match="became shorter"):
+        series.read([1], {}, 100)
+
+
+def test_a_large_file_is_sketched_first(tmp_path):
+    """About right, from a small part of it; what is read later is exact."""
+    place = tmp_path / "train" / "epoch-1"
+    place.mkdir(parents=True)
+    count = 300_000
+    (place / "Loss.log").write_text("".join(f"{i / count:.6f},32\n" for i in range(count)))
+    series = GrowingSeries(tmp_path, "train", "Loss")
+    series.sketch([1], {1: count})
+    assert series.is_sketched
+    sketched = series.series()
+    assert len(sketched) == 256
+    assert np.abs(sketched.mean - sketched.step / count).max() < 0.01
+    assert sketched.step[-1] > 0.99 * count
+    series.read([1], {}, 1 << 20)
+    half = series.series()
+    assert series.is_sketched
+    assert np.all(np.diff(half.step) > 0)
+    assert half.step[-1] == sketched.step[-1]
+    exact = whole(series, [1], {}, 1 << 20)
+    assert not series.is_sketched
+    middle = exact.step - (exact.together + 1) / 2
+    np.testing.assert_allclose(exact.mean[:-1] * count, middle[:-1], atol=1)  # the last has fewer steps
+    assert exact.step[-1] == count
+
+
+def test_a_sketch_over_many_epochs(tmp_path):
+    for epoch in (1, 2, 3, 4):
+        write_steps(tmp_path, "Loss", epoch, np.full(150_000, float(epoch)))
+    series = GrowingSeries(tmp_path, "train", "Loss")
+    series.sketch([1, 2, 3, 4], {})
+    found = series.series()
+    assert len(found) > 200
+    assert (np.abs(found.mean - found.step / 150_000 - 0.5) < 0.51).all()
+
+
+def test_epochs_in_order(tmp_path):
+    for name in ("epoch-10", "epoch-9", "epoch-x", "other"):
+        (tmp_path / name).mkdir()
+    assert epochs_in(tmp_path) == [9, 10]
+    assert epochs_in(tmp_path / "nowhere") == []
+
+
+def test_a_name_that_no_file_can_have(tmp_path):
+    (tmp_path / "Loss.log").write_text("1,2\n")
+    assert len(whole(GrowingSeries(tmp_path / "a", "..", "../Loss"), [1], {})) == 0

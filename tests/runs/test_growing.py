@@ -1,0 +1,72 @@
+"""Lines of files that grow, each once."""
+
+import os
+
+from learner.runs.growing import GrowingLines
+
+
+def add(path, content):
+    with path.open("ab") as file:
+        file.write(content)
+
+
+def test_each_line_once_when_it_is_whole(tmp_path):
+    path = tmp_path / "a"
+    lines = GrowingLines(path)
+    assert lines.read() == (False, [])
+    add(path, b"1\n2\n3")
+    assert lines.read() == (False, [b"1", b"2"])
+    assert lines.read() == (False, [])
+    add(path, b"3\n\n")
+    assert lines.read() == (False, [b"33", b""])
+
+
+def test_only_new_bytes_are_read(tmp_path):
+    """What was read may be overwritten, in the same length, without being noticed."""
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n2\n")
+    lines = GrowingLines(path)
+    lines.read()
+    with path.open("r+b") as file:
+        file.write(b"8\n9\n3\n")
+    assert lines.read() == (False, [b"3"])
+
+
+def test_a_file_that_lost_something_begins_anew(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n2\n")
+    lines = GrowingLines(path)
+    lines.read()
+    os.truncate(path, 2)
+    assert lines.read() == (True, [b"1"])
+    assert lines.read() == (False, [])
+
+
+def test_another_file_of_that_name_begins_anew(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n2\n")
+    lines = GrowingLines(path)
+    lines.read()
+    (tmp_path / "b").write_bytes(b"3\n4\n5\n")
+    os.replace(tmp_path / "b", path)
+    assert lines.read() == (True, [b"3", b"4", b"5"])
+
+
+def test_the_end_of_a_long_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"".join(b"%04d\n" % n for n in range(1000)))
+    lines = GrowingLines(path, last=12)
+    assert lines.read() == (False, [b"0998", b"0999"])
+    add(path, b"1000\n")
+    assert lines.read() == (False, [b"1000"])
+    (tmp_path / "b").write_bytes(b"torn")
+    inside = GrowingLines(tmp_path / "b", last=1)
+    assert inside.read() == (False, [])
+    add(tmp_path / "b", b" line\nwhole\n")
+    assert inside.read() == (False, [b"whole"])
+    assert GrowingLines(path, last=10**6).read()[1][0] == b"0000"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a")
+    assert GrowingLines(tmp_path / "a").read() == (False, [])

@@ -1,0 +1,90 @@
+"""The values of each step, read back from files."""
+
+import os
+
+import numpy as np
+import pytest
+from written import write_run, write_steps
+
+from learner import LearnerError
+from learner.runs import Run
+from learner.runs import series as module
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two epochs of four steps, and one that goes on."""
+    directory = write_run(tmp_path / "a", {"train/Loss": [1.0, 2.0]}, steps=4, ending=None)
+    write_steps(directory, "Loss", 1, [1, 2, 3, 4])
+    write_steps(directory, "Loss", 2, [5, "nan", "inf", 8])
+    write_steps(directory, "Loss", 3, [9, 10])
+    return Run(directory)
+
+
+def test_each_step(run):
+    series = run.steps("train/Loss")
+    assert series.step.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    np.testing.assert_array_equal(series.mean, [1, 2, 3, 4, 5, np.nan, np.inf, 8, 9, 10])
+    assert series.together == 1
+    np.testing.assert_array_equal(series.low, series.high)
+
+
+def test_put_together(run):
+    series = run.steps("train/Loss", most=4)
+    assert series.together == 3
+    assert series.step.tolist() == [3, 6, 9, 10]
+    np.testing.assert_array_equal(series.mean, [2, 4.5, 8.5, 10])
+    np.testing.assert_array_equal(series.low, [1, 4, 8, 10])
+    np.testing.assert_array_equal(series.high, [3, 5, 9, 10])
+
+
+def test_in_many_parts(run, monkeypatch):
+    """The same for files that do not fit into one read, wherever it cuts them."""
+    whole = [run.steps("train/Loss", most) for most in (None, 4)]
+    monkeypatch.setattr(module, "CHUNK", 3)
+    for most, expected in zip((None, 4), whole, strict=True):
+        np.testing.assert_equal(vars(run.steps("train/Loss", most)), vars(expected))
+
+
+def test_all_of_a_point_is_not_finite(tmp_path):
+    directory = write_run(tmp_path / "a", {"train/Loss": [1.0]}, steps=2)
+    write_steps(directory, "Loss", 1, ["nan", "-inf"])
+    series = Run(directory).steps("train/Loss", most=1)
+    assert np.isnan([series.mean, series.low, series.high]).all()
+
+
+def test_an_epoch_whose_files_are_gone(run):
+    """The steps of the others stay where they were."""
+    os.unlink(run.directory / "train" / "epoch-1" / "Loss.log")
+    assert run.steps("train/Loss").step.tolist() == [5, 6, 7, 8, 9, 10]
+
+
+def test_a_torn_line_and_one_that_is_no_number(run):
+    path = run.directory / "train" / "epoch-3" / "Loss.log"
+    path.write_text("9,32\nhello\n7,32\n1.2")
+    np.testing.assert_array_equal(run.steps("train/Loss").mean[-3:], [9, np.nan, 7])
+
+
+def test_no_files(run):
+    assert len(run.steps("train/Accuracy")) == 0
+    assert len(run.steps("train/Accuracy", most=10)) == 0
+
+
+def test_a_pipe_is_not_read(run):
+    (run.directory / "train" / "epoch-4").mkdir()
+    os.mkfifo(run.directory / "train" / "epoch-4" / "Loss.log")
+    assert len(run.steps("train/Loss")) == 10
+
+
+def test_no_points_at_all(run):
+    with pytest.raises(LearnerError, match="most is 0; it needs 1 or more"):
+        run.steps("train/Loss", most=0)
+
+
+def test_a_line_without_an_end(run, monkeypatch):
+    """What no run wrote is not collected in memory."""
+    monkeypatch.setattr(module, "CHUNK", 100)
+    monkeypatch.setattr(module, "LONGEST", 1000)
+    with (run.directory / "train" / "epoch-3" / "Loss.log").open("ab") as file:
+        file.write(bytes(5000) + b"1,1\n3,3\n")
+    assert len(run.steps("train/Loss")) == 10

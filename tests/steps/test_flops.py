@@ -1,0 +1,119 @@
+"""Floating-point operations: by hand, and as XLA counts them where it counts right."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+from spread import KINDS
+from stopped import some
+
+from learner import LearnerBuilder
+from learner.steps.flops import Flops, flops_of, step_flops
+
+X, W = jnp.ones((8, 3)), jnp.ones((3, 3))
+ONCE = 2 * 8 * 3 * 3 + 8 * 3  # a product and a function of each number
+
+
+def counted(fn, *given):
+    return flops_of(jax.make_jaxpr(fn)(*given).jaxpr)
+
+
+def by_xla(fn, *given):
+    return jax.jit(fn).lower(*given).cost_analysis().get("flops", 0)
+
+
+def layer(x, w):
+    return jnp.tanh(x @ w)
+
+
+def layers(x, w):
+    return jax.lax.scan(lambda x, _: (layer(x, w), None), x, None, length=10)[0]
+
+
+def until(x, w):
+    return jax.lax.while_loop(lambda x: x.sum() > 0, lambda x: layer(x, w), x)
+
+
+def either(x, w):
+    return jax.lax.cond(x.sum() > 0, lambda x: layer(layer(x, w), w), lambda x: layer(x, w), x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "number", "exact"),
+    [
+        (layer, ONCE, True),
+        (layers, 10 * ONCE, True),
+        (until, ONCE + 8 * 3, False),
+        (either, 2 * ONCE + 8 * 3, True),
+        (jax.jit(layers), 10 * ONCE, True),
+        (jax.checkpoint(layer), ONCE, True),
+        (lambda x, w: (x @ w).astype(jnp.int32) * 2, 2 * 8 * 3 * 3, True),
+        (lambda x, w: jnp.where(x > 0, x, 0)[:, ::-1].T, 0, True),
+        (lambda x, w: x.sum(0) + x.max(0), 2 * 24 + 3, True),
+        (lambda x, w: jnp.cumsum(x, 0), 24, True),
+        (lambda x, w: x.at[jnp.array([0, 1])].add(w[:2]), 6, True),
+        (lambda x, w: jnp.linalg.inv(w), None, False),
+        (lambda x, w: (layer(x, w), x)[1], 0, True),
+        (lambda x, w: jax.jit(lambda: (layer(x, w), x + x))()[1], 24, True),
+    ],
+)
+def test_by_hand(fn, number, exact):
+    found = counted(fn, X, W)
+    assert (found.number if number is not None else None, found.exact) == (number, exact)
+
+
+def test_each_device_has_its_part():
+    mesh = Mesh(jax.devices()[:2], ("data",))
+    spec = PartitionSpec("data")
+    parts = jax.shard_map(layer, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec)
+    assert counted(parts, X, W) == Flops(ONCE)
+
+
+CASES = list(itertools.product((1, 2), ("SAME", "VALID", [(1, 1), (0, 1)]), (1, 2), (1, 2), (1, 3)))
+SOME = {(2, "SAME", 1, 1, 1), (1, "VALID", 1, 2, 3)}
+
+
+def cases():
+    for stride, padding, *rest in CASES:
+        if rest[0] == 1 or isinstance(padding, list):  # JAX takes no name of a padding where inputs are spread
+            some = isinstance(padding, list) and rest == [2, 1, 3]
+            some = some or (not isinstance(padding, list) and (stride, padding, *rest) in SOME)
+            yield pytest.param(stride, padding, *rest, marks=() if some else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("stride", "padding", "spread", "apart", "groups"), [*cases()])
+def test_convolutions_are_as_xla_counts_them(stride, padding, spread, apart, groups):
+    def convolved(x, w):
+        where = (stride, stride), padding, (spread, spread), (apart, apart), ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, *where, feature_group_count=groups)
+
+    def gradients(x, w):
+        return jax.grad(lambda *given: convolved(*given).sum(), argnums=(0, 1))(x, w)
+
+    x, w = jnp.ones((4, 9, 8, 6)), jnp.ones((3, 2, 6 // groups, 12))
+    assert counted(convolved, x, w).number == by_xla(convolved, x, w)
+    assert counted(gradients, x, w).number == by_xla(gradients, x, w)
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulate"),
+    some([*itertools.product(("mlp", "cnn", "transformer"), (1, 3))], {("mlp", 3), ("cnn", 1)}),
+)
+def test_steps_have_about_as_many_as_xla_counts(tmp_path, kind, accumulate):
+    """It counts a comparison, too, and functions such as `exp` apart."""
+    builder = LearnerBuilder(tmp_path / "run").grads_accumulation(accumulate)
+    learner = builder.build(KINDS[kind].make(0.0), optax.adam, 0.1)
+    state, rows = jax.eval_shape(learner.init), KINDS[kind].data(24, 1)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)), rows)
+    step = learner._step
+    lowered = jax.jit(lambda state, *batches: step.whole(state, list(batches))).lower(state, *[batch] * accumulate)
+    found = step_flops(step, state, batch)
+    assert found.exact
+    assert found.number == pytest.approx(lowered.cost_analysis()["flops"], rel=0.06)
+
+
+def test_sums_and_products():
+    assert (Flops(2) + Flops(3, exact=False)) * 4 == Flops(20, exact=False)

@@ -1,0 +1,292 @@
+"""Gradients of a step for every kind of model, against those that the model's own library computes; weighted means."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from small_models import (
+    BATCH,
+    CASES,
+    EquinoxNet,
+    Everything,
+    dict_step,
+    linen_step,
+    make_dict,
+    make_linen,
+    make_normed,
+    nnx_arrays,
+    normed_step,
+    other_batch,
+    tree_arrays,
+)
+from stopped import some
+
+from learner import (
+    GradientsAccumulator,
+    LearnerBuilder,
+    LearnerError,
+    RegressionOutput,
+    TrainOutput,
+    parameters,
+    value_and_grad,
+)
+from learner.steps.state import named_leaves
+
+KEY = jax.random.key(5)
+
+
+def close(got, expected):
+    got, expected = named_leaves(got), named_leaves(expected)
+    assert sorted(got) == sorted(expected)
+    for name, x in expected.items():
+        np.testing.assert_allclose(got[name], x, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+# -- value_and_grad ----------------------------------------------------------------------------------------------------
+
+
+def test_nnx_gets_what_nnx_gets_and_changes_the_same():
+    """Statistics, counters, and the random streams, which go on in place: the second call drops other activations."""
+    ours, theirs = Everything(), Everything()
+    for _ in range(2):
+        output, grads = value_and_grad(Everything.train_step)(ours, BATCH)
+        loss, expected = nnx.value_and_grad(lambda model: model.train_step(BATCH).loss)(theirs)
+        assert float(output.loss) == pytest.approx(float(loss), rel=1e-6)
+        close(grads, nnx.as_pure(expected))
+        close(nnx_arrays(ours), nnx_arrays(theirs))
+    assert ours.drop.rngs.count.get_value() == theirs.drop.rngs.count.get_value() == 2
+
+
+class Normed(nnx.Module):
+    def __init__(self):
+        self.norm, self.drop = nnx.BatchNorm(3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def train_step(self, batch):
+        return jnp.square(self.drop(self.norm(batch["x"]))).mean()
+
+
+def test_modules_inside_of_a_pytree_get_what_they_get_alone():
+    """Also in their statistics and random streams."""
+    alone, inside = Normed(), {"net": Normed(), "other": jnp.ones(1)}
+    for _ in range(2):
+        loss, grads = value_and_grad(Normed.train_step)(alone, BATCH)
+        found, of_both = value_and_grad(lambda model, batch: model["net"].train_step(batch))(inside, BATCH)
+        assert float(found) == pytest.approx(float(loss), rel=1e-6)
+        expected = {f"net.{name}.value": x for name, x in named_leaves(grads).items()}
+        close(of_both, {**expected, "other": jnp.zeros(1)})
+        close(nnx_arrays(inside["net"]), nnx_arrays(alone))
+    assert inside["net"].drop.rngs.count[...] == 2
+
+
+@pytest.mark.full
+def test_linen_gets_what_jax_gets():
+    model = make_linen()
+    before = tree_arrays(model.variables)
+    output, grads = value_and_grad(linen_step)(model, BATCH, KEY)
+    dropout = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 1), 0), 0)
+
+    def loss(params):
+        variables = {**make_linen().variables, "params": params}
+        found, changed = model.module.apply(
+            variables, BATCH["x"], train=True, rngs={"dropout": dropout}, mutable=["batch_stats"]
+        )
+        return RegressionOutput.from_predictions(found, BATCH["y"]).loss, changed
+
+    (value, changed), expected = jax.value_and_grad(loss, has_aux=True)(make_linen().variables["params"])
+    assert float(output.loss) == pytest.approx(float(value), rel=1e-6)
+    close(grads, expected)
+    close(model.variables["batch_stats"], changed["batch_stats"])
+    assert (tree_arrays(model.variables)["['params']['head']['bias']"] == before["['params']['head']['bias']"]).all()
+
+
+@pytest.mark.full
+def test_equinox_gets_what_equinox_gets():
+    model = EquinoxNet()
+    output, grads = value_and_grad(EquinoxNet.train_step)(model, BATCH, KEY)
+    loss, expected = eqx.filter_value_and_grad(lambda m: m.train_step(BATCH, KEY).loss)(model)
+    assert float(output.loss) == pytest.approx(float(loss), rel=1e-6)
+    close(grads, expected)
+
+
+@pytest.mark.full
+def test_a_model_that_the_step_returns_comes_with_the_output():
+    net, state = make_normed()
+    (output, (after, new_state)), grads = value_and_grad(normed_step)((net, state), BATCH)
+    expected = eqx.filter_grad(lambda net: normed_step((net, state), BATCH)[0].loss)(net)
+    close(grads[0], expected)
+    _, (_, expected_state) = normed_step((net, state), BATCH)
+    close(new_state, expected_state)
+    assert bool(eqx.tree_equal(after, net))
+    assert output.loss.shape == ()
+
+
+def test_a_dict_gets_what_jax_gets():
+    model = make_dict()
+    (output, after), grads = value_and_grad(dict_step)(model, BATCH, KEY)
+
+    def loss(floats):
+        return dict_step({**model, **floats}, BATCH, KEY)[0].loss
+
+    expected = jax.grad(loss)({"hidden": model["hidden"], "head": model["head"]})
+    close(grads, expected)
+    assert int(after["seen"]) == 1
+    assert int(model["seen"]) == 0
+    assert after["keep"] == 0.8
+    assert output.loss == dict_step(model, BATCH, KEY)[0].loss
+
+
+@pytest.mark.parametrize("case", some(CASES, {CASES[5]}), ids=str)
+def test_a_step_by_hand_is_the_step_of_a_learner(case, tmp_path):
+    """With the key that `fit` gives the first step; SGD at rate 1 shows the gradients."""
+    learner = LearnerBuilder(tmp_path).build(case.make(), optax.sgd, 1.0, **case.steps)
+    state = learner.init()
+    after, _ = learner.train_step(state, BATCH)
+    key = jax.random.fold_in(jax.random.fold_in(state.rng, 0), 0)
+    step = case.step or type(case.make()).train_step
+    _, grads = eqx.filter_jit(value_and_grad(step))(case.make(), BATCH, key)
+    moved = {
+        name: a - b
+        for (name, a), b in zip(named_leaves(state.params).items(), jax.tree.leaves(after.params), strict=True)
+    }
+    found = named_leaves(grads)
+    if case.name == "nnx":  # a plain jit knows nothing of parameters in two places
+        _, grads = value_and_grad(step)(case.make(), BATCH, key)
+        found = named_leaves(grads)
+    assert list(found) == list(moved)
+    for name, x in moved.items():
+        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.full
+def test_nnx_jit_keeps_a_parameter_that_is_in_two_places():
+    model = Everything()
+    _, grads = nnx.jit(value_and_grad(Everything.train_step))(model, BATCH, KEY)
+    close(grads, value_and_grad(Everything.train_step)(Everything(), BATCH, KEY)[1])
+    assert int(model.seen[...]) == 1
+
+
+def test_only_what_is_trainable_is_differentiated():
+    _, grads = value_and_grad(dict_step, trainable=lambda path, x: path.startswith("head"))(make_dict(), BATCH, KEY)
+    assert list(named_leaves(grads)) == ["head.w"]
+
+
+def test_own_gradients_are_taken():
+    def step(model, batch):
+        return TrainOutput(
+            {"w": jnp.float32(7)}, RegressionOutput.from_predictions(model["w"] * batch["x"], batch["y"])
+        )
+
+    batch = {"x": jnp.ones(4), "y": jnp.zeros(4)}
+    output, grads = value_and_grad(step)({"w": jnp.float32(2)}, batch)
+    assert float(grads["w"]) == 7
+    assert float(output.loss) == 4
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (dict_step, "the step dict_step takes a random key: call it with (model, batch, rng)"),
+        (lambda model: 0, "takes 1 arguments"),
+        (lambda model, batch: {"loss": 1.0}, "returned dict; it needs an output with a `loss`"),
+        (lambda model, batch: model["hidden"]["b"] * 1.0, "returned shape [3]; it needs an output with a `loss`"),
+    ],
+)
+def test_wrong_steps_say_what_is_wrong(step, said):
+    with pytest.raises(LearnerError, match=re.escape(said)):
+        value_and_grad(step)(make_dict(), BATCH)
+
+
+# -- GradientsAccumulator ----------------------------------------------------------------------------------------------
+
+
+def tree(*numbers, dtype=jnp.float32):
+    return {"a": jnp.asarray(numbers[:2], dtype), "b": [jnp.asarray(numbers[2], dtype)]}
+
+
+def test_the_mean_is_weighted_and_empties():
+    accumulator = GradientsAccumulator()
+    accumulator.accumulate(tree(1.0, 2.0, 3.0), 3)
+    accumulator.accumulate(tree(5.0, 6.0, -1.0), jnp.float32(1))
+    assert float(accumulator.weight) == 4
+    mean = accumulator.grads()
+    assert mean["a"].tolist() == [2.0, 3.0]
+    assert float(mean["b"][0]) == 2.0
+    assert float(accumulator.weight) == 0
+    accumulator.accumulate(tree(1.0, 1.0, 1.0), 2)
+    assert accumulator.grads()["a"].tolist() == [1.0, 1.0]
+
+
+def test_weight_zero_contributes_nothing_even_when_it_is_nan():
+    accumulator = GradientsAccumulator()
+    accumulator.accumulate(tree(np.nan, np.inf, np.nan), 0)
+    accumulator.accumulate(tree(1.0, 2.0, 3.0), 0.5)
+    assert accumulator.grads()["a"].tolist() == [1.0, 2.0]
+    accumulator.accumulate(tree(np.nan, np.inf, np.nan), 0.0)
+    assert accumulator.grads()["a"].tolist() == [0.0, 0.0]
+
+
+def test_half_precision_is_added_up_in_32_bits():
+    """A thousand times 1 and once 2048: bfloat16 has no 1 beside 512, and no float16 is as large as the sum."""
+    accumulator = GradientsAccumulator()
+    accumulator.accumulate({"w": jnp.bfloat16(1024)}, 1)
+    for _ in range(3):
+        accumulator.accumulate({"w": jnp.bfloat16(2)}, 1)
+    mean = accumulator.grads()["w"]
+    assert mean.dtype == jnp.bfloat16
+    assert float(mean) == float(jnp.bfloat16(1030 / 4))
+    accumulator = GradientsAccumulator()
+    accumulator.accumulate({"w": jnp.float16(2)}, 50_000)
+    assert float(accumulator.grads()["w"]) == 2
+
+
+def test_it_goes_through_jit_and_scan():
+    numbers = jnp.arange(4, dtype=jnp.float32)
+
+    @jax.jit
+    def add(accumulator, x):
+        accumulator.accumulate({"w": x}, x)
+        return accumulator
+
+    accumulator = GradientsAccumulator(like={"w": numbers[0]})
+    scanned, _ = jax.lax.scan(lambda acc, x: (add(acc, x), None), accumulator, numbers)
+    assert float(scanned.grads()["w"]) == pytest.approx(14 / 6)
+    assert float(jax.jit(lambda acc: acc.grads())(add(accumulator, numbers[2]))["w"]) == 2.0
+
+
+def test_it_makes_one_batch_of_two():
+    """Parts of unequal sizes, weighted by their rows, have the gradients of the whole."""
+    whole = other_batch(3, rows=6)
+    accumulator = GradientsAccumulator()
+    model = {"w": jnp.full((3, 2), 0.3)}
+
+    def step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
+
+    for rows in (slice(0, 4), slice(4, 6)):
+        output, grads = value_and_grad(step)(model, {name: x[rows] for name, x in whole.items()})
+        accumulator.accumulate(grads, output.weight)
+    close(accumulator.grads(), value_and_grad(step)(model, whole)[1])
+
+
+def test_wrong_gradients_and_weights_say_what_is_wrong():
+    accumulator = GradientsAccumulator()
+    with pytest.raises(LearnerError, match=r"no gradients: call accumulate"):
+        accumulator.grads()
+    for weight in (-1, float("nan"), jnp.ones(2)):
+        with pytest.raises(LearnerError, match=r"the weight of gradients is .*; it needs one number, 0 or more"):
+            accumulator.accumulate(tree(1.0, 2.0, 3.0), weight)
+    accumulator.accumulate(tree(1.0, 2.0, 3.0))
+    with pytest.raises(LearnerError, match=r"before: a is \[3\] and was \[2\]; b.0 is not there and was \[\]"):
+        accumulator.accumulate({"a": jnp.ones(3)})
+    with pytest.raises(LearnerError, match="containers are of other types"):
+        accumulator.accumulate({"a": jnp.ones(2), "b": (jnp.float32(1),)})
+
+
+def test_parameters_of_a_model_begin_an_accumulator():
+    accumulator = GradientsAccumulator(parameters(make_dict()))
+    assert [x.shape for x in jax.tree.leaves(accumulator.grads())] == [(3, 2), (3,), (3, 3)]

@@ -1,0 +1,212 @@
+"""Rematerialisation: the same gradients with less memory, and which policies there are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+from small_models import BATCH, CASES
+from stopped import some
+
+from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
+from learner.steps.remat import REMAT, has_loop, remat_name, remat_of
+
+WIDTH, DEPTH, ROWS = 32, 8, 64
+_rng = np.random.default_rng(3)
+WEIGHTS = {
+    "up": (_rng.normal(size=(DEPTH, WIDTH, 2 * WIDTH)) / 8).astype(np.float32),
+    "down": (_rng.normal(size=(DEPTH, 2 * WIDTH, WIDTH)) / 16).astype(np.float32),
+}
+DATA = {name: _rng.normal(size=(ROWS, WIDTH)).astype(np.float32) for name in ("x", "y")}
+
+
+def layer(x, weights):
+    return x + jax.nn.gelu(x @ weights["up"]) @ weights["down"], None
+
+
+def deep(model, batch):
+    """Its layers are a loop."""
+    return RegressionOutput.from_predictions(jax.lax.scan(layer, batch["x"], model)[0], batch["y"])
+
+
+def deep_by_hand(model, batch):
+    """The same with `jax.checkpoint` around each layer."""
+    again = jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
+    return RegressionOutput.from_predictions(jax.lax.scan(again, batch["x"], model)[0], batch["y"])
+
+
+def jitted(model, batch):
+    return jax.jit(deep)(model, batch)
+
+
+def flat(model, batch):
+    """Without a loop."""
+    x = batch["x"]
+    for index in range(DEPTH):
+        x, _ = layer(x, jax.tree.map(lambda w, index=index: w[index], model))
+    return RegressionOutput.from_predictions(x, batch["y"])
+
+
+def build(tmp_path, policy, model=WEIGHTS, **steps):
+    return LearnerBuilder(tmp_path / "run").remat(policy).build(model, optax.sgd, 1.0, **steps)
+
+
+def temporary(learner):
+    """Bytes that the compiled train step needs besides its arguments and results."""
+    program = jax.jit(learner.train_step, donate_argnums=0).lower(jax.eval_shape(learner.init), DATA).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def test_a_loop_needs_less_memory(tmp_path):
+    """As little as with each layer wrapped by hand; matrix products are in between."""
+    nothing, dots = (temporary(build(tmp_path, p, train_step=deep)) for p in ("nothing_saveable", "dots_saveable"))
+    everything = temporary(build(tmp_path, None, train_step=deep))
+    by_hand = temporary(build(tmp_path, None, train_step=deep_by_hand))
+    assert nothing == by_hand
+    assert 3 * nothing < everything
+    assert nothing < dots < everything / 2
+    assert temporary(build(tmp_path, "nothing_saveable", train_step=jitted)) == nothing
+
+
+NAMED = jax.checkpoint_policies.save_only_these_names("hidden")
+PAIRS = [(step, policy) for step in (deep, jitted, flat) for policy in (*REMAT, NAMED)]
+CHOSEN = [(deep, NAMED), (flat, "dots_saveable")]  # `jitted` is in the test above
+
+
+@pytest.mark.parametrize(("step", "policy"), some(PAIRS, CHOSEN))
+def test_the_gradients_are_the_same(tmp_path, step, policy):
+    states = []
+    for each in (None, policy):
+        learner = build(tmp_path, each, train_step=step)
+        states.append(jax.jit(learner.train_step)(learner.init(), DATA)[0].params)
+    for name in WEIGHTS:
+        np.testing.assert_allclose(states[1][name], states[0][name], rtol=1e-5, atol=1e-7)
+        assert np.abs(states[0][name] - WEIGHTS[name]).max() > 1e-4
+
+
+@pytest.mark.parametrize("case", some(CASES, [c for c in CASES if c.name == "linen"]), ids=str)
+def test_models_of_every_library(case, tmp_path):
+    """Dropout, statistics and returned models go through it; the random numbers are those of the forward pass."""
+    states = []
+    for policy in (None, "dots_saveable"):
+        learner = build(tmp_path, policy, case.make(), **case.steps)
+        states.append(jax.jit(learner.train_step)(learner.init(), BATCH)[0])
+    for a, b in zip(*map(jax.tree.leaves, ((s.params, s.model_state) for s in states)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    programs = [
+        str(jax.make_jaxpr(build(tmp_path, p, case.make(), **case.steps).train_step)(states[0], BATCH))
+        for p in (None, "dots_saveable")
+    ]
+    assert ["checkpoint" in text or "remat" in text for text in programs] == [False, True]
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.up, self.down = nnx.Linear(WIDTH, 64, rngs=rngs), nnx.Linear(64, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.down(nnx.gelu(self.up(x)))
+
+
+class Stack(nnx.Module):
+    """Its blocks are one module with stacked parameters, in a loop of nnx's."""
+
+    def __init__(self):
+        make = nnx.split_rngs(splits=DEPTH)(nnx.vmap(Block, in_axes=0, out_axes=0))
+        self.blocks = make(nnx.Rngs(0))
+
+    def __call__(self, x):
+        return nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.blocks)
+
+    def train_step(self, batch):
+        return RegressionOutput.from_predictions(self(batch["x"]), batch["y"])
+
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.Dense(WIDTH)(nn.gelu(nn.Dense(64)(x))), None
+
+
+def linen_stack():
+    blocks = nn.scan(LinenBlock, variable_axes={"params": 0}, split_rngs={"params": True}, length=DEPTH)()
+    return Linen(blocks, blocks.init(jax.random.key(0), DATA["x"], None))
+
+
+def linen_step(model, batch):
+    return RegressionOutput.from_predictions(model(batch["x"], None)[0], batch["y"])
+
+
+STACKS = [(Stack, {}), (linen_stack, {"train_step": linen_step})]
+
+
+@pytest.mark.parametrize(("make", "steps"), some(STACKS, STACKS[:1]))
+def test_loops_of_the_libraries_are_found(tmp_path, make, steps):
+    kept, again = (temporary(build(tmp_path, policy, make(), **steps)) for policy in (None, "nothing_saveable"))
+    assert 2 * again < kept
+
+
+def test_what_has_a_loop():
+    traced = lambda f: jax.make_jaxpr(f)(WEIGHTS, DATA).jaxpr  # noqa: E731
+    assert has_loop(traced(deep))
+    assert has_loop(traced(jitted))
+    assert not has_loop(traced(flat))
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_policy_without_arguments_is_there_by_name():
+    names = [name for name in dir(jax.checkpoint_policies) if not name.startswith("_")]
+    taken = []
+    for name in names:
+        try:
+            assert remat_of(name) is getattr(jax.checkpoint_policies, name)
+            taken.append(name)
+        except LearnerError as error:
+            assert f"jax.checkpoint_policies.{name}(...)" in str(error)  # noqa: PT017
+    assert set(REMAT) <= set(taken)
+    assert "save_only_these_names" not in taken
+    assert "checkpoint_dots" in taken
+
+
+@pytest.mark.parametrize("given", ["dots", "", 3, True, ["dots_saveable"]])
+def test_what_is_no_policy(given):
+    with pytest.raises(LearnerError, match=r"remat got .*; it needs 'nothing_saveable' or .*save_only_these_names"):
+        remat_of(given)
+
+
+def test_a_function_that_makes_policies():
+    with pytest.raises(
+        LearnerError, match=r"save_only_these_names, which makes a policy .*save_only_these_names\(\.\.\.\)"
+    ):
+        remat_of(jax.checkpoint_policies.save_only_these_names)
+
+
+def test_names():
+    assert remat_name(jax.checkpoint_policies.checkpoint_dots) == "dots_saveable"
+    assert remat_name(deep) == "deep"
+
+
+def test_gradients_of_ones_own(tmp_path):
+    from learner import TrainOutput
+
+    learner = build(tmp_path, "dots_saveable", train_step=lambda model, batch: TrainOutput(model, deep(model, batch)))
+    with pytest.raises(LearnerError, match=r"remat is set, but train_step computes its own gradients"):
+        learner.train_step(learner.init(), DATA)
+
+
+def test_a_convolution_is_found_inside(tmp_path):
+    """On a CPU programs with one have no loop around them."""
+    from learner.steps.program import has_convolution
+
+    def step(model, batch):
+        x = jax.lax.conv_general_dilated(
+            batch["x"][..., None], model["w"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        return RegressionOutput.from_predictions(x[..., 0], batch["y"])
+
+    learner = build(tmp_path, "dots_saveable", {"w": jnp.ones((3, 1, 1))}, train_step=step)
+    assert has_convolution(jax.make_jaxpr(learner.train_step)(learner.init(), DATA).jaxpr)

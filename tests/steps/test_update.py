@@ -1,0 +1,185 @@
+"""Updates of a part of a model at a rate that is an argument, against optax."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_models import Everything, make_linen
+from stopped import some
+
+from learner import LearnerError, Optimizer, parameters, take
+from learner.steps.state import named_leaves
+
+PARAMS = {"a": {"w": jnp.float32([1, 2]), "b": jnp.float32([3])}, "c": jnp.float32([[4, 5]])}
+GRADS = {"a": {"w": jnp.float32([0.5, -1]), "b": jnp.float32([2])}, "c": jnp.float32([[-0.25, 1]])}
+OPTIMIZERS = {
+    "sgd": optax.sgd,
+    "adamw": partial(optax.adamw, weight_decay=0.1),
+    "clipped": lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(lr)),
+    "lion": optax.lion,
+    "adafactor": optax.adafactor,
+    "schedule_free": optax.contrib.schedule_free_sgd,
+    "masked": lambda lr: optax.adamw(lr, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)),
+}
+
+
+def standard():
+    """Optax mixes dtypes and ranks."""
+    return jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+
+
+def by_optax(make, rates, params, grads):
+    """The parameters after steps with these rates, each by an optimizer of a fixed rate."""
+    one, two = standard()
+    with one, two:
+        state = make(rates[0]).init(params)
+        for rate in rates:
+            updates, state = make(rate).update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+    return params
+
+
+def close(got, expected):
+    got, expected = named_leaves(got), named_leaves(expected)
+    assert list(got) == list(expected)
+    for name, x in expected.items():
+        np.testing.assert_allclose(got[name], x, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("name", some(OPTIMIZERS, {"sgd", "adamw"}))
+def test_all_parameters_at_rates_that_change(name):
+    opt, params = Optimizer(OPTIMIZERS[name]), PARAMS
+    state = opt.init(params, lr=0.1)
+    for rate in (0.1, 0.03):
+        params, state = opt.step(rate, params, GRADS, state)
+    close(params, by_optax(OPTIMIZERS[name], (0.1, 0.03), PARAMS, GRADS))
+
+
+@pytest.mark.parametrize("name", some(["adamw", "clipped"], {"clipped"}))
+def test_two_parts_with_a_rate_each(name):
+    """Each part is what optax makes of that part alone; clipping sees the norm of its part."""
+    opt = Optimizer(OPTIMIZERS[name])
+    part, rest = take(GRADS, "a.b", "c")
+    of_part, of_rest = take(PARAMS, "a.b", "c")
+    states, params = [opt.init(of_part), opt.init(of_rest)], PARAMS
+
+    @jax.jit
+    def step(params, states):
+        params, one = opt.step(0.2, params, part, states[0])
+        params, two = opt.step(jnp.float32(0.01), params, rest, states[1])
+        return params, [one, two]
+
+    for _ in range(2):
+        params, states = step(params, states)
+    expected = by_optax(
+        OPTIMIZERS[name], (0.2, 0.2), {"b": PARAMS["a"]["b"], "c": PARAMS["c"]}, {"b": GRADS["a"]["b"], "c": GRADS["c"]}
+    )
+    close({"b": params["a"]["b"], "c": params["c"]}, expected)
+    close(params["a"]["w"], by_optax(OPTIMIZERS[name], (0.01, 0.01), PARAMS["a"]["w"], GRADS["a"]["w"]))
+    assert not any("w" in name for name in named_leaves(states[0]))
+
+
+@pytest.mark.parametrize("make", [Everything, make_linen])
+def test_a_model_is_updated_and_the_given_one_stays(make):
+    model, opt = make(), Optimizer(optax.sgd)
+    params = parameters(model)
+    head, _ = take(jax.tree.map(jnp.ones_like, params), "head")
+    after, _ = opt.step(0.5, model, head, opt.init(take(model, "head")[0]))
+    before, now = named_leaves(params), named_leaves(parameters(after))
+    for name, x in before.items():
+        np.testing.assert_array_equal(now[name], x - 0.5 if name.startswith("head") else x)
+    close(parameters(model), params)
+
+
+def test_a_full_state_with_a_part_shows_the_right_call():
+    opt = Optimizer(optax.adam)
+    part, _ = take(GRADS, "a.b")
+    with pytest.raises(LearnerError, match=r"not that of the parameters that have gradients \(a.b\)") as error:
+        opt.step(0.1, PARAMS, part, opt.init(PARAMS))
+    text = str(error.value)
+    assert "too much: 0.mu.a.w, 0.mu.c, 0.nu.a.w, 0.nu.c" in text
+    assert 'opt_state = opt.init(take(params, "a.b")[0])' in text
+    part, _ = take(GRADS, "a")
+    with pytest.raises(LearnerError, match=r'opt.init\(take\(params, "a"\)\[0\]\)'):
+        opt.step(0.1, PARAMS, part, opt.init(PARAMS))
+    with pytest.raises(LearnerError, match=r"missing: 0.mu.c, 0.nu.c"):
+        opt.step(0.1, PARAMS, GRADS, opt.init(part))
+
+
+def test_arguments_in_another_order():
+    opt = Optimizer(optax.sgd)
+    with pytest.raises(LearnerError, match=r"the rate is a dict; the order is step\(lr, params, grads, opt_state\)"):
+        opt.step(PARAMS, GRADS, opt.init(PARAMS), 0.1)
+    with pytest.raises(LearnerError, match="there are no gradients; the order is step"):
+        opt.step(0.1, PARAMS, opt.init(PARAMS), GRADS)
+
+
+def test_gradients_of_other_parameters():
+    opt = Optimizer(optax.sgd)
+    wrong = {"a": {"w": jnp.ones(3), "bb": jnp.ones(1)}}
+    with pytest.raises(LearnerError, match="2 problems") as error:
+        opt.step(0.1, PARAMS, wrong, opt.init(PARAMS))
+    assert "the gradient of a.w is [3], and a.w is [2]" in str(error.value)
+    assert "a gradient of a.bb, which is no parameter: did you mean 'a.b'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        (-0.1, "the rate is -0.1; it needs a number that is 0 or more, and finite"),
+        (float("nan"), "the rate is nan"),
+        ("fast", "the rate is 'fast'"),
+        (jnp.ones(2), r"the rate has shape \[2\]"),
+        (
+            optax.linear_schedule(1.0, 0.0, 10),
+            r"the rate is a function \(schedule\): call it with the step, opt.step\(schedule",
+        ),
+    ],
+)
+def test_rates_that_are_none(rate, said):
+    opt = Optimizer(optax.sgd)
+    with pytest.raises(LearnerError, match=said):
+        opt.step(rate, PARAMS, GRADS, opt.init(PARAMS))
+
+
+def test_optimizers_that_are_none():
+    for wrong in (optax.adam(1e-3), "adam", lambda lr: 3):
+        with pytest.raises(LearnerError, match=r"pass the function|an optax transformation"):
+            Optimizer(wrong)
+
+
+def test_a_state_that_depends_on_the_first_rate():
+    opt = Optimizer(optax.rprop)
+    with pytest.raises(LearnerError, match=r"depends on the first rate: init\(params, lr=1e-3\)"):
+        opt.init(PARAMS)
+    params, _ = opt.step(0.1, PARAMS, GRADS, opt.init(PARAMS, lr=0.1))
+    close(params, by_optax(optax.rprop, (0.1,), PARAMS, GRADS))
+
+
+def test_optimizers_that_look_at_the_loss():
+    opt = Optimizer(optax.polyak_sgd)
+    state = opt.init(PARAMS)
+    with pytest.raises(LearnerError, match=r"looks at the loss: step\(.*, loss=output.loss\)"):
+        opt.step(1.0, PARAMS, GRADS, state)
+    params, _ = opt.step(1.0, PARAMS, GRADS, state, loss=jnp.float32(0.3))
+    norm = sum(float((g**2).sum()) for g in jax.tree.leaves(GRADS))
+    close(params, jax.tree.map(lambda p, g: p - g * np.float32(0.3 / norm), PARAMS, GRADS))
+
+
+@pytest.mark.full
+def test_a_line_search_looks_at_its_part():
+    opt = Optimizer(optax.lbfgs)
+    params = {"w": jnp.float32([3.0, -2.0]), "other": jnp.ones(1)}
+
+    def loss(params):
+        return jnp.square(params["w"]).sum()
+
+    part, _ = take(params, "w")
+    state = opt.init(part)
+    value, grads = jax.value_and_grad(loss)(part)
+    params, _ = opt.step(1.0, params, grads, state, loss=value, value_fn=loss)
+    assert float(loss(params)) < float(value)
+    assert params["other"].tolist() == [1]

@@ -1,0 +1,110 @@
+"""Which axis each array is split over, and what is wrong with rules."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+from learner.errors import LearnerError
+from learner.strategies import fsdp
+from learner.strategies.rules import Rules
+
+LEAVES = {
+    "layers.0.attention.kernel": jax.ShapeDtypeStruct((8, 12), jnp.float32),
+    "layers.0.mlp.kernel": jax.ShapeDtypeStruct((8, 32), jnp.float32),
+    "layers.0.mlp.bias": jax.ShapeDtypeStruct((32,), jnp.float32),
+}
+SIZES = {"data": 4, "model": 2}
+
+
+@given(st.lists(st.integers(1, 40), max_size=4), st.integers(1, 9), st.integers(0, 200))
+def test_fsdp_splits_the_largest_axis_that_divides(shape, count, min_size):
+    spec = fsdp(min_size).spec(shape, {"data": count})
+    split = [axis for axis, entry in enumerate(spec) if entry is not None]
+    size = 1
+    for length in shape:
+        size *= length
+    divisible = [length for length in shape if length % count == 0]
+    assert len(split) == (1 if divisible and size >= min_size else 0)
+    if split:
+        assert shape[split[0]] == max(divisible)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"attention": (None, "model"), "kernel": ["data", None], "bias": "model"},
+        [("attention", P(None, "model")), ("kernel", ("data",)), (r"mlp\.bias$", [["model"]])],
+        [{"attention": (None, "model")}, {"kernel": "data", "bias": ("model",)}],
+    ],
+)
+def test_the_first_rule_that_matches_counts(rules):
+    read = Rules.of(rules)
+    specs = {path: read.spec(path, leaf.shape, SIZES) for path, leaf in LEAVES.items()}
+    attention, kernel, bias = specs.values()
+    assert (attention, kernel[0], bias[0]) in [(P(None, "model"), "data", name) for name in ("model", ("model",))]
+    assert read.problems(LEAVES, SIZES) == []
+
+
+def test_fsdp_takes_what_no_rule_before_it_matches():
+    read = Rules.of([("bias", None), fsdp(1, axis="model")])
+    assert [read.spec(path, leaf.shape, SIZES) for path, leaf in LEAVES.items()] == [
+        P(None, "model"),
+        P(None, "model"),
+        P(),
+    ]
+
+
+def test_fsdp_has_a_name():
+    assert Rules.of("fsdp") == Rules.of(["fsdp"]) == Rules.of(fsdp())
+    assert Rules.of([{"bias": None}, "fsdp"]) == Rules.of([("bias", None), fsdp()])
+
+
+def test_without_rules_nothing_is_split():
+    assert Rules.of(None).spec("any", (8, 8), SIZES) == P()
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"kernel": "modle"}, "the rule 'kernel' splits over 'modle', and the mesh has 'data', 'model'"),
+        (fsdp(axis="fsdp"), "fsdp splits over 'fsdp', and the mesh has 'data', 'model'"),
+        ({"kernel": ("data", "data")}, "the rule 'kernel' splits over 'data' twice"),
+        ({r"layers\.0\.mpl\.kernel": "data"}, "matches none of the 3 arrays; did you mean 'layers.0.mlp.kernel'"),
+        ({"zzz": "data"}, "the rule 'zzz' of Sharded is not used: it matches none of the 3 arrays; there are: "),
+        ([("kernel", "data"), ("attention", "model")], "an earlier rule takes all that it matches (layers.0.att"),
+        (
+            {"attention.kernel": (None, ("data", "model"))},
+            "layers.0.attention.kernel [8, 12] cannot be split along its axis 1: 12 is not a multiple of 8, the size "
+            "of 'data' and 'model'",
+        ),
+        ({"bias": (None, "model")}, "layers.0.mlp.bias has 1 axes ([32]), and its rule of Sharded splits 2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(rules, message):
+    (problem,) = Rules.of(rules).problems(LEAVES, SIZES)
+    assert message in problem
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ("fdsp", "the rules of Sharded are 'fdsp'; give fsdp\\(\\)"),
+        (3, "the rules of Sharded are 3"),
+        (["kernel"], "a rule of Sharded is 'kernel'"),
+        ([("kernel", "data", "model")], "a rule of Sharded is"),
+        ({"kernel": (1,)}, "the rule 'kernel' of Sharded splits by \\(1,\\)"),
+        ({"(": "data"}, "is not a regular expression"),
+    ],
+)
+def test_what_is_no_rule_is_an_error(rules, message):
+    with pytest.raises(LearnerError, match=message):
+        Rules.of(rules)
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, True])
+def test_a_size_that_is_none(size):
+    with pytest.raises(LearnerError, match="min_size of fsdp"):
+        fsdp(size)

@@ -1,0 +1,171 @@
+"""Strategies on several devices: where things are."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from learner import LearnerBuilder
+from learner.errors import LearnerError
+from learner.strategies import Replicated, Sharded, fsdp
+
+FIRST = jax.devices()[:4]
+MAKE = {
+    "replicated": lambda: Replicated(FIRST),
+    "sharded": lambda: Sharded(devices=FIRST),
+    "fsdp": lambda: Sharded(rules=fsdp(1), devices=FIRST),
+    "mesh": lambda: Sharded({"data": 2, "model": 2}, {"w": (None, "model")}, devices=FIRST),
+}
+
+
+@pytest.fixture(params=MAKE)
+def strategy(request):
+    return MAKE[request.param]()
+
+
+def test_what_is_placed_is_the_same_on_every_device(strategy):
+    placed = strategy.place({"x": np.arange(3), "key": jax.random.key(1)})
+    assert all(x.committed and x.is_fully_replicated and len(x.devices()) == 4 for x in jax.tree.leaves(placed))
+    assert strategy.scalar(7) is strategy.scalar(7)
+    assert (int(strategy.scalar(7)), strategy.scalar(7).dtype) == (7, jnp.int32)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_are_spread_in_their_order_and_none_is_lost(strategy, axis):
+    rows = np.moveaxis(np.arange(24).reshape(8, 3), 0, axis)
+    placed = strategy.put({"x": rows}, axis)["x"]
+    shards = {shard.device: np.asarray(shard.data) for shard in placed.addressable_shards}
+    if isinstance(strategy, Replicated):
+        parts = [shards[device][0] for device in FIRST]
+    else:
+        parts = [shards[device] for device in FIRST][:: 4 // strategy.mesh.shape["data"]]
+    assert len({part.shape for part in parts}) == 1
+    np.testing.assert_array_equal(np.concatenate(parts, axis), rows)
+
+
+def test_a_batch_that_does_not_divide_is_whole_on_each(strategy):
+    rows = np.arange(15).reshape(5, 3)
+    assert (strategy.divides(8), strategy.divides(5)) == (True, False)
+    placed = strategy.put(rows, whole=True)
+    for shard in placed.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data).reshape(5, 3), rows)
+
+
+def test_only_one_program_is_under_way_on_simulated_devices(strategy):
+    assert strategy.one_at_a_time
+    assert not Sharded(devices=FIRST[:1]).one_at_a_time
+
+
+def test_they_say_where_they_are():
+    assert Replicated(FIRST).description == "replicated on 4 devices (cpu)"
+    mesh = "sharded over 4 devices (cpu): {'data': 2, 'model': 2}, rows over 'data', the model over 'model'"
+    assert MAKE["mesh"]().description == mesh
+    assert Sharded({"model": 8}).description.endswith("rows on every device")
+
+
+def state_of(strategy, optimizer=optax.adam):
+    model = {"w": jnp.ones((8, 4)), "b": jnp.zeros(8), "frozen": jnp.ones((16, 2)), "odd": jnp.ones(3)}
+    learner = LearnerBuilder("unused").strategy(strategy).build(
+        model, optimizer, 0.1, train_step=lambda model, batch: None, trainable=lambda path, x: path != "frozen"
+    )  # fmt: skip
+    return learner._placed()
+
+
+def test_optimizer_states_lie_where_their_parameters_do():
+    state = state_of(Sharded(rules=fsdp(1), devices=FIRST))
+    specs = {jax.tree_util.keystr(path): x.sharding.spec for path, x in jax.tree_util.tree_leaves_with_path(state)}
+    expected = {".params['w']": P("data"), ".params['b']": P("data"), ".params['odd']": P()}
+    expected[".model_state['frozen']"] = P("data")
+    for moment in ("mu", "nu"):
+        for name in ("w", "b", "odd"):
+            expected[f".opt_state[0].{moment}['{name}']"] = expected[f".params['{name}']"]
+    assert {name: specs[name] for name in expected} == expected
+    assert all(spec == P() for name, spec in specs.items() if name not in expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "put_together"),
+    [
+        (lambda: Sharded(devices=FIRST), None),
+        (MAKE["mesh"], None),
+        (MAKE["fsdp"], {"w": True, "b": True, "odd": False}),
+        (lambda: Sharded({"data": 2, "model": 2}, {"w": ("data", "model")}, devices=FIRST), {"w": True, "b": False}),
+    ],
+    ids=["whole", "model", "fsdp", "both"],
+)
+def test_what_is_split_as_rows_are_is_put_together_to_compute_with_and_no_other(make, put_together):
+    strategy = make()
+    state = state_of(strategy)
+    params = {name: x for name, x in state.params.items() if x is not None}
+    gather = strategy.gather(dataclasses.replace(state, params=params))
+    assert (gather is None) == (put_together is None)
+    if gather is None:
+        return
+    made = {name: x.sharding.spec for name, x in jax.jit(lambda x: gather("params", x))(params).items()}
+    for name, changed in put_together.items():
+        assert (made[name] != params[name].sharding.spec) == changed
+        assert "data" not in made[name]
+    grads = jax.jit(jax.grad(lambda x: sum(jnp.sum(y) for y in gather("params", x).values())))(params)
+    for name in put_together:
+        assert grads[name].sharding.is_equivalent_to(params[name].sharding, params[name].ndim)
+
+
+def test_a_replica_is_taken_without_a_copy():
+    strategy = Replicated(FIRST)
+    placed = strategy.place(np.arange(4.0))
+    one = strategy.one(placed)
+    assert one.devices() == {FIRST[0]}
+    assert one.unsafe_buffer_pointer() == placed.addressable_data(0).unsafe_buffer_pointer()
+
+
+# -- wrong input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"data": 3}, r"the mesh \{'data': 3\} needs 3 devices, and there are 8: "),
+        ({"data": 0}, r"the mesh is \{'data': 0\}; give the sizes of its axes"),
+        ({}, "the mesh is {}"),
+        ({"data": "8"}, "the mesh is {'data': '8'}"),
+        (Mesh(np.array(FIRST), ("data",), axis_types=(AxisType.Explicit,)), "the axes of the mesh are Explicit"),
+    ],
+)
+def test_what_is_no_mesh(mesh, message):
+    with pytest.raises(LearnerError, match=message):
+        Sharded(mesh)
+
+
+def test_rules_that_do_not_fit_are_all_reported_before_anything_is_compiled(tmp_path):
+    strategy = Sharded({"data": 4, "model": 2}, {"nothing": "data", "odd": "data", "w": (None, None, "data")})
+    model = {"w": jnp.ones((8, 4)), "odd": jnp.ones(3)}
+    builder = LearnerBuilder(tmp_path / "run").strategy(strategy)
+    learner = builder.build(model, optax.sgd, 0.1, train_step=lambda model, batch: None)
+    with pytest.raises(LearnerError) as caught:
+        learner.fit([{"x": np.ones((8, 3), np.float32)}])
+    text = str(caught.value)
+    assert "the rule 'nothing' of Sharded is not used" in text
+    assert "odd [3] cannot be split along its axis 0" in text
+    assert "w has 2 axes" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_replica_cannot_make_steps_that_need_the_whole_batch(tmp_path):
+    builder = LearnerBuilder(tmp_path / "run").devices(2)
+    line = {"w": jnp.ones(3)}
+    own = builder.build(line, None, 0.1, update=lambda model, batch, lr, rng: (model, None))
+    with pytest.raises(LearnerError, match=r"update= .* use strategy\(Sharded\(\)\)"):
+        own.fit([{"x": np.ones((8, 3), np.float32)}])
+    search = builder.build(line, lambda lr: optax.lbfgs(lr), 0.1, train_step=lambda model, batch: None)
+    with pytest.raises(LearnerError, match=r"evaluates the loss again .* use strategy\(Sharded\(\)\)"):
+        search.fit([{"x": np.ones((8, 3), np.float32)}])
+
+
+def test_what_is_no_strategy_is_refused():
+    with pytest.raises(LearnerError, match="strategy got 'Sharded'; it needs"):
+        LearnerBuilder("unused").strategy("Sharded")

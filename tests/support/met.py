@@ -1,0 +1,155 @@
+"""One of several processes that meet: `python met.py PORT COUNT INDEX WHAT`. It prints what it finds as JSON."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from learner import LearnerError, connect
+from learner import hosts as module
+from learner.hosts import hosts
+
+PORT, COUNT, INDEX, WHAT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+TIMEOUT = {"fine": 20.0, "late": 2.0, "stuck": 2.0, "last": 1.0, "first": 1.0}[WHAT]
+
+
+HEARD = []
+
+
+def hear(number, frame):
+    """Installed before the process is connected, as the command line does it."""
+    HEARD.append(number)
+    module.distributed.global_state.client.key_value_set("heard", "")
+
+
+def say(name, value):
+    print(json.dumps([name, value]), flush=True)
+
+
+def refusal(function, *arguments):
+    """What a call says that must fail."""
+    try:
+        function(*arguments)
+    except LearnerError as error:
+        return str(error)
+    return None
+
+
+def seconds(function, *arguments):
+    """How long a call takes, and what it says that must fail."""
+    before = time.monotonic()
+    said = refusal(function, *arguments)
+    return time.monotonic() - before, said
+
+
+def store():
+    """Keys in the store."""
+    return len(module.distributed.global_state.client.key_value_dir_get("learner"))
+
+
+def fine():
+    """Nothing goes wrong."""
+    here = hosts(TIMEOUT)
+    say("who", [here.index, here.count])
+    say("unused", not module.xla_bridge.backends_are_initialized())
+    say("words", here.meet({"from": here.index, "pair": (1, None)}))
+    say("many", [here.meet([here.index, n]) for n in range(50)] == [[[i, n] for i in range(COUNT)] for n in range(50)])
+    say("late", here.meet(time.sleep(0.5 * here.index)))
+    here.agree("the config", {"lr": 0.1, "layers": [1, 2]})
+    say("differ", refusal(here.agree, "the config", {"lr": 0.1 * here.index, "layers": [1, 2], "seed": 0}))
+    say("elsewhere", refusal(here.meet, None, "save" if here.index == 1 else "turn"))
+    say("after", here.meet("still"))
+    say("once", here.once(lambda: ["only", here.index]))
+
+    def refused():
+        raise LearnerError(f"no room, says process {here.index}")
+
+    say("refused", refusal(here.once, refused))
+    here.meet(None)
+    if here.index == 0:
+        say("keys", store())
+    say("sum", float(multihost_utils.process_allgather(np.float32(here.index + 1)).sum()))
+    say("devices", [len(jax.local_devices()), len(jax.devices())])
+    client = module.distributed.global_state.client
+    if here.index == 1:  # SIGTERM comes while it waits for the others, in C++; they wait until it was heard
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        client.blocking_key_value_get("heard", 5_000)
+    here.meet(None)
+    say("heard", len(HEARD))
+    say("again", refusal(connect))
+    say("another", refusal(connect, f"localhost:{PORT}", COUNT + 1, INDEX))
+    before = time.perf_counter()
+    for _ in range(100):
+        here.meet("go on")
+    say("milliseconds", (time.perf_counter() - before) * 10)
+    failing(hosts(TIMEOUT))
+    here = hosts(TIMEOUT)
+    say("next run", here.meet(here.index))
+    if here.index == 0:
+        module.leave("LearnerError: there is no such file")
+    else:
+        say("left", seconds(here.meet, "and on"))
+        module.leave("because of process 0")
+
+
+def failing(here):
+    """Process 1 fails while the others wait for it; then the others fail because of it, which is no new failure."""
+    here.meet("begin")
+    if here.index == 1:
+        time.sleep(0.3)
+        here.fail("CrashError: out of coffee")
+        here.fail("not heard")
+        say("failed", [0, refusal(here.meet, "more")])
+    else:
+        say("failed", seconds(here.meet, "more"))
+        here.fail("because of 1")
+        say("failed again", refusal(here.meet, "more"))
+
+
+def late():
+    """The last process comes too late to a meeting, and then the first, who collects the words."""
+    client = module.distributed.global_state.client
+    for who in (COUNT - 1, 0):
+        here = hosts(TIMEOUT)
+        here.meet("begin")
+        others = [index for index in range(COUNT) if index != who]
+        if here.index == who:
+            for index in others:
+                client.blocking_key_value_get(f"over/{who}/{index}", 60_000)
+        say("late", seconds(here.meet, "end"))
+        client.key_value_set(f"over/{who}/{here.index}", "yes")
+
+
+def killed(who):
+    """A process is killed while the others wait for it."""
+    here = hosts(TIMEOUT)
+    here.meet("begin")
+    if here.index == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    say("killed", seconds(here.meet, "end"))
+
+
+def stuck():
+    """Process 1 ends by an error while the devices of the others wait for its devices."""
+    multihost_utils.process_allgather(np.float32(1))
+    try:
+        if INDEX == 1:
+            raise LearnerError("out of coffee")
+        multihost_utils.process_allgather(np.float32(2))
+    except Exception as error:
+        say("stuck", str(error))
+        module.leave(str(error), patience=1.0)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, hear)
+    connect(f"localhost:{PORT}", COUNT, INDEX, heartbeat=60 if WHAT == "stuck" else 6)
+    {"fine": fine, "late": late, "stuck": stuck, "last": lambda: killed(COUNT - 1), "first": lambda: killed(0)}[WHAT]()

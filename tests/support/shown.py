@@ -1,0 +1,36 @@
+"""What documents show of what is printed."""
+
+import re
+
+import pytest
+
+NUMBER = r"[-+]?\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?"
+DURATION = rf"{NUMBER} (?:ms|s|min|h)\b"
+
+
+def shape_of(line):
+    """A line without its spacing and its numbers, but for an epoch at its start: those differ between machines."""
+    epoch = re.match(r"\d+ ", line)
+    shape = re.sub(NUMBER, "#", re.sub(DURATION, "TIME", line[epoch.end() if epoch else 0 :]))
+    return " ".join([*(epoch or [""])[0].split(), *shape.split()])
+
+
+def fractions_of(line):
+    return [float(number) for number in re.findall(NUMBER, re.sub(DURATION, "", line)) if "." in number]
+
+
+def assert_shown(shown, printed):
+    """`printed` ends with what the README shows: fractions about the same, and where there are none the very text.
+
+    A line `...` stands for any lines.
+    """
+    if "." not in shown.replace("...", ""):
+        assert printed.endswith(shown)
+        return
+    rest = map(str.rstrip, printed.splitlines())  # a terminal that wraps a line leaves the space before it
+    for line in shown.splitlines():
+        if line == "...":
+            continue
+        found = next((other for other in rest if shape_of(other) == shape_of(line)), None)
+        assert found is not None, f"{line!r} is not (or not there) in:\n{printed}"
+        assert fractions_of(found) == pytest.approx(fractions_of(line), rel=0.3, abs=0.05)

@@ -1,0 +1,32 @@
+"""What `connect` says where there is nobody to connect to. Prints one JSON a line."""
+
+import json
+import os
+import socket
+
+from processes import free_port
+
+from learner import LearnerError, connect
+from learner.hosts import hosts
+
+for name in list(os.environ):
+    if name.startswith(("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "JAX_COORDINATOR")):
+        del os.environ[name]
+
+
+def say(name, *arguments, **named):
+    try:
+        connect(*arguments, **named)
+    except LearnerError as error:
+        print(json.dumps([name, str(error)]), flush=True)
+
+
+say("no cluster")
+say("unreachable", f"localhost:{free_port()}", 2, 1, timeout=0.2)
+with socket.socket(socket.AF_INET6) as taken:
+    port = free_port()
+    taken.bind(("::", port))
+    taken.listen()
+    say("taken", f"localhost:{port}", 2, 0, timeout=1)
+connect(f"localhost:{port}", 1, 0)
+print(json.dumps(["in the end", [hosts().index, hosts().count]]))

@@ -1,0 +1,66 @@
+"""The offline files of Weights & Biases, read without it but for its protocol buffers: blocks of 32 KiB with records,
+as LevelDB's logs have them.
+"""
+
+import json
+import struct
+from pathlib import Path
+
+from wandb.proto.wandb_internal_pb2 import Record
+
+BLOCK, HEADER = 32768, 7
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def records(path):
+    """The records of a file."""
+    content, position, whole, found = Path(path).read_bytes(), HEADER, b"", []
+    assert content[:4] == b":W&B"
+    while position + HEADER <= len(content):
+        left = BLOCK - position % BLOCK
+        if left < HEADER:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", content[position : position + HEADER])
+        if kind == 0 and length == 0:
+            position += left
+            continue
+        part = content[position + HEADER : position + HEADER + length]
+        position += HEADER + length
+        whole = part if kind in (FULL, FIRST) else whole + part
+        if kind in (FULL, LAST):
+            found.append(Record.FromString(whole))
+    return found
+
+
+def read(directory):
+    """What all starts of a run left, in order: ids, rows, configs, summaries and logs."""
+    told = {"ids": [], "rows": [], "config": {}, "summary": {}, "exits": [], "logs": []}
+    paths = Path(directory).glob("wandb/offline-run-*/*.wandb")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):  # names say the second only
+        for record in records(path):
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                told["ids"].append(record.run.run_id)
+                told["config"] |= _items(record.run.config.update)
+            elif kind == "config":
+                told["config"] |= _items(record.config.update)
+            elif kind == "history":
+                told["rows"].append(_items(record.history.item))
+            elif kind == "summary":
+                told["summary"] |= _items(record.summary.update)
+            elif kind == "output_logger":
+                told["logs"].append(record.output_logger.line)
+            elif kind == "exit":
+                told["exits"].append(record.exit.exit_code)
+    return told
+
+
+def files(directory):
+    """Where the pictures and texts of a run with one start are."""
+    (place,) = Path(directory).glob("wandb/offline-run-*/files")
+    return place
+
+
+def _items(items):
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}

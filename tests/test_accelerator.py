@@ -1,0 +1,105 @@
+"""On whatever accelerator there is: `pytest -m accelerator`. Other tests run on the CPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from runs import build_line, build_net, quiet, shuffled, valid_data
+from spread import Cnn, Mlp, labelled
+from stopped import all_of, same
+
+from learner.errors import OutOfMemoryError
+from learner.memory import RoomFor
+from learner.strategies import SingleDevice
+
+pytestmark = pytest.mark.accelerator
+
+
+@pytest.fixture(autouse=True)
+def device():
+    found = jax.devices()[0]
+    if found.platform == "cpu":
+        pytest.skip("JAX finds no accelerator here, or was not asked for one: pytest -m accelerator")
+    return found
+
+
+@pytest.fixture
+def cpu():
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:
+        pytest.skip("JAX_PLATFORMS leaves out the CPU, which the numbers are compared with")
+
+
+def test_the_numbers_are_those_of_the_cpu(tmp_path, device, cpu):
+    left = []
+    with jax.default_matmul_precision("highest"):
+        for name, where in (("here", device), ("cpu", cpu)):
+            builder = quiet(tmp_path / name).num_epochs(3).strategy(SingleDevice(where))
+            left.append(build_net(builder).fit(shuffled(), valid_data()))
+    for key, values in left[1].history.items():
+        np.testing.assert_allclose(left[0].history[key], values, rtol=1e-3, atol=1e-5, err_msg=key)
+    trained = [jax.tree.leaves(nnx.state(result.model, nnx.Param)) for result in left]
+    for one, other in zip(*trained, strict=True):
+        assert one.devices() == {device}
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_steps_with_a_convolution_run_in_a_loop(tmp_path):
+    build = quiet(tmp_path / "run").num_epochs(2).build(Cnn(0.0), optax.sgd, 0.1)
+    result = build.fit([labelled((5, 5, 1), 16, seed) for seed in range(4)])
+    assert result.history["train/Loss"][-1] < result.history["train/Loss"][0]
+    (line,) = [line for line in (tmp_path / "run" / "experiment.log").open() if "dispatch of train: " in line]
+    assert "in one loop" in line
+    assert "convolution" not in line
+
+
+class Watched(Mlp):
+    """Tells what it computes in."""
+
+    dtypes = set()
+
+    def train_step(self, batch):
+        output = super().train_step(batch)
+        self.dtypes.add(output.logits.dtype)
+        return output
+
+
+def test_computing_in_bfloat16(tmp_path):
+    data = [labelled((6,), 32, seed) for seed in range(8)]
+    builder = quiet(tmp_path / "run").num_epochs(20).precision("bfloat16")
+    result = builder.build(Watched(0.0), optax.adam, 0.01).fit(data)
+    assert jnp.dtype("bfloat16") in Watched.dtypes
+    losses = result.history["train/Loss"]
+    assert losses[-1] < 0.7 * losses[0]
+    assert {x.dtype for x in jax.tree.leaves(nnx.state(result.model, nnx.Param))} == {jnp.dtype("float32")}
+
+
+def test_memory_is_reported(device):
+    before = device.memory_stats()
+    array = jax.device_put(np.ones(2**24, np.float32), device).block_until_ready()
+    after = device.memory_stats()
+    assert after["bytes_limit"] > after["bytes_in_use"] >= before["bytes_in_use"] + array.nbytes
+
+
+def test_a_device_without_room_says_so(device):
+    too_many = device.memory_stats()["bytes_limit"] // 4 + 2**20
+    with pytest.raises(OutOfMemoryError, match=r"out of memory in training\. The device says: "), RoomFor("train"):
+        jax.jit(lambda: jnp.ones(too_many, jnp.float32))().block_until_ready()
+
+
+def test_a_run_goes_on_to_the_bit(tmp_path):
+    make = lambda name, n: quiet(tmp_path / name, saves=True).num_epochs(n)  # noqa: E731
+    build_net(make("run", 2)).fit(shuffled(), valid_data())
+    result = build_net(make("run", 4).resume()).fit(shuffled(), valid_data())
+    whole = build_net(make("whole", 4)).fit(shuffled(), valid_data())
+    same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", whole))
+
+
+def test_a_line_is_found(tmp_path):
+    """The same as by `numpy.linalg.lstsq`."""
+    with jax.default_matmul_precision("highest"):
+        result = build_line(quiet(tmp_path / "run").num_epochs(200), lr=0.1).fit(shuffled())
+    np.testing.assert_allclose(np.asarray(result.model["w"])[:, 0], [1, -2, 0.5], atol=1e-2)

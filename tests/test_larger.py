@@ -1,0 +1,429 @@
+"""Models that are larger than a device: nothing of them is anywhere whole, from the first array to the last."""
+
+import functools
+import importlib
+import itertools
+import math
+import re
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from runs import checkpoint_bits, model_bits, progress_of, quiet, saved_steps, tamper
+from small_models import BATCH, CASES
+from spread import KINDS, leaves_of, train
+from stopped import all_of, same, some
+
+from learner import Interrupter, RegressionOutput, load_checkpoint
+from learner.checkpoint import CheckpointStore
+from learner.runner import Runner
+from learner.steps.state import named_leaves
+from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+SMALL = 16_000  # bytes: biases, metrics, a batch
+
+
+class Wide(nnx.Module):
+    """4 MB of parameters, in few arrays."""
+
+    def __init__(self, outputs=512, seed=0):
+        rngs = nnx.Rngs(seed)
+        self.hidden = nnx.Linear(512, 1024, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.out = nnx.Linear(1024, outputs, rngs=rngs)
+
+    def train_step(self, batch):
+        return RegressionOutput.from_predictions(self.out(self.drop(nnx.relu(self.hidden(batch["x"])))), batch["y"])
+
+
+PARAMETERS = 4 * (512 * 1024 + 1024 + 1024 * 512 + 512)
+STATE = 3 * PARAMETERS  # with Adam's two moments
+
+
+def data(outputs=512):
+    x = np.random.default_rng(0).normal(size=(8, 512)).astype(np.float32)
+    return [{"x": x, "y": x[:, :outputs]}] * 3
+
+
+def build(directory, strategy, model=Wide, **options):
+    builder = quiet(directory, saves=True).strategy(strategy)
+    for name, arguments in options.items():
+        getattr(builder, name)(*arguments)
+    return builder.build(model, optax.adam, 1e-3)
+
+
+def bytes_on(arrays):
+    """By device, what these arrays take there. To ask for their parts would make arrays of them."""
+    held = dict.fromkeys(jax.devices(), 0)
+    for x in arrays:
+        for device in x.sharding.device_set:
+            held[device] += math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    return held
+
+
+class Since:
+    """Arrays that live and did not when it was made, or last began."""
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self):
+        self._before = {id(x): x for x in jax.live_arrays()}
+
+    def __call__(self):
+        return [x for x in jax.live_arrays() if id(x) not in self._before]
+
+
+@pytest.fixture
+def made_since():
+    return Since()
+
+
+def is_eighth(held, whole):
+    """Whether it is what a device has of so many bytes that are split."""
+    return whole / 8 <= held <= whole / 8 + SMALL
+
+
+def all_have_an_eighth(arrays, whole):
+    return all(is_eighth(held, whole) for held in bytes_on(arrays).values())
+
+
+# -- beginning ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_a_function_is_made_in_parts(tmp_path, made_since):
+    learner = build(tmp_path / "run", Sharded(rules=fsdp()))
+    state = learner._placed()
+    assert all_have_an_eighth(made_since(), STATE)
+    program, given = learner._step.beginning(1e-3, 0, learner._strategy)
+    memory = program.lower(*given).compile().memory_analysis()
+    assert memory.argument_size_in_bytes < SMALL
+    assert is_eighth(memory.output_size_in_bytes, STATE)
+    # Random bits and what becomes of them, for every array at once, and none of it whole.
+    assert memory.temp_size_in_bytes < PARAMETERS / 2
+    whole = leaves_of(nnx.as_pure(nnx.state(Wide(), nnx.Param)))
+    for name, x in leaves_of(state.params).items():
+        np.testing.assert_array_equal(x, whole[name])
+
+
+def test_a_model_that_is_given_is_split_with_all_that_follows_it(tmp_path, made_since):
+    learner = build(tmp_path / "run", Sharded(rules=fsdp()), Wide())
+    made_since.begin()
+    state = learner._placed()
+    assert all_have_an_eighth(made_since(), STATE)
+    assert all_have_an_eighth(jax.tree.leaves(state), STATE)
+
+
+def test_numbers_that_are_not_finite_are_found_in_parts(tmp_path):
+    def broken():
+        model = Wide()
+        model.out.kernel[...] = model.out.kernel[...].at[3, 5].set(jnp.nan)
+        return model
+
+    learner = build(tmp_path / "run", Sharded(rules=fsdp()), broken)
+    with pytest.raises(ValueError, match=r"initial parameters have NaN or infinite values in out\.kernel$"):
+        learner.fit(data())
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
+
+
+def test_a_function_that_makes_it_whole_says_so_in_the_log(tmp_path):
+    model = Wide()
+    build(tmp_path / "run", Sharded(rules=fsdp()), lambda: model).fit(data())
+    text = (tmp_path / "run" / "experiment.log").read_text()
+    assert (
+        len(re.findall(r"made it on one device, whole, before it was split: it has 42004\d\d bytes of arr", text)) == 1
+    )
+
+
+def test_another_runs_arrays_are_split_as_they_come(tmp_path, made_since):
+    build(tmp_path / "one", SingleDevice(), seed=(1,)).fit(data())
+    first = load_checkpoint(tmp_path / "one", "latest").params
+    made_since.begin()
+    other = functools.partial(Wide, 256, 7)
+    learner = build(tmp_path / "two", Sharded(rules=fsdp()), other, initial_from=(tmp_path / "one", "latest", True))
+    state = learner._placed()
+    half = 4 * (512 * 1024 + 1024 + 1024 * 256 + 256)
+    assert all_have_an_eighth(made_since(), 3 * half)
+    np.testing.assert_array_equal(state.params["hidden"]["kernel"], first["hidden.kernel"])
+    np.testing.assert_array_equal(state.params["out"]["kernel"], other().out.kernel[...])
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restored(monkeypatch, made_since):
+    """Each restored item, the sizes of the parts of its arrays, and what lived on each device at that time."""
+    seen = []
+
+    def restore(store, step, items):
+        found = original(store, step, items)
+        held = bytes_on(made_since())
+        parts = [(x.size, {shard.data.size for shard in x.addressable_shards}) for x in jax.tree.leaves(found)]
+        seen.append((sorted(found), parts, held))
+        return found
+
+    original = CheckpointStore.restore
+    monkeypatch.setattr(CheckpointStore, "restore", restore)
+    return seen
+
+
+def test_restoring_makes_one_state_and_nothing_of_it_is_whole(tmp_path, restored, made_since):
+    options = {"with_file_checkpointer": (), "num_epochs": (1,)}
+    build(tmp_path / "run", SingleDevice(), Wide(), **options).fit(data())
+    made_since.begin()
+    build(tmp_path / "run", Sharded(rules=fsdp()), resume=(), num_epochs=(2,)).fit(data())
+    ((items, parts, held),) = restored
+    assert items == ["model", "optim", "scheduler"]
+    assert all(is_eighth(size, STATE) for size in held.values()), held
+    split = [(size, shares) for size, shares in parts if size >= 1024]
+    assert len(split) == 9  # three arrays, and two moments of each
+    assert all(shares == {size // 8} for size, shares in split)
+
+
+def test_a_new_optimizer_is_split_too(tmp_path, restored, made_since):
+    """Its state is that of the parameters that were restored."""
+
+    def keeping(lr):
+        """Remembers the parameters that it began with."""
+        inner = optax.adam(lr)
+        return optax.GradientTransformation(
+            lambda params: {"inner": inner.init(params), "first": jax.tree.map(jnp.copy, params)},
+            lambda grads, state, params=None: (inner.update(grads, state["inner"])[0], state),
+        )
+
+    model = build(tmp_path / "run", SingleDevice(), Wide()).fit(data()).model
+    builder = quiet(tmp_path / "run", saves=True).strategy(Sharded(rules=fsdp())).resume(allow="optimizer")
+    learner = builder.num_epochs(2).build(Wide, keeping, 1e-3)
+    made_since.begin()
+    state = learner._restored().state.opt_state
+    ((items, _, held),) = restored
+    assert items == ["model", "scheduler"]
+    assert all(is_eighth(size, PARAMETERS) for size in held.values()), held
+    np.testing.assert_array_equal(state["first"]["hidden"]["kernel"], model.hidden.kernel[...])
+    assert all_have_an_eighth(jax.tree.leaves(state), 3 * PARAMETERS)
+
+
+@pytest.mark.parametrize("case", some(CASES, [CASES[2]]), ids=str)
+def test_models_of_every_library_begin_and_go_on_in_parts(tmp_path, case):
+    left = {}
+    two = Sharded(rules=fsdp(1), devices=2)
+    for name, strategy, model in (("one", SingleDevice(), case.make()), ("two", two, case.make)):
+        for epochs in (1, 2):
+            builder = quiet(tmp_path / name, saves=True).strategy(strategy).num_epochs(epochs).resume()
+            learner = builder.build(model, optax.adam, 1e-2, **case.steps)
+            left[name] = case.arrays(learner.fit([BATCH] * 2).model)
+        shares = [x.sharding.shard_shape(x.shape) == x.shape for x in jax.tree.leaves(learner._runner.state.params)]
+        assert all(shares) == (name == "one")
+        assert learner._step.family.note is None
+    assert list(left["one"]) == list(left["two"])
+    for name, x in left["one"].items():
+        np.testing.assert_allclose(left["two"][name], x, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_trained_states_and_programs_take_an_eighth(tmp_path):
+    learner = build(tmp_path / "run", Sharded(rules=fsdp()))
+    report = learner.sharding_report(data())
+    learner.fit(data())
+    leaves = learner._runner.leaves
+    assert all_have_an_eighth(leaves, STATE)
+    (program,) = report.programs
+    assert STATE <= 8 * program.arguments <= STATE + 4 * 2**20 + 8 * SMALL  # with the buffer of batches
+    assert is_eighth(program.aliased, STATE)
+    assert program.outputs - program.aliased < SMALL
+    # The parameters put together, their gradients, and what is sent of these: never the optimizer's state.
+    assert program.temporaries < 3 * PARAMETERS + SMALL
+
+
+EVERYWHERE = {
+    "single": SingleDevice,
+    "replicated": Replicated,
+    "sharded": Sharded,
+    "fsdp": lambda: Sharded(rules=fsdp()),
+    "model": lambda: Sharded({"data": 4, "model": 2}, {r"kernel": (None, "model")}),
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", some(list(EVERYWHERE), ("single", "replicated", "fsdp")))
+def test_a_step_takes_the_place_of_the_state_before_it(tmp_path, monkeypatch, made_since, name, accumulate):
+    seen = []
+
+    def stepped(runner, tally, dispatch):
+        old = {id(x): x for x in runner._moving}
+        values = original(runner, tally, dispatch)
+        jax.block_until_ready(runner.leaves)
+        states = [x for x in made_since() if x.shape in shapes]  # and no batches
+        seen.append((len(old), sum(x.is_deleted() for x in old.values()), bytes_on(states)))
+        return values
+
+    original = Runner.train
+    options = {"with_file_checkpointer": (None,), "steps_per_dispatch": (1,), "grads_accumulation": (accumulate,)}
+    learner = build(tmp_path / "run", EVERYWHERE[name](), **options)
+    monkeypatch.setattr(Runner, "train", stepped)
+    shapes = {x.shape for x in jax.tree.leaves(learner._step.family.params)}
+    made_since.begin()
+    learner.fit(data() * 2)
+    state = bytes_on([x for x in learner._runner.leaves if x.shape in shapes])
+    assert seen == [(seen[0][0], seen[0][0], state)] * -(-6 // accumulate)
+    program = next(reversed(learner.sharding_report(data()).programs))
+    assert program.aliased >= state[jax.devices()[0]] - SMALL
+
+
+# -- by rules ----------------------------------------------------------------------------------------------------------
+
+
+def text(rows):
+    characters = np.random.default_rng(5).integers(0, 128, (rows, 17)).astype(np.int32)
+    return {"text": characters[:, :-1], "target": characters[:, 1:]}
+
+
+@pytest.mark.full
+def test_the_example_s_transformer_is_split_by_its_rules(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    rules = importlib.import_module("examples.charlm").TENSOR_PARALLEL
+    make = functools.partial(
+        importlib.import_module("examples.models").CharTransformer, width=32, layers=2, heads=4, dropout=0.1
+    )
+    left = {}
+    for name, strategy in {
+        "one": SingleDevice(),
+        "rules": Sharded({"data": 4, "model": 2}, rules),
+        "both": Sharded({"data": 2, "model": 4}, [rules, fsdp(1)]),
+    }.items():
+        builder = quiet(tmp_path / name).strategy(strategy).num_epochs(3)
+        learner = builder.build(lambda: make(rngs=nnx.Rngs(0)), optax.adam, 1e-2)
+        left[name] = learner.fit([text(8)] * 2), named_leaves(learner._runner.state.params)
+    one, (result, parameters) = left["one"][0], left["rules"]
+    np.testing.assert_allclose(result.history["train/Loss"], one.history["train/Loss"], rtol=2e-5)
+    np.testing.assert_allclose(left["both"][0].history["train/Loss"], one.history["train/Loss"], rtol=2e-5)
+    shapes = {path: x.addressable_shards[0].data.shape for path, x in parameters.items()}
+    block = {
+        "attention.join.kernel": (16, 32),
+        "attention.project.kernel": (32, 48),
+        "narrow.bias": (32,),
+        "narrow.kernel": (64, 32),
+        "norm_attention.scale": (32,),
+        "norm_dense.scale": (32,),
+        "widen.bias": (64,),
+        "widen.kernel": (32, 64),
+    }
+    outside = {"embed.embedding": (128, 16), "head.bias": (128,), "head.kernel": (32, 64), "norm.scale": (32,)}
+    assert shapes == {**{f"blocks.{i}.{path}": shape for i in range(2) for path, shape in block.items()}, **outside}
+    both = {path: x.addressable_shards[0].data.shape for path, x in left["both"][1].items()}
+    assert (both["blocks.0.widen.kernel"], both["norm.scale"]) == ((32, 32), (16,))
+
+
+# -- from one topology to another --------------------------------------------------------------------------------------
+
+
+def first(count):
+    return jax.devices()[:count]
+
+
+TOPOLOGIES = {
+    "single": lambda kind: SingleDevice(),
+    **{f"replicated-{n}": functools.partial(lambda n, kind: Replicated(n), n) for n in (2, 3, 8)},
+    **{f"sharded-{n}": functools.partial(lambda n, kind: Sharded(devices=n), n) for n in (3, 8)},
+    **{f"fsdp-{n}": functools.partial(lambda n, kind: Sharded(rules=fsdp(1), devices=n), n) for n in (2, 8)},
+    "model": lambda kind: Sharded({"data": 2, "model": 2}, KINDS[kind].rules, devices=4),
+}
+LARGE = [name for name in TOPOLOGIES if name.endswith("-8")]
+CROSSINGS = [
+    (a, b, kind, stop)
+    for a, b in itertools.permutations(TOPOLOGIES, 2)
+    for kind, stop in (("cnn", 6), ("mlp", 8))
+    if a in LARGE or b in LARGE
+]
+CROSSED = [("fsdp-2", "replicated-3", "mlp", 8), ("replicated-3", "single", "mlp", 6)]  # soon compiled
+
+
+# Adam would make steps of the last bits where a gradient is zero, as that of a bias before BatchNorm is.
+MOMENTUM = functools.partial(optax.sgd, momentum=0.5)
+
+
+def run(directory, kind, strategy, stop=None, **more):
+    """Two epochs of six steps, or one, or less than two that somebody else's code ends."""
+    if stop == 6:
+        more["epochs"] = 1
+    elif stop is not None:
+        interrupter = Interrupter()
+        more["interrupter"] = (interrupter,)
+        more["every"] = (stop, lambda info, model: interrupter.stop("for the night"))
+    return train(directory, kind, strategy, optimizer=MOMENTUM, **{"epochs": 2, **more})
+
+
+@functools.cache
+def uninterrupted(kind):
+    return run(Path(tempfile.mkdtemp()) / "run", kind, None)
+
+
+@pytest.mark.parametrize(("before", "after", "kind", "stop"), some(CROSSED + CROSSINGS, CROSSED))
+def test_resume_other_device_count(tmp_path, before, after, kind, stop):
+    whole, strategies = uninterrupted(kind), [TOPOLOGIES[name](kind) for name in (before, after)]
+    run(tmp_path / "run", kind, strategies[0], stop)
+    saved = progress_of(tmp_path / "run", stop)["position"]
+    assert (saved["step"], saved["in_epoch"]) == {6: (6, 0), 8: (8, 2)}[stop]
+    left = run(tmp_path / "run", kind, strategies[1], resume=())
+    np.testing.assert_array_equal(left.weights, whole.weights[stop:])
+    for name, values in left.steps.items():
+        np.testing.assert_allclose(values, whole.steps[name][stop:], rtol=5e-5, atol=1e-5, err_msg=name)
+    assert dict(left.result.history).keys() == dict(whole.result.history).keys()
+    for name, values in left.result.history.items():
+        assert len(values) == 2
+        np.testing.assert_allclose(values, whole.result.history[name], rtol=5e-5, atol=1e-5, err_msg=name)
+    for name, values in left.model.items():
+        np.testing.assert_allclose(values, whole.model[name], rtol=5e-5, atol=1e-5, err_msg=name)
+    text = f"the strategy was {strategies[0].description} and is {strategies[1].description} from here on"
+    assert left.log.count(text) == 1
+
+
+@pytest.mark.parametrize("stop", [8, pytest.param(6, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", some(list(TOPOLOGIES), ("fsdp-2",)))
+def test_a_run_that_goes_on_where_it_was_is_the_same_to_the_bit(tmp_path, name, stop):
+    strategy = functools.partial(TOPOLOGIES[name], "mlp")
+    whole = run(tmp_path / "whole", "mlp", strategy(), dropout=0.3)
+    run(tmp_path / "run", "mlp", strategy(), stop, dropout=0.3)
+    left = run(tmp_path / "run", "mlp", strategy(), resume=(), dropout=0.3)
+    same(all_of(tmp_path / "run", left.result), all_of(tmp_path / "whole", whole.result))
+    assert "the strategy was" not in left.log
+
+
+def test_checkpoints_that_do_not_say_the_strategy_are_gone_on_from(tmp_path):
+    before = TOPOLOGIES["fsdp-2"]("mlp")
+    run(tmp_path / "run", "mlp", before, 8)
+    progress = progress_of(tmp_path / "run", 8)
+    assert progress["made_with"].pop("strategy") == before.description
+    tamper(tmp_path / "run", 8, progress)
+    left = run(tmp_path / "run", "mlp", TOPOLOGIES["replicated-3"]("mlp"), resume=())
+    assert left.result.stopped_by == "num_epochs"
+    assert "the strategy was" not in left.log
+
+
+@pytest.mark.full
+def test_checkpoints_of_what_is_split_may_lie_elsewhere(tmp_path):
+    make = lambda: Sharded(rules=fsdp(1))  # noqa: E731
+    whole = run(tmp_path / "whole", "mlp", make())
+    elsewhere = {"with_file_checkpointer": {"directory": str(tmp_path / "elsewhere")}}
+    run(tmp_path / "run", "mlp", make(), 8, **elsewhere)
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {"6", "8"}
+    left = run(tmp_path / "run", "mlp", make(), resume=(), **elsewhere)
+    assert saved_steps(tmp_path / "run") == []
+    assert model_bits(left.result.model) == model_bits(whole.result.model)
+    assert left.result.history == whole.result.history
+    (tmp_path / "checkpoint").symlink_to(tmp_path / "elsewhere")
+    assert checkpoint_bits(tmp_path, 12) == checkpoint_bits(tmp_path / "whole", 12)
+    assert model_bits(load_checkpoint(tmp_path / "elsewhere", "latest").params["hidden.kernel"]) == model_bits(
+        left.result.model.hidden.kernel[...]
+    )

@@ -1,0 +1,137 @@
+"""The pages of the site: their code runs as it stands, and their links lead somewhere.
+
+`python` is run, in order, and prints the `text` that follows it; `py` is other libraries' code, and is not. A `yaml`
+with a directory is a config, which commands call by its name; others are parts of one. Commands are `sh`, and are run.
+"""
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import jax
+import pytest
+import yaml
+
+from learner import LearnerBuilder
+from learner.cli.keys import OBJECTS, names_for
+from learner.cli.main import main
+from learner.cli.options import option
+from learner.cli.recipes import recipe
+from learner.cli.sources import source
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+EVERY = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+FOLDERS = ("howto/", "explanations/", "coming-from/")
+PAGES = [name for name in EVERY if name.startswith(FOLDERS) or name in ("index.md", "getting-started.md")]
+FAST = ("index.md",)  # the others are run by `pytest -m full`
+COMMANDS = ("sh", "bash")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def blocks_of(name):
+    return re.findall(r"^```([\w-]+)\n(.*?)^```$", (DOCS / name).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def printed_by(action):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+        result = action()
+    return result, out.getvalue()
+
+
+def run_command(line):
+    line = line.partition(" #")[0].strip()
+    if line.startswith("pip install "):
+        assert set(re.findall(r"\[(.*?)\]", line)[0].split(",")) <= set(EXTRAS), line
+        return
+    assert line.startswith("learner "), line
+    code, _ = printed_by(lambda: main(shlex.split(line)[1:]))
+    assert code == 0, line
+
+
+def check_part(text):
+    """A part of a config is what the builder takes."""
+    builder = LearnerBuilder("unused")
+    for key, value in yaml.safe_load(text).items():
+        if key in OBJECTS:
+            recipe(value, key, names_for(key), **OBJECTS[key]).make()
+        elif key in ("train", "valid"):
+            assert len(source(value, key, 0).make()) > 0
+        else:
+            option(LearnerBuilder, key, value, key, names_for(key) or None).apply(builder)
+
+
+def config_name(blocks):
+    """The name by which commands call the config of a page."""
+    return re.search(r"learner [\w-]+ ([\w.]+\.yaml)", "".join(code for kind, code in blocks if kind in COMMANDS))[1]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in PAGES])
+@pytest.mark.usefixtures("compiled_once")
+def test_the_code_of(name, tmp_path, monkeypatch):
+    blocks = blocks_of(name)
+    if not any(kind in ("python", "yaml", *COMMANDS) for kind, _ in blocks):
+        return
+    page = types.ModuleType("mymodule")
+    monkeypatch.setitem(sys.modules, "mymodule", page)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for number, (kind, code) in enumerate(blocks):
+            following, shown = [*blocks, ("", "")][number + 1]
+            if kind == "python":
+                _, printed = printed_by(lambda code=code: exec(compile(code, f"a block of {name}", "exec"), vars(page)))
+                if "print(" in code and following == "text":
+                    assert printed == shown or printed.endswith(f"\n{shown}")  # after what a run shows
+            elif kind == "yaml" and code.startswith("directory:"):
+                Path(config_name(blocks)).write_text(code)
+            elif kind == "yaml":
+                check_part(code)
+            elif kind in COMMANDS:
+                for line in code.splitlines():
+                    run_command(line)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_code_can_be_read(name):
+    """And a block is of a kind that is known, so that none is left out."""
+    kinds = {"python", "py", "text", "yaml", "json", "rust", *COMMANDS}
+    for kind, code in blocks_of(name):
+        assert kind in kinds
+        if kind in ("python", "py"):
+            compile(code, f"a block of {name}", "exec")
+        elif kind == "yaml":
+            assert isinstance(yaml.safe_load(code), dict)
+
+
+def anchors_of(page):
+    """As GitHub makes them, and the site."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_links_lead_somewhere(name):
+    page = DOCS / name
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+def test_every_page_of_a_folder_is_in_its_list():
+    """Both in the table and in the navigation."""
+    for folder in (*FOLDERS, "reference/"):
+        index = (DOCS / folder / "index.md").read_text()
+        (navigation,) = re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.DOTALL | re.MULTILINE)
+        names = {name.removeprefix(folder) for name in EVERY if name.startswith(folder)} - {"index.md"}
+        assert {f"{line}.md" for line in navigation.splitlines() if line and ":" not in line} == names
+        assert set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == names

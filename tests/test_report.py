@@ -1,0 +1,206 @@
+"""What is said of a run's arrays and programs before it begins: by hand, and against the arrays of a real one."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from runs import build_line, model_bits, quiet, tree_of
+from spread import KINDS
+
+from learner import RegressionOutput
+from learner.data import DataLoaderBuilder
+from learner.errors import LearnerError
+from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+FIXED = 4 + 8 + 2 * 4  # arguments that do not come out: the rate's factor, the root key; a cursor and a count
+
+
+def learner_for(directory, kind="mlp", strategy=None, accumulate=1, optimizer=optax.adam):
+    builder = quiet(directory).grads_accumulation(accumulate).strategy(strategy or SingleDevice())
+    return builder.build(KINDS[kind].make(0.0), optimizer, 0.1)
+
+
+def data_for(kind="mlp", batch=24):
+    return DataLoaderBuilder().batch_size(batch).build(KINDS[kind].data(120, 1))
+
+
+def test_arrays_by_hand(tmp_path):
+    report = learner_for(tmp_path / "run", "mlp", Sharded(rules=fsdp(1))).sharding_report(data_for())
+    found = {(x.part, x.path): (x.shape, x.dtype, x.spec, x.bytes, x.per_device, x.parameter) for x in report.arrays}
+    expected = {
+        "hidden.bias": ((16,), "float32", ("data",), 64, 8),
+        "hidden.kernel": ((6, 16), "float32", (None, "data"), 384, 48),
+        "out.bias": ((4,), "float32", (), 16, 16),  # 4 is not divisible by 8
+        "out.kernel": ((16, 4), "float32", ("data",), 256, 32),
+    }
+    assert {path: row[:-1] for (part, path), row in found.items() if part == "parameters"} == expected
+    moments = {path: row for (part, path), row in found.items() if part == "optimizer"}
+    count = moments.pop("0.count")
+    assert count == ((), "int32", (), 4, 4, None)
+    assert {row[-1] for row in moments.values()} == set(expected)
+    assert {path: row[:-1] for path, row in moments.items()} == {
+        f"0.{moment}.{path}": row for moment in ("mu", "nu") for path, row in expected.items()
+    }
+    assert found["other", "rng"][3:5] == (8, 8)
+    assert [report.per_device(part) for part in ("parameters", "optimizer", "model state")] == [104, 212, 0]
+    assert [report.on_one_device(part) for part in ("parameters", "optimizer")] == [720, 1444]
+    assert report.per_device() == 104 + 212 + report.per_device("other")
+    assert report.devices == 8
+
+
+def test_programs_by_hand(tmp_path):
+    """The state, the rows of 32 steps (7 numbers of 4 bytes in each of the device's 3) and the metrics go in; the state
+    and the metrics take the place of what went in.
+    """
+    batches = [KINDS["mlp"].data(24, 1)] * 2
+    report = learner_for(tmp_path / "run", "mlp", Sharded(rules=fsdp(1))).sharding_report(batches)
+    (program,) = report.programs
+    metrics = program.aliased - (report.per_device() - 12)
+    assert program.name == "loop"
+    assert 0 < metrics <= 32
+    assert program.arguments == report.per_device() - 12 + metrics + FIXED + 32 * 3 * 7 * 4
+    assert program.outputs > program.aliased
+    assert program.peak == program.arguments + program.outputs - program.aliased + program.temporaries
+
+
+STRATEGIES = {
+    "one": lambda kind: SingleDevice(3),
+    "replicated": lambda kind: Replicated(8),
+    "sharded": lambda kind: Sharded(devices=2),
+    "fsdp": lambda kind: Sharded(rules=fsdp(1)),
+    "model": lambda kind: Sharded({"data": 2, "model": 2}, [KINDS[kind].rules, fsdp(1)], devices=4),
+}
+CASES = list(itertools.product(STRATEGIES, KINDS, (1, 2)))
+SOME = {("one", "cnn", 1), ("sharded", "cnn", 2), ("replicated", "mlp", 1), ("model", "mlp", 1)}
+NAMES = {("cnn", 1): ["step"], ("cnn", 2): ["micro-batch", "update"]}  # a convolution is slow in a loop on a CPU
+
+
+def cases():
+    return [pytest.param(*case, marks=() if case in SOME else pytest.mark.full) for case in CASES]
+
+
+@pytest.mark.parametrize(("strategy", "kind", "accumulate"), cases())
+def test_the_bytes_are_those_of_the_arrays_of_a_run(tmp_path, strategy, kind, accumulate):
+    chosen = STRATEGIES[strategy](kind)
+    learner = learner_for(tmp_path / "run", kind, chosen, accumulate)
+    report = learner.sharding_report(data_for(kind))
+    state = learner.init()
+    placed = jax.tree.map(_numbers, chosen.place(state, chosen.shardings(state)))
+    each = jax.tree.map(lambda x: x.addressable_shards[0].data.nbytes, placed)
+    parts = {"parameters": each.params, "model state": each.model_state, "optimizer": each.opt_state}
+    for part, sizes in parts.items():
+        assert report.per_device(part) == sum(jax.tree.leaves(sizes)), part
+    assert report.per_device() == sum(jax.tree.leaves(each))
+    assert report.on_one_device() == sum(x.nbytes for x in jax.tree.leaves(placed))
+    assert [program.name for program in report.programs] == NAMES.get((kind, accumulate), ["loop"])
+    whole = report.programs[-1]  # it takes all of the state, and gives it back in its place
+    assert 0 <= whole.aliased - (report.per_device() - 12) <= 200
+    assert not (tmp_path / "run").exists()
+
+
+def _numbers(x):
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def test_the_state_is_not_made(tmp_path):
+    """One that fits nowhere is reported all the same: 4 TB, 500 GB for each device."""
+
+    def huge(lr):
+        state = optax.GradientTransformation(
+            lambda params: {"memory": jnp.zeros((2**20, 2**20))}, lambda grads, state, params=None: (grads, state)
+        )
+        return optax.chain(state, optax.sgd(lr))
+
+    learner = learner_for(tmp_path / "run", strategy=Sharded(), optimizer=huge)
+    report = learner.sharding_report(data_for())
+    assert report.on_one_device("optimizer") == 2**42
+    assert "4.4 TB" in str(report)
+
+
+def test_what_of_the_optimizer_belongs_to_a_parameter(tmp_path):
+    """By the longest path: `block.w` is not the `w` outside. What has other shapes belongs to it too."""
+    model = {"w": jnp.zeros((256, 128)), "block": {"w": jnp.zeros((3,))}}
+
+    def step(model, batch):
+        predictions = batch["x"] @ model["block"]["w"] + model["w"].sum()
+        return RegressionOutput.from_predictions(predictions, batch["x"][:, 0])
+
+    learner = quiet(tmp_path / "run").build(model, optax.adafactor, 0.1, train_step=step)
+    report = learner.sharding_report([{"x": np.zeros((2, 3), np.float32)}])
+    rows = {x.path: x.parameter for x in report.arrays if x.part == "optimizer"}
+    assert rows["0.v_row.w"] == "w"
+    assert rows["0.v.block.w"] == "block.w"
+    assert rows["0.count"] is None
+    own = [x.shape for x in report.arrays if x.part == "optimizer" and x.parameter == "w"]
+    assert (128,) in own
+    assert (256,) in own
+
+
+def test_a_model_that_is_one_array(tmp_path):
+    def step(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model, batch["x"][:, 0])
+
+    learner = quiet(tmp_path / "run").build(jnp.zeros((3,)), optax.adam, 0.1, train_step=step)
+    report = learner.sharding_report([{"x": np.zeros((2, 3), np.float32)}])
+    assert [x.parameter for x in report.arrays if x.part == "optimizer"] == [None, "", ""]
+    assert str(report).splitlines()[3].split() == ["array", "[3]", "float32", "-", "12", "bytes", "24", "bytes"]
+
+
+def test_the_tables(tmp_path):
+    rules = [{r"hidden\.kernel": (None, ("data", "model"))}, fsdp(1)]
+    strategy = Sharded({"data": 4, "model": 2}, rules)
+    lines = str(learner_for(tmp_path / "run", "mlp", strategy).sharding_report(data_for())).splitlines()
+    assert lines[:13] == [
+        "sharded over 8 devices (cpu): {'data': 4, 'model': 2}, rows over 'data', the model over 'data' and 'model'",
+        "",
+        "parameters       shape    dtype              spec  bytes per device  its optimizer state",
+        "hidden.bias       [16]  float32              data          16 bytes             32 bytes",
+        "hidden.kernel  [6, 16]  float32  -, (data, model)          48 bytes             96 bytes",
+        "out.bias           [4]  float32              data           4 bytes              8 bytes",
+        "out.kernel     [16, 4]  float32              data          64 bytes            128 bytes",
+        "",
+        "bytes       per device  over 8 devices  if on one device",
+        "parameters   132 bytes          1.1 kB         720 bytes",
+        "optimizer    268 bytes          2.1 kB            1.4 kB",
+        "other         32 bytes       256 bytes          32 bytes",
+        "total        432 bytes          3.5 kB            2.2 kB",
+    ]
+    assert lines[14].split("  ")[0] == "program, per device"
+    assert lines[15].split()[0] == "loop"
+    assert len(lines) == 16
+
+
+def test_statistics_have_a_table_of_their_own(tmp_path):
+    text = str(learner_for(tmp_path / "run", "cnn").sharding_report(data_for("cnn")))
+    assert "\nnorm.mean      [8]  float32     -          32 bytes\n" in text
+    assert "over 1 device " in text
+
+
+def test_a_run_after_a_report_is_the_same(tmp_path):
+    data, left = data_for(), []
+    for name in ("one", "two"):
+        learner = learner_for(tmp_path / name, strategy=Replicated(2))
+        if name == "two":
+            learner.sharding_report(data)
+        left.append(model_bits(learner.fit(data).model))
+    assert left[0] == left[1]
+
+
+def test_a_run_that_is_there_stays_as_it_is(tmp_path):
+    data = [{"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}] * 2
+    build_line(quiet(tmp_path / "run", saves=True)).fit(data)
+    before = tree_of(tmp_path / "run")
+    report = build_line(quiet(tmp_path / "run")).sharding_report(data)
+    assert report.per_device("parameters") == 16
+    assert tree_of(tmp_path / "run") == before
+
+
+def test_what_is_wrong_is_told(tmp_path):
+    learner = learner_for(tmp_path / "run", strategy=Sharded(rules={"hiden": "data"}))
+    with pytest.raises(LearnerError, match="the rule 'hiden' of Sharded is not used"):
+        learner.sharding_report(data_for())
