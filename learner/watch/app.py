@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
+import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from rich.text import Text
 from textual import events
@@ -36,6 +39,7 @@ PAUSE = 0.002
 REDRAW = 0.5
 """Seconds between pictures while much is read."""
 INTERRUPTED = 130
+HUNG_UP = 129
 
 PANELS = ("table", "runs", "log", "system")
 
@@ -142,6 +146,16 @@ class WatchApp(App[int]):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, 128 + signal.SIGTERM)
         self.look()
         self.set_interval(self._every, self.look)
+        terminal = sys.__stdin__
+        if hasattr(select, "poll") and terminal is not None and terminal.isatty():
+            self.set_interval(1.0, lambda: self._leave_with(terminal))
+
+    def _leave_with(self, terminal: TextIO) -> None:
+        """Where no signal says that the terminal is gone, reading from it would go round in circles for ever."""
+        poll = select.poll()
+        poll.register(terminal, 0)
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            self.exit(HUNG_UP)
 
     def on_resize(self, event: events.Resize) -> None:
         """Another layout, perhaps."""

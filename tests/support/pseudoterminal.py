@@ -56,6 +56,15 @@ class Terminal:
         """Sends a signal."""
         self._process.send_signal(number)
 
+    def hang_up(self):
+        """Closes the other end, without the signal that a shell's terminal would give; returns the exit code."""
+        os.close(self._end)
+        try:
+            return self._process.wait(PATIENCE)
+        finally:
+            self._process.kill()
+            os.close(self._inner)
+
     @property
     def text(self):
         """The screen as lines."""

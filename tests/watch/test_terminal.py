@@ -45,6 +45,13 @@ def test_signals_leave_the_terminal_as_it_was(runs, number, code):
 
 
 @pytest.mark.full
+def test_it_ends_with_its_terminal(runs):
+    terminal = Terminal(["watch", "runs"], 80, 24)
+    terminal.wait_for("a running")
+    assert terminal.hang_up() == 129
+
+
+@pytest.mark.full
 def test_near_names_are_told_before_the_screen_is_taken(runs):
     terminal = Terminal(["watch", "runs", "--metric=Acuracy"], 200, 24)
     assert terminal.end() == 2
