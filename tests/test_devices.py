@@ -37,7 +37,6 @@ PAIRS = {  # programs for few devices are compiled sooner
     ("replicated-2", "mlp", 1, 25),
     ("sharded-3", "cnn", 1, 25),
     ("fsdp-2", "mlp", 1, 25),
-    ("model", "mlp", 4, 24),
 }
 
 
@@ -67,6 +66,7 @@ def test_the_numbers_are_those_of_one_device(tmp_path, strategy, kind, accumulat
 
 
 @pytest.mark.parametrize(("kind", "count"), some([("mlp", 2), ("mlp", 8), ("cnn", 8)], {("mlp", 2)}))
+@pytest.mark.full
 def test_random_masks_are_those_of_one_device_where_programs_see_whole_batches(tmp_path, kind, count):
     other = train(tmp_path / "run", kind, Sharded(rules=fsdp(1), devices=first(count)), 4, dropout=0.5)
     same_numbers(on_one_device(kind, 4, 24, dropout=0.5), other)
@@ -101,7 +101,7 @@ def test_no_two_replicas_have_the_same_masks_which_are_the_same_at_every_run(tmp
     "make",
     [
         pytest.param(lambda: Replicated(first(2)), id="pmap-2"),
-        pytest.param(lambda: Sharded(rules=fsdp(1), devices=first(2)), id="fsdp-2"),
+        pytest.param(lambda: Sharded(rules=fsdp(1), devices=first(2)), id="fsdp-2", marks=pytest.mark.full),
         pytest.param(lambda: Replicated(first(4)), id="pmap", marks=pytest.mark.full),
         pytest.param(lambda: Sharded(rules=fsdp(1)), id="fsdp", marks=pytest.mark.full),
     ],
@@ -125,6 +125,7 @@ def test_gradients_are_those_of_jax_on_the_whole_batch(tmp_path, make):
         np.testing.assert_allclose(before[name] - after[name], gradient, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.full
 def test_without_synchronised_statistics_each_device_has_those_of_its_rows(tmp_path):
     """By hand: the running mean moves by a tenth of the way to the mean of the devices' means, which is the mean of the
     batch; the running variance to the mean of their variances, which is less than the batch's.
@@ -146,6 +147,7 @@ def test_without_synchronised_statistics_each_device_has_those_of_its_rows(tmp_p
         np.testing.assert_allclose(moved[sync].var[...], 0.9 + 0.1 * variance, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_linens_batch_norm_is_synchronised_too(tmp_path):
     import flax.linen as nn
 
@@ -207,6 +209,7 @@ class Weighted:
     weight: jax.Array
 
 
+@pytest.mark.full
 def test_what_is_infinite_in_the_state_of_a_model_stays_so(tmp_path):
     """An attention mask, say. The batches are of several shapes, so that micro-batches are added one by one."""
 
@@ -228,6 +231,7 @@ def test_what_is_infinite_in_the_state_of_a_model_stays_so(tmp_path):
     np.testing.assert_allclose(left[1].out.kernel[...], left[0].out.kernel[...], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.full
 def test_update_makes_its_steps_where_programs_see_whole_batches(tmp_path):
     def update(model, batch, lr, rng):
         def loss(w):

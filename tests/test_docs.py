@@ -28,6 +28,7 @@ def test_every_test_that_is_named_exists():
     assert named - defined == set()
 
 
+@pytest.mark.full
 def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
     """About the same: other versions of XLA place other arrays in one another."""
     text = (ROOT / "docs" / "precision.md").read_text()
@@ -43,6 +44,7 @@ def test_the_figures_of_memory_come_out(tmp_path, monkeypatch):
         assert abs(int(a) - int(b)) <= 0.2 * int(b) + 1
 
 
+@pytest.mark.full
 def test_the_schedules_that_are_shown(tmp_path, monkeypatch):
     """The Python runs and prints what is shown, the config is the same schedule, and no schedule is left out."""
     import yaml
@@ -163,6 +165,7 @@ def test_the_config_about_data_can_be_read(tmp_path, monkeypatch):
     assert next(made["train"].epoch(1, start=30))["image"].shape == (32, 8, 8)
 
 
+@pytest.mark.full
 def test_the_code_about_records_runs(tmp_path, monkeypatch):
     text = (ROOT / "docs" / "records.md").read_text()
     code = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -216,6 +219,7 @@ def test_the_code_about_runs_prints_what_is_shown(tmp_path, monkeypatch):
     assert printed.getvalue() == shown
 
 
+@pytest.mark.full
 def test_the_code_about_profiles_writes_them(tmp_path, monkeypatch):
     (code,) = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / "docs" / "profile.md").read_text(), re.DOTALL | re.MULTILINE
@@ -348,6 +352,7 @@ def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
     assert tabled == {*exports("learner.loggers", "learner.events.Listener")} - {"MetricLogger"}
 
 
+@pytest.mark.full
 def test_the_code_about_renderers_prints_what_is_shown(tmp_path, monkeypatch):
     import yaml
 
@@ -414,6 +419,7 @@ def test_the_keys_of_watching_are_in_the_table():
 
 
 @pytest.mark.usefixtures("compiled_once")
+@pytest.mark.full
 def test_the_overview_of_a_run_is_what_is_shown(tmp_path, monkeypatch):
     text = (ROOT / "docs" / "summary.md").read_text()
     code, shown = (

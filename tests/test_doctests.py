@@ -16,7 +16,13 @@ def examples_of(module):
     return [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]
 
 
-@pytest.mark.parametrize("module", MODULES)
+def cases():
+    """Metrics compile each of their operations, and have tests of their own: those are in the full run."""
+    slow = lambda module: module.startswith("learner.metrics.")  # noqa: E731
+    return [pytest.param(module, marks=pytest.mark.full if slow(module) else ()) for module in MODULES]
+
+
+@pytest.mark.parametrize("module", cases())
 def test_the_examples_of(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = []

@@ -131,6 +131,7 @@ def test_the_rate_that_each_step_used_is_logged(tmp_path):
     np.testing.assert_allclose(values, [0.1 - 0.01 * min(step, 9) for step in range(12)], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_the_epoch_of_a_metric_that_collects_sees_each_row_once_in_order(tmp_path):
     loader = shuffled(rows=ROWS)
     builder = quiet(tmp_path / "run").num_epochs(2).metrics(LastRow()).grads_accumulation(2)
@@ -304,7 +305,7 @@ def reference(tmp_path_factory, compiled_once):
     return model_bits(result.model), logs_of(directory)
 
 
-MOST = {"list", "unsized iterable", "loader of arrays", "grain iter"}
+MOST = {"unsized iterable", "loader of arrays", "grain iter"}
 
 
 @pytest.mark.parametrize("kind", some(DATA, MOST))
@@ -324,6 +325,7 @@ def test_validation_data_in_any_form(tmp_path, reference, kind):
     assert float(last[0]) == pytest.approx((values * weights).sum() / ROWS, rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_dataset_with_a_batch_size_is_shuffled_by_the_seed(tmp_path):
     dataset, found = ArrayDataset(arrays()), []
     for number, (seed, data) in enumerate(

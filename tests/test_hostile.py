@@ -448,6 +448,7 @@ def test_a_number_of_a_hook_cannot_have_such_a_name(tmp_path, name):
     assert not list(tmp_path.glob("run/custom/**/*.log"))
 
 
+@pytest.mark.full
 def test_odd_names_that_are_all_right_stay_below_the_directory(tmp_path):
     names = ["~", "-rf", "$HOME", "a:b", "*", "Größe 5", "con", "é" * 100, "a..b", "%2e%2e%2f"]
     builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: dict.fromkeys(names, 1.0))
@@ -478,6 +479,7 @@ def test_archives_of_objects_are_not_unpickled(tmp_path, made):
     assert not made.exists()
 
 
+@pytest.mark.full
 def test_a_resumed_run_is_the_same_beside_what_others_left(run, finished, tmp_path):
     """What does not belong to the run is neither read nor removed."""
     (run / "train/epoch-9").mkdir()

@@ -118,6 +118,7 @@ def test_a_failure_ends_its_run_only_and_who_leaves_all_runs(fine):
         assert seconds < PATIENCE / 2
 
 
+@pytest.mark.full
 def test_who_comes_too_late_is_named_and_learns_that_the_others_have_gone():
     processes = met("late", 3)
     assert [process.code for process in processes] == [0, 0, 0], [process.err for process in processes]
@@ -151,6 +152,7 @@ def test_nobody_stays_when_process_0_is_killed():
     assert "JAX distributed service detected fatal errors" in other.err
 
 
+@pytest.mark.full
 def test_devices_do_not_wait_for_a_process_that_has_left():
     """Well before the heartbeats are missed, and long before JAX would give up at the exit of process 1."""
     before = time.monotonic()

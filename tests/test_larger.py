@@ -121,6 +121,7 @@ def test_a_model_that_is_given_is_split_with_all_that_follows_it(tmp_path, made_
     assert all_have_an_eighth(jax.tree.leaves(state), STATE)
 
 
+@pytest.mark.full
 def test_numbers_that_are_not_finite_are_found_in_parts(tmp_path):
     def broken():
         model = Wide()
@@ -134,6 +135,7 @@ def test_numbers_that_are_not_finite_are_found_in_parts(tmp_path):
     assert not (tmp_path / "run" / "journal.jsonl").exists()
 
 
+@pytest.mark.full
 def test_a_function_that_makes_it_whole_says_so_in_the_log(tmp_path):
     model = Wide()
     build(tmp_path / "run", Sharded(rules=fsdp()), lambda: model).fit(data())
@@ -143,6 +145,7 @@ def test_a_function_that_makes_it_whole_says_so_in_the_log(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_another_runs_arrays_are_split_as_they_come(tmp_path, made_since):
     build(tmp_path / "one", SingleDevice(), seed=(1,)).fit(data())
     first = load_checkpoint(tmp_path / "one", "latest").params
@@ -189,6 +192,7 @@ def test_restoring_makes_one_state_and_nothing_of_it_is_whole(tmp_path, restored
     assert all(shares == {size // 8} for size, shares in split)
 
 
+@pytest.mark.full
 def test_a_new_optimizer_is_split_too(tmp_path, restored, made_since):
     """Its state is that of the parameters that were restored."""
 
@@ -213,6 +217,7 @@ def test_a_new_optimizer_is_split_too(tmp_path, restored, made_since):
 
 
 @pytest.mark.parametrize("case", some(CASES, [CASES[2]]), ids=str)
+@pytest.mark.full
 def test_models_of_every_library_begin_and_go_on_in_parts(tmp_path, case):
     left = {}
     two = Sharded(rules=fsdp(1), devices=2)
@@ -346,7 +351,7 @@ CROSSINGS = [
     for kind, stop in (("cnn", 6), ("mlp", 8))
     if a in LARGE or b in LARGE
 ]
-CROSSED = [("fsdp-2", "replicated-3", "mlp", 8), ("replicated-3", "single", "mlp", 6)]  # soon compiled
+CROSSED = ("fsdp-2", "single", "mlp", 6)  # soon compiled
 
 
 # Adam would make steps of the last bits where a gradient is zero, as that of a bias before BatchNorm is.
@@ -369,7 +374,7 @@ def uninterrupted(kind):
     return run(Path(tempfile.mkdtemp()) / "run", kind, None)
 
 
-@pytest.mark.parametrize(("before", "after", "kind", "stop"), some(CROSSED + CROSSINGS, CROSSED))
+@pytest.mark.parametrize(("before", "after", "kind", "stop"), some([CROSSED, *CROSSINGS], [CROSSED]))
 def test_resume_other_device_count(tmp_path, before, after, kind, stop):
     whole, strategies = uninterrupted(kind), [TOPOLOGIES[name](kind) for name in (before, after)]
     run(tmp_path / "run", kind, strategies[0], stop)
@@ -400,6 +405,7 @@ def test_a_run_that_goes_on_where_it_was_is_the_same_to_the_bit(tmp_path, name, 
     assert "the strategy was" not in left.log
 
 
+@pytest.mark.full
 def test_checkpoints_that_do_not_say_the_strategy_are_gone_on_from(tmp_path):
     before = TOPOLOGIES["fsdp-2"]("mlp")
     run(tmp_path / "run", "mlp", before, 8)

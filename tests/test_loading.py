@@ -182,6 +182,7 @@ def test_the_model_may_be_a_function_that_makes_it(net):
     assert model_bits(made) == model_bits(load_checkpoint(net, "latest", Net()).model)
 
 
+@pytest.mark.full
 def test_a_model_of_which_only_a_part_was_trained(net, tmp_path):
     """Its other parameters were carried; where a parameter stood is no difference."""
     directory = tmp_path / "run"
@@ -308,6 +309,7 @@ def test_what_no_item_is(three_copied):
 # -- a loop of one's own -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_loop_by_hand_goes_on_as_resume_does(tmp_path):
     directory = tmp_path / "run"
     build_line(saving(directory), 0.05, optax.adam).fit(batches())
@@ -385,6 +387,7 @@ def test_a_run_begins_with_the_model_of_another(trained, tmp_path, case):
 
 
 @pytest.mark.parametrize("name", some(["nnx", "linen", "equinox", "dict"], {"linen"}))
+@pytest.mark.full
 def test_fine_tuning_of_the_head_alone(trained, tmp_path, name):
     """Parameters that were trained are carried now; all of them are there all the same."""
     case = KINDS[name]
@@ -445,6 +448,7 @@ def build_part(builder):
     return builder.build({"w": jnp.zeros((3, 1))}, optax.sgd, 0.1, train_step=lambda m, b: None)
 
 
+@pytest.mark.full
 def test_a_head_of_another_width(net, tmp_path):
     messages = Messages()
     builder = quiet(tmp_path / "new").initial_from(net, "latest", partial=True).metric_loggers(messages)
@@ -532,6 +536,7 @@ def test_a_damaged_one_is_no_start(three_copied, tmp_path):
     assert build_line(quiet(tmp_path / "new").initial_from(three_copied, step=6)).init().step == 0
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_does_so_from_its_own(net, tmp_path):
     def builder(epochs):
         return saving(tmp_path / "new", epochs).resume().initial_from(tmp_path / "other", "latest")
@@ -548,6 +553,7 @@ def test_a_run_that_goes_on_does_so_from_its_own(net, tmp_path):
     assert model_bits(resumed.model) == model_bits(whole.model)
 
 
+@pytest.mark.full
 def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(tmp_path):
     source = line_run(tmp_path / "line")
     build_line(quiet(tmp_path / "new")).fit(batches())

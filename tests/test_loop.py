@@ -432,6 +432,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
     assert cut.history["valid/Loss"][2::3] == plain.history["valid/Loss"]
 
 
+@pytest.mark.full
 def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch):
     """The training batches are so large that two fit into a buffer, those of validation are many and small."""
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 2 * feed_module.bytes_of(as_batches()[0]))
@@ -570,6 +571,7 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     assert "Hanging hangs and was left behind" in warnings
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_the_run_with_its_own_error(tmp_path, monkeypatch):
     """The files are part of the run. Afterwards no thread of it is left."""
     memory, steps = MemoryLogger(), RunFiles.steps

@@ -73,6 +73,7 @@ def config_name(blocks):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in PAGES])
 @pytest.mark.usefixtures("compiled_once")
+@pytest.mark.full
 def test_the_code_of(name, tmp_path, monkeypatch):
     blocks = blocks_of(name)
     if not any(kind in ("python", "yaml", *COMMANDS) for kind, _ in blocks):

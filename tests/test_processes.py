@@ -198,6 +198,7 @@ def test_one_that_is_killed_ends_the_others(tmp_path):
     assert saved_steps(directory)
 
 
+@pytest.mark.full
 def test_metric_keys_differ_per_process(tmp_path):
     """Processes that mean other runs are told so before anything is made."""
     directory = tmp_path / "run"

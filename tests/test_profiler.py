@@ -54,6 +54,7 @@ def test_a_run_that_ends_too_early_says_so(tmp_path):
     assert not (tmp_path / "run" / "profile").exists()
 
 
+@pytest.mark.full
 def test_the_trace_of_somebody_else_stands(tmp_path):
     with jax.profiler.trace(tmp_path / "theirs"):
         build_line(quiet(tmp_path / "run").num_epochs(1).profile((1, 3))).fit(batches())
@@ -97,6 +98,7 @@ def test_a_metric_that_fails_within_it_leaves_no_trace_open(tmp_path):
         pass
 
 
+@pytest.mark.full
 def test_one_of_about_a_second_is_not_taken_again(tmp_path):
     def build(epochs):
         return quiet(tmp_path / "run").num_epochs(epochs).profile((2, None)).with_file_checkpointer()
@@ -131,6 +133,7 @@ def test_a_learner_profiles_without_a_run(tmp_path):
         learner.profile(batches(), steps=(8, 3))
 
 
+@pytest.mark.full
 def test_the_command(tmp_path, capsys):
     assert main(["profile", "configs/digits.yaml", "--steps=[2,6]", f"--output={tmp_path}"]) == 0
     shown = capsys.readouterr().out

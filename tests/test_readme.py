@@ -115,6 +115,7 @@ def test_the_other_commands_run(screen):
         assert command(name, *words, *stop)
 
 
+@pytest.mark.full
 def test_the_python_prints_what_is_shown(python):
     _, shown = python
     assert len(shown) == 7
@@ -130,6 +131,7 @@ def test_the_command_and_the_python_end_with_the_same_numbers(screen, python):
         np.testing.assert_allclose(ours[key], values, rtol=1e-4, err_msg=key)
 
 
+@pytest.mark.full
 def test_ones_own_metric_is_that_of_scikit_learn(python):
     linear, rows = python[0]["linear"], diabetes("valid")
     predictions = np.concatenate([output.predictions for output in linear.predict(rows)])

@@ -22,6 +22,7 @@ from learner import LearnerError
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
+@pytest.mark.full
 def test_more_epochs_than_saves(tmp_path):
     """The last checkpoint of the short run was made only because it ended: it does not outlive the longer one."""
     make = lambda name, n: quiet(tmp_path / name).num_epochs(n).with_file_checkpointer(every_epochs=2)  # noqa: E731
@@ -106,12 +107,14 @@ def test_from_the_latest_of_a_finished_run(copy, five):
     assert tree_of(copy).keys() == five[2].keys()
 
 
+@pytest.mark.full
 def test_going_back_and_stopping_there_leaves_a_run_to_resume(copy, five):
     fit_five(stopping_at(quiet(copy).checkpoint(epoch=2), 15))
     assert saved_steps(copy) == [6, 12, 15]
     same(all_of(copy, fit_five(quiet(copy).resume())), five[1])
 
 
+@pytest.mark.full
 def test_going_back_without_saving(copy, five):
     """The newer checkpoints belong to a history that is gone: they may not stay beside the new one."""
     builder = quiet(copy).checkpoint(epoch=2).num_epochs(3).with_file_checkpointer(None)

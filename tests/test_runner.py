@@ -267,6 +267,7 @@ def test_dispatches_of_any_lengths_leave_the_same_bits(model, accumulate, stream
 
 
 @pytest.mark.parametrize(("model", "accumulate", "streams"), some(WAYS, {("mlp", 2, True)}))
+@pytest.mark.full
 def test_a_pass_from_anywhere_leaves_the_same_bits(model, accumulate, streams):
     """From a copy of the state and of the metrics at every step, as a checkpoint has them."""
     made = lab(model, accumulate)

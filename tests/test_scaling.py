@@ -141,6 +141,7 @@ def test_replicas(projection, size, make, n):
 
 
 @pytest.mark.parametrize("n", COUNTS)
+@pytest.mark.full
 def test_fsdp_sends_parameters_and_gradients_and_no_activations(projection, size, n):
     measured = compiled(projection, Sharded(rules=fsdp(1), devices=jax.devices()[:n]), size, 8 * n)
     check(measured, projection.fsdp(size.model(size.parameters), 8 * n, n), 8, size)

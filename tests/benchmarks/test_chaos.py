@@ -100,6 +100,7 @@ def changed(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
+@pytest.mark.full
 def test_times_and_other_lines_are_not_compared(benchmarks, copied):
     chaos = benchmarks("chaos")
     expected = chaos.facts(copied)
@@ -112,6 +113,7 @@ def test_times_and_other_lines_are_not_compared(benchmarks, copied):
 NUMBERS = '"values": {"train/Accuracy": '
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "old", "new", "names"),
     [
@@ -127,6 +129,7 @@ def test_a_changed_file_is_seen(benchmarks, copied, path, old, new, names):
     assert chaos.differing(chaos.facts(copied), expected).keys() == names
 
 
+@pytest.mark.full
 def test_missing_and_unfinished_checkpoints_are_seen(benchmarks, copied):
     chaos = benchmarks("chaos")
     expected = chaos.facts(copied)

@@ -137,6 +137,7 @@ def test_the_help_names_the_strategies():
         assert sum(line.startswith(f"  {key} ") for line in fit_help().splitlines()) == 1
 
 
+@pytest.mark.full
 def test_a_run_on_eight_goes_on_and_is_used_on_fewer(learner, config, workplace):
     """24 rows, so that each of the 8 devices has some."""
     words = ["--train.dataset={class_path: mymodule.rows, init_args: {count: 24}}", "--train.batch_size=8"]

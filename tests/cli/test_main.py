@@ -189,6 +189,7 @@ def test_resume_goes_on_as_config_yaml_says(learner, config):
 
 
 @pytest.mark.parametrize("left", some([None, 0, 40], {40}))
+@pytest.mark.full
 def test_a_config_that_lost_something_is_mended(learner, config, left):
     learner("fit", config)
     with open("run/config.yaml") as file:
@@ -205,6 +206,7 @@ def test_a_config_that_lost_something_is_mended(learner, config, left):
         assert file.read().replace("num_epochs: 3", "num_epochs: 2") == text
 
 
+@pytest.mark.full
 def test_what_is_allowed_when_a_run_goes_on(learner, config):
     learner("fit", config)
     code, _, err = learner("resume", "run", "--num_epochs=3", "--optimizer=Adam")
@@ -216,6 +218,7 @@ def test_what_is_allowed_when_a_run_goes_on(learner, config):
     assert summary()["epochs"] == 4
 
 
+@pytest.mark.full
 def test_a_config_that_somebody_changed_stays(learner, config):
     learner("fit", config)
     with open("run/config.yaml") as file:
@@ -227,6 +230,7 @@ def test_a_config_that_somebody_changed_stays(learner, config):
     assert ("mended" in err, summary()["epochs"]) == (False, 3)
 
 
+@pytest.mark.full
 def test_resume_of_a_directory_that_was_moved(learner, config):
     learner("fit", config)
     os.rename("run", "elsewhere")
@@ -317,6 +321,7 @@ def test_evaluate(learner, config):
     assert "epoch" in err
 
 
+@pytest.mark.full
 def test_evaluate_several(learner, config):
     several = "{dev: {dataset: mymodule.rows, batch_size: 12}, ood: {dataset: mymodule.rows, batch_size: 5}}"
     learner("fit", config)
@@ -358,6 +363,7 @@ def test_predict(learner, config, workplace):
         np.testing.assert_allclose(outputs["predictions"], first, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_predict_batches_of_ones_own(learner, config, workplace):
     learner("fit", config)
     (workplace / "data.yaml").write_text("class_path: mymodule.batches")
@@ -366,6 +372,7 @@ def test_predict_batches_of_ones_own(learner, config, workplace):
         assert outputs["predictions"].shape == (12,)
 
 
+@pytest.mark.full
 def test_predict_needs_rows(learner, config, workplace):
     (workplace / "own.py").write_text(
         "import dataclasses, jax\n"
@@ -506,6 +513,7 @@ print("loaded:", sorted({{"jax", "optax", "flax", "jsonargparse"}} & set(sys.mod
 # -- another run's parameters ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_config_begins_with_another_runs_model(learner, config, workplace):
     assert learner("fit", config)[0] == 0
     took = f"took 1 of 1 array from the checkpoint {workplace}/run/checkpoint/6"

@@ -123,6 +123,7 @@ def test_labels_that_are_ignored_count_for_no_class() -> None:
     assert value(Hamming(ignore_label=-1), logits, targets) == 0.25
 
 
+@pytest.mark.full
 def test_one_score_has_the_balanced_accuracy_of_two() -> None:
     scores, targets = np.array([3.0, 3, 3, -3], np.float32), np.array([1, 0, 0, 0])
     for labels in (targets, np.array([1, 1, 0, 1]), np.zeros(4, int), np.ones(4, int)):
@@ -134,6 +135,7 @@ def test_one_score_has_the_balanced_accuracy_of_two() -> None:
     assert value(BalancedAccuracy(1), np.full(4, 3, np.float32), targets) == 0.5
 
 
+@pytest.mark.full
 def test_balanced_accuracy_of_several_labels_is_the_mean_of_those_of_each() -> None:
     rng = np.random.default_rng(8)
     logits, targets = rng.normal(size=(40, 3)).astype(np.float32), (rng.random((40, 3)) < 0.2).astype(int)

@@ -113,6 +113,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", some(["replicated", "fsdp"], {"fsdp"}))
+@pytest.mark.full
 def test_on_several_devices(tmp_path, strategy):
     make, expected = CASES["ema"]
     builder = options(tmp_path / "run").strategy(STRATEGIES[strategy]())
@@ -197,6 +198,7 @@ def test_wrong_arguments(make, message):
         make()
 
 
+@pytest.mark.full
 def test_what_has_an_average_of_its_own_is_not_averaged(tmp_path):
     twice = Ema(functools.partial(optax.contrib.schedule_free_sgd, b1=0.9))
     with pytest.raises(LearnerError, match="averages what a schedule-free one trains"):

@@ -118,6 +118,7 @@ def test_a_cnn_of_pytorch_in_linen():
     close(model(x), EXPECTED_CNN)
 
 
+@pytest.mark.full
 def test_equinox_has_the_axes_of_pytorch():
     import equinox as eqx
 
@@ -131,6 +132,7 @@ def test_equinox_has_the_axes_of_pytorch():
     close(jax.vmap(loaded["head"])(jnp.reshape(x, (2, -1))), linear(expected.reshape(2, -1), CNN, "head"))
 
 
+@pytest.mark.full
 def test_convolutions_in_groups():
     weight, bias = numbers(6, 1, 3, 3), numbers(6)
     model = read(
@@ -141,6 +143,7 @@ def test_convolutions_in_groups():
     close(np.asarray(y).transpose(0, 3, 1, 2), conv(IMAGES, weight, bias, groups=3))
 
 
+@pytest.mark.full
 def test_embeddings_and_layer_norms():
     class Model(nnx.Module):
         def __init__(self, rngs):

@@ -117,6 +117,7 @@ def test_another_version_or_machine(one_epoch, name):
     assert "last bits" in said
 
 
+@pytest.mark.full
 def test_other_metrics_from_the_end_of_an_epoch(one_epoch):
     result = build_line(saving(one_epoch).metrics(MeanAbsoluteError()).resume()).fit(batches(), valid_data())
     assert len(result.history["train/Loss"]) == 2
@@ -152,6 +153,7 @@ def test_several_differences_are_one_error(inside):
         assert part in str(error.value)
 
 
+@pytest.mark.full
 def test_another_optimizer_that_is_allowed(one_epoch):
     with pytest.raises(LearnerError, match=r"allow=\('optimizer',\) begins with a new state"):
         build_line(saving(one_epoch).resume(), optimizer=optax.adam).fit(batches(), valid_data())
@@ -168,6 +170,7 @@ def test_another_optimizer_that_is_allowed(one_epoch):
     assert "the optimizer begins with a new state" in log_of(one_epoch)
 
 
+@pytest.mark.full
 def test_early_stopping_goes_by_the_metric(tmp_path):
     """Another one was added before it."""
     make = lambda n: saving(tmp_path / "run", n).valid_every(steps=STEPS)  # noqa: E731
@@ -244,6 +247,7 @@ def test_what_is_in_flight_claims_no_more_than_it_holds(inside):
         build_line(saving(inside).resume()).fit(batches(), valid_data())
 
 
+@pytest.mark.full
 def test_a_summary_that_says_nothing(one_epoch):
     (one_epoch / "summary.json").write_text("{}")
     result = build_line(saving(one_epoch, 1).resume()).fit(batches(), valid_data())

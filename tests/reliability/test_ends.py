@@ -160,6 +160,7 @@ def test_sigterm_in_the_last_save(tmp_path, monkeypatch, handlers):
 # -- what stays --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_best_of_a_run_that_is_made_longer(tmp_path):
     """It was saved only because the run ended there."""
     make = lambda n: quiet(tmp_path / "run").num_epochs(n).with_file_checkpointer(keep_last=1, every_epochs=9).resume()  # noqa: E731
@@ -183,6 +184,7 @@ def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
     assert saved_steps(tmp_path / "run") == [STEPS]
 
 
+@pytest.mark.full
 def test_logs_that_were_allowed_are_healed(tmp_path):
     """The next start needs no allowance."""
     build_line(stopping_at(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(), STEPS + 2)).fit(shuffled())
@@ -240,6 +242,7 @@ def from_workers(missing=None):
 
 
 @pytest.mark.parametrize("ends", ["by an error", pytest.param("as it should", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_workers_end_with_the_run(tmp_path, ends):
     """Their errors come with the lines that raised, and the number of the item."""
     builder = quiet(tmp_path / "run").num_epochs(2)

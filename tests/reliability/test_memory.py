@@ -185,6 +185,7 @@ class Greedy(CollectingMetric):
         return float(jax.jit(greedy)(rows[0, 0]))
 
 
+@pytest.mark.full
 def test_in_a_metric(tmp_path):
     change = lambda builder: builder.metric_valid(Greedy())  # noqa: E731
     assert fails(build(tmp_path / "run", change=change).fit, batches(rows=ROWS), batches(10, 20)).part == "valid"

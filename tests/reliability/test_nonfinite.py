@@ -74,6 +74,7 @@ def test_nan_visible(tmp_path, dispatch):
     assert f"the loss of step {BAD} is not finite" in (tmp_path / "run" / "experiment.log").read_text()
 
 
+@pytest.mark.full
 def test_it_goes_on_from_before(tmp_path):
     """With data that were mended the run ends like one that had them from the start."""
 
@@ -182,6 +183,7 @@ def test_too_many_skips_in_a_row(tmp_path, dispatch):
     assert saved_steps(tmp_path / "run") == list(range(1, 10))
 
 
+@pytest.mark.full
 def test_skips_are_counted_across_a_resume(tmp_path):
     def build(n):
         builder = quiet(tmp_path / "run", saves=True).num_steps(n).on_nonfinite("skip", 3).resume()

@@ -321,6 +321,7 @@ def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
     assert (trained(tmp_path / "run", result), compiled.count) == reference
 
 
+@pytest.mark.full
 def test_what_should_change_training_would_be_noticed(tmp_path, reference):
     result = build_net(quiet(tmp_path / "run").seed(1)).fit(shuffled(rows=ROWS), valid_data(9))
     found = trained(tmp_path / "run", result)

@@ -342,6 +342,7 @@ def test_resume_negative_control(tmp_path, whole, part):
     assert found["history"] != expected["history"]
 
 
+@pytest.mark.full
 def test_resume_negative_control_of_the_plateau(tmp_path, whole):
     directory = tmp_path / "run"
     PLATEAU.fit(stopping_at(PLATEAU.build(directory), 3))
@@ -354,6 +355,7 @@ def test_resume_negative_control_of_the_plateau(tmp_path, whole):
 
 
 @pytest.mark.parametrize(("kind", "steps"), some([("plateau", (1, 5)), ("every", (2, 4, 7))], {("plateau", (1, 5))}))
+@pytest.mark.full
 def test_resume_twice_and_more_epochs(tmp_path, whole, kind, steps):
     """First as a run of two epochs; the schedule is that of the whole one."""
     directory, run = tmp_path / "run", KINDS[kind]
@@ -528,6 +530,7 @@ def test_retention_exact(tmp_path, after_each_save, options, losses, kept, cut):
     np.testing.assert_allclose(result.history["valid/Loss"], losses, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_resume_best_topk(tmp_path, after_each_save):
     """What was among the best before a crash stays beside worse ones; nothing goes that is not the run's."""
     others = [tmp_path / "run" / "checkpoint" / "notes", tmp_path / "run" / "2", tmp_path / "checkpoint" / "1"]
@@ -652,6 +655,7 @@ def test_resume_config_changed(tmp_path, stopped_at_2, what):
     assert fit_first_column(quiet(tmp_path / "run").resume()).summary["steps"] == 9
 
 
+@pytest.mark.full
 def test_other_batches_from_the_end_of_an_epoch(tmp_path):
     """The position has a meaning there whatever the batches are."""
     build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(1)).fit(batches())

@@ -217,8 +217,7 @@ ALL = {**{name: maker(name) for name in PUBLIC}, **COMPOSED}
 
 # One of each kind; the others are in the full run.
 SAMPLE = {
-    *("adamw", "adafactor", "rprop", "polyak_sgd", "contrib.dpsgd", "contrib.prodigy", "contrib.sophia"),
-    *("contrib.cocob", "by_part"),
+    *("adamw", "adafactor", "rprop", "polyak_sgd", "contrib.cocob", "by_part"),
 }
 
 
@@ -453,6 +452,7 @@ def test_no_other_optimizer_is_refused():
     assert refused == EACH_EXAMPLE | searching
 
 
+@pytest.mark.full
 def test_parameters_of_half_precision():
     """The rate is float32: a state that takes it up would not keep its dtype. That is said, and the others work."""
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)

@@ -59,6 +59,7 @@ def temporary(learner):
     return program.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.full
 def test_a_loop_needs_less_memory(tmp_path):
     """As little as with each layer wrapped by hand; matrix products are in between."""
     nothing, dots = (temporary(build(tmp_path, p, train_step=deep)) for p in ("nothing_saveable", "dots_saveable"))
@@ -87,6 +88,7 @@ def test_the_gradients_are_the_same(tmp_path, step, policy):
 
 
 @pytest.mark.parametrize("case", some(CASES, [c for c in CASES if c.name == "linen"]), ids=str)
+@pytest.mark.full
 def test_models_of_every_library(case, tmp_path):
     """Dropout, statistics and returned models go through it; the random numbers are those of the forward pass."""
     states = []

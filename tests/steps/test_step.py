@@ -635,6 +635,7 @@ def test_a_gan_with_two_optimizers_trains_as_written_by_hand(tmp_path):
     assert int(got["first"][0].count) == 4
 
 
+@pytest.mark.full
 def test_the_state_of_an_update_may_hold_an_array_twice(tmp_path):
     """As the first states of some optimizers do."""
     make = optax.contrib.prodigy
@@ -821,6 +822,7 @@ def test_labels_may_be_traced_by_the_users_own_jit(tmp_path):
 
 
 @pytest.mark.parametrize("kind", some(["nnx", "dict"], {"dict"}))
+@pytest.mark.full
 def test_rates_and_seeds_train_side_by_side(tmp_path, kind):
     """`vmap` over members, each with a rate and a random key of its own, under one `jit`."""
     case = CASE[kind]
