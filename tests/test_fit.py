@@ -588,6 +588,7 @@ class Thoughtful(Learner):
         return run.finish("as it thought")
 
 
+@pytest.mark.full
 def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
     """Its numbers are logged at their steps, and all else is what it would have been; it is resumed like any other."""
     plain = build_line(quiet(tmp_path / "plain", saves=True).num_epochs(2)).fit(batches(), batches(8))

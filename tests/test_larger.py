@@ -98,6 +98,7 @@ def all_have_an_eighth(arrays, whole):
 # -- beginning ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_model_of_a_function_is_made_in_parts(tmp_path, made_since):
     learner = build(tmp_path / "run", Sharded(rules=fsdp()))
     state = learner._placed()
@@ -261,7 +262,7 @@ EVERYWHERE = {
 
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", some(list(EVERYWHERE), ("single", "replicated", "fsdp")))
+@pytest.mark.parametrize("name", some(list(EVERYWHERE), ("single", "fsdp")))
 def test_a_step_takes_the_place_of_the_state_before_it(tmp_path, monkeypatch, made_since, name, accumulate):
     seen = []
 

@@ -308,6 +308,7 @@ def test_any_number_of_steps_per_dispatch_leaves_the_same_bits(model, accumulate
         *(full(model, n, loop) for model in MODELS for n, loop in ((1, True), (3, False))),
     ],
 )
+@pytest.mark.full
 def test_resident_data_and_the_same_batches_streamed_leave_the_same_bits(model, accumulate, loop):
     """The rows are gathered in the one program and lie in a buffer in the other, with or without a loop around."""
     made = lab(model, accumulate)

@@ -252,6 +252,7 @@ def test_print_sharding_shows_and_leaves_nothing(learner, config, workplace):
     assert tree_of(workplace) == before
 
 
+@pytest.mark.full
 def test_print_sharding_beside_a_run_that_is_there(learner, config, workplace):
     """One that is under way holds the lock, and may be looked at all the same."""
     assert learner("fit", config)[0] == 0

@@ -467,6 +467,7 @@ def test_nothing_that_a_file_says_steers_the_terminal(learner, workplace):
         assert all(line.isprintable() for line in (out + err).split("\n"))
 
 
+@pytest.mark.full
 def test_summary_imports_nothing_from_the_directory_of_a_run(learner, config, workplace):
     """Whoever looks at a run that somebody sent may stand in it."""
     learner("fit", config)

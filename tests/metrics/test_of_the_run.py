@@ -145,6 +145,7 @@ class Wide(Metric):
     undefined = "it is never known"
 
 
+@pytest.mark.full
 def test_speeds_and_the_machine_in_a_run(tmp_path):
     """Rows are those of the batches, tokens what their losses are means over; what is not known is said once."""
     logger = MemoryLogger()

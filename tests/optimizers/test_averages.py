@@ -74,7 +74,7 @@ def close(found, expected):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", some(CASES, {"ema, warmed up", "swa"}))
+@pytest.mark.parametrize("case", some(CASES, {"ema, warmed up"}))
 def test_the_average_is_evaluated_kept_and_read_again(tmp_path, case):
     make, expected = CASES[case]
     optimizer = make(optax.sgd)

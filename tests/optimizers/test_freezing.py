@@ -179,6 +179,7 @@ def test_wrong_patterns():
         LearnerBuilder("runs/a").freeze(lambda path: True)
 
 
+@pytest.mark.full
 def test_a_run_is_resumed_with_what_is_frozen(tmp_path):
     make = lambda name, n: quiet(tmp_path / name, saves=True).num_epochs(n).freeze("b")  # noqa: E731
     build_line(make("run", 1)).fit(batches())

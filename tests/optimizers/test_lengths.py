@@ -133,6 +133,7 @@ def test_the_range_test_has_a_length_of_its_own(tmp_path):
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_same_length_goes_on_to_the_bit(tmp_path):
     optimizer = Groups(optax.adam, [Group("^b", lr=Cosine(0.1)), Group("^w", lr=Step(0.1, 0.5, 0.25, "fraction"))])
 

@@ -136,6 +136,7 @@ def test_other_metrics_inside_an_epoch(inside):
     assert tree_of(inside) == before
 
 
+@pytest.mark.full
 def test_other_metrics_inside_an_epoch_that_are_allowed(inside):
     """Those of the epoch are over the rest of it, and nothing else changes."""
     result = build_line(saving(inside).metrics(LastRow()).resume(allow="metrics")).fit(batches(), valid_data())

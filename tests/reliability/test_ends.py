@@ -94,9 +94,10 @@ def test_stopped_in_the_same_validation_again(tmp_path):
     "options",
     [
         pytest.param(lambda b: b.num_epochs(2), id="at an epoch's end"),
-        pytest.param(lambda b: b.num_epochs(1).valid_every(3), id="inside an epoch", marks=pytest.mark.full),
+        pytest.param(lambda b: b.num_epochs(1).valid_every(3), id="inside an epoch"),
     ],
 )
+@pytest.mark.full
 def test_a_stop_in_the_second_of_two_splits(tmp_path, options):
     """The first one is not made again."""
     stopped_in(tmp_path / "run", options, 1, lambda valid: {"a": Valid(), "b": valid})
@@ -105,6 +106,7 @@ def test_a_stop_in_the_second_of_two_splits(tmp_path, options):
     same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", run(tmp_path / "whole", options, both())))
 
 
+@pytest.mark.full
 def test_a_stop_in_a_validation_and_other_splits_afterwards(tmp_path):
     stopped_in(tmp_path / "run", lambda b: b.num_epochs(2), 1)
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer().metrics(LastRow()).resume()
@@ -212,6 +214,7 @@ def test_nothing_of_ones_own_is_removed(tmp_path):
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["10", "12", "6"]
 
 
+@pytest.mark.full
 def test_checkpoints_on_another_disk(tmp_path):
     """What is newer is set aside there, too."""
     elsewhere = tempfile.mkdtemp(dir="/dev/shm")

@@ -208,7 +208,7 @@ HARMLESS = {
     "logger close": "OwnLogger",
     "renderer": "OwnRenderer",
 }
-FEW = {"loader", "train step on the device", "metric compute", "hook", "logger that exits"}
+FEW = {"loader", "train step on the device", "hook", "logger that exits"}
 
 
 @pytest.mark.parametrize("where", some([*FATAL, *HARMLESS], FEW))

@@ -250,6 +250,7 @@ def test_dir_deleted_mid_run(tmp_path, options, step, saves, message):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_dir_deleted_mid_run_of_the_checkpoints(tmp_path):
     """The policy decides, as it does about full disks."""
     remover = Remover(tmp_path / "run" / "checkpoint", 8, 1)

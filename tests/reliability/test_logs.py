@@ -118,6 +118,7 @@ def test_log_cost_linear(tmp_path, monkeypatch):
 # -- what they look like -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_new_metric_midway(tmp_path):
     """A number that a hook returns from step 8 on: files, journal, history and summary take it as it comes."""
 

@@ -86,6 +86,7 @@ def test_oom_in_step(tmp_path):
     goes_on(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_in_validation(tmp_path):
     """Of several splits it is the one that is named; the step before it is saved."""
     data = {"small": batches(8, 16), "large": batches(10, 20)}

@@ -370,6 +370,7 @@ def test_resume_twice_and_more_epochs(tmp_path, whole, kind, steps):
     assert [entry["step"] for entry in journal_of(directory) if entry["event"] == "start"][:3] == [0, *steps[:2]]
 
 
+@pytest.mark.full
 def test_resume_where_nothing_is(tmp_path, whole):
     directory = tmp_path / "run"
     same(all_of(directory, PLATEAU.fit(PLATEAU.build(directory).resume())), whole(PLATEAU))
@@ -494,6 +495,7 @@ def after_each_save(monkeypatch):
             [4.0, 1.0, 9.0, NAN, 1.0, 0.25],
             [[1], [2], [2, 3], [2, 4], [2, 5], [6]],
             id="last and best",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             {"keep_last": 2, "keep_best": 0, "keep_every": 3},
@@ -638,7 +640,7 @@ def stopped_at_2(tmp_path_factory, compiled_once):
     return directory
 
 
-@pytest.mark.parametrize("what", some(CHANGED, {"width", "optimizer", "batch size"}))
+@pytest.mark.parametrize("what", some(CHANGED, {"width", "batch size"}))
 def test_resume_config_changed(tmp_path, stopped_at_2, what):
     """One error lists all that differs, with both sides; nothing is touched."""
     shutil.copytree(stopped_at_2, tmp_path / "run")

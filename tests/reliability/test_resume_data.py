@@ -354,6 +354,7 @@ def test_a_generator_trains_and_refuses_to_go_on(tmp_path):
     assert tree_of(tmp_path) == before
 
 
+@pytest.mark.full
 def test_a_one_shot_iterator_with_a_state_goes_on(tmp_path):
     builder = lambda name, steps: quiet(tmp_path / name).num_steps(steps).metrics(LastRow()).with_file_checkpointer()  # noqa: E731
     build_line(builder("run", 7)).fit(Counter())

@@ -287,6 +287,7 @@ def test_wrong_gradients_and_weights_say_what_is_wrong():
         accumulator.accumulate({"a": jnp.ones(2), "b": (jnp.float32(1),)})
 
 
+@pytest.mark.full
 def test_parameters_of_a_model_begin_an_accumulator():
     accumulator = GradientsAccumulator(parameters(make_dict()))
     assert [x.shape for x in jax.tree.leaves(accumulator.grads())] == [(3, 2), (3,), (3, 3)]

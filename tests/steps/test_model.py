@@ -31,7 +31,12 @@ from learner.steps.model import MOST_CONSTANT, Family, family_of, unmade_family
 from learner.steps.state import named_leaves
 from learner.steps.step import Step, step_fn
 
-all_cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+def all_but_slow() -> list[Any]:
+    return [pytest.param(c, marks=pytest.mark.full if c.name == "nnx_vmapped" else (), id=str(c)) for c in CASES]
+
+
+all_cases = pytest.mark.parametrize("case", all_but_slow())
 
 
 def pairwise(*names: str) -> Any:

@@ -325,6 +325,7 @@ def test_the_value_of_an_accumulated_step_is_the_weighted_mean(tmp_path):
     np.testing.assert_allclose(state.opt_state.value, ((np.tanh(x @ w + b) - y) ** 2).mean(), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_lbfgs_finds_the_least_squares_solution(tmp_path):
     def linear_step(model, batch):
         return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])

@@ -614,6 +614,7 @@ def gan_state() -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_a_gan_with_two_optimizers_trains_as_written_by_hand(tmp_path):
     schedule = optax.linear_schedule(0.1, 0.0, 5)
     builder = LearnerBuilder(tmp_path / "run").metrics(LearningRate())
@@ -914,6 +915,7 @@ def test_like_makes_types_strong_and_names_what_differs():
         like({"y": 1.0}, {"x": jnp.float32(1)}, "it")
 
 
+@pytest.mark.full
 def test_keys_and_counters_in_a_pytree_are_carried(tmp_path):
     def train(model, batch):
         drawn = jax.random.uniform(model["key"])
