@@ -34,18 +34,22 @@ class Compiled:
     ENOUGH, MAPS = 400, 45_000
 
     def __init__(self):
-        self.count = 0
+        self.count, self.looked = 0, 0
         jax.monitoring.register_event_duration_secs_listener(self.heard)
 
     def heard(self, event, seconds, **_):
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
     def let_go(self):
-        self.count = 0
+        self.count, self.looked = 0, 0
         jax.clear_caches()
         gc.collect()
 
     def hardly_room(self):
+        """Looks again after a hundred programs, which have room in any case: looking takes its time."""
+        if self.count < self.looked + 100:
+            return False
+        self.looked = self.count
         maps = Path("/proc/self/maps")
         return maps.exists() and len(maps.read_bytes().splitlines()) > Compiled.MAPS
 
@@ -61,14 +65,28 @@ def pytest_runtest_teardown(item, nextitem):
             COMPILED.let_go()
 
 
+def pytest_collection_finish():
+    """What is imported by now stays: nobody need look through it for garbage again and again. No bytecode comes to lie
+    beside what tests write and import.
+    """
+    gc.collect()
+    gc.freeze()
+    sys.dont_write_bytecode = True
+
+
+KNOWN = set()
+
+
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory):
     """Modules that a test wrote are forgotten after it: the next may write others of the same names."""
     yield
     made = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(made):
+    for name in sys.modules.keys() - KNOWN:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(made):
             del sys.modules[name]
+        else:
+            KNOWN.add(name)
 
 
 @pytest.fixture(scope="session")
