@@ -18,6 +18,7 @@ from learner.events import Listener
 from learner.fit import Learner
 from learner.loading import made, makes_model, refuse_unknown
 from learner.loggers.files import refuse_same_files
+from learner.loggers.once import OnceLogger
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
 from learner.optimizers.base import Match, matcher
@@ -118,7 +119,13 @@ class LearnerBuilder:
                 raise LearnerError(
                     f"a metric logger is {logger!r}; it needs a learner.events.Listener, such as MemoryLogger()"
                 )
-        self._options.loggers += loggers
+            own = logger.file if isinstance(logger, OnceLogger) else None
+            if own and any(isinstance(other, OnceLogger) and other.file == own for other in self._options.loggers):
+                raise LearnerError(
+                    f"there are two loggers of {type(logger).__name__}; a run has one, as {own} in its directory keeps "
+                    "how far it got"
+                )
+            self._options.loggers.append(logger)
         return self
 
     def renderer(self, renderer: Listener | None) -> Self:

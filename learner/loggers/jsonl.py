@@ -59,7 +59,7 @@ class JsonLines(RunLogger):
         head = f'{{"event": "step", "split": {json.dumps(event.split)}, "epoch": {event.epoch}, "step": '
         named = [(json.dumps(name), json_texts(column)) for name, column in values.items()]
         columns = [[f"{name}: {text}" for text in texts] for name, texts in named]
-        weights = weight_texts(event.weights[steps.start - event.first :: steps.step])
+        weights = _in_json(weight_texts(event.weights[steps.start - event.first :: steps.step]))
         for step, weight, *numbers in zip(steps, weights, *columns, strict=True):
             line = f'{head}{step}, "weight": {weight}, "values": {{{", ".join(numbers)}}}}}\n'
             self._file.pending.append(line)
@@ -96,7 +96,10 @@ def json_texts(values: np.ndarray) -> list[str]:
     >>> json_texts(np.float32([0.1, float("nan"), float("-inf")]))
     ['0.1', '"NaN"', '"-Infinity"']
     """
-    if np.isfinite(values).all():
-        return value_texts(values)
+    texts = value_texts(values)
+    return texts if np.isfinite(values).all() else _in_json(texts)
+
+
+def _in_json(texts: list[str]) -> list[str]:
     words = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
-    return [words.get(text, text) for text in value_texts(values)]
+    return [words.get(text, text) for text in texts]

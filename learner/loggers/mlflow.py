@@ -221,7 +221,7 @@ def key_of(name: str) -> str:
     >>> key_of("valid/F-beta (0.5)")
     'valid/F-beta _0.5_'
     """
-    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
+    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
 
 
 def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -115,6 +115,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _row(line: bytes) -> list[str]:
+    csv.field_size_limit(max(csv.field_size_limit(), len(line)))  # the text of a large confusion matrix is one field
     return next(csv.reader([line.decode()]))
 
 

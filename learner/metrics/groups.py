@@ -4,12 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.adaptors import Adapted
-from learner.metrics.base import Array, CollectingMetric, Info, Metric, all_within, rows_mask
+from learner.metrics.base import Array, CollectingMetric, Info, Metric, MetricBase, all_within, rows_mask
 
 
 class Subset(Metric):
@@ -17,7 +18,8 @@ class Subset(Metric):
 
     Args:
       metric: one that reads rows and honours the output's `mask`, as all of this package do. One that is `Adapted`
-        needs an argument that is the mask.
+        needs an argument that is the mask. Of one that collects its rows (a `CollectingMetric`, such as `AUROC`) it
+        makes one that does so, too.
       by: the field: integers or booleans, `[batch]`, or of each token `[batch, length]`.
       value: that rows of the subset have: a whole number, or True or False.
       name: of the subset; default: `group 0`.
@@ -34,19 +36,14 @@ class Subset(Metric):
     Accuracy of cats 1.0
     """
 
+    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+        """The same of rows that are collected, where the metric collects them."""
+        return (
+            _CollectedSubset(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+        )
+
     def __init__(self, metric: Metric, by: str, value: int, name: str | None = None) -> None:
-        _check(metric, type(self).__name__)
-        number = _number(value)
-        if number is None:
-            raise LearnerError(
-                f"value of Subset is {value!r}; it needs the number of a group: Subset({type(metric).__name__}(...), "
-                f"{by!r}, 0, 'cats')"
-            )
-        self._metric, self._by, self._of = metric, by, number
-        self.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
-        told = ("higher_is_better", "unit", "description", "numeric", "splits")
-        vars(self).update({what: getattr(metric, what) for what in told}, fields=_fields(metric, by), inner=(metric,))
-        vars(self)["undefined"] = f"no row of it has {by} = {value}, or {metric.undefined}"
+        self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
 
     def init(self) -> Any:
         """No rows."""
@@ -93,21 +90,12 @@ class By(Metric):
 
     numeric = False
 
+    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+        """The same of rows that are collected, where the metric collects them."""
+        return _CollectedBy(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+
     def __init__(self, metric: Metric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
-        _check(metric, type(self).__name__)
-        if not metric.numeric:
-            raise LearnerError(f"By got {metric.name}, which is no number; it needs one that is, or use Subset")
-        known = _named(names)
-        if known is None:
-            raise LearnerError(
-                f"names of By is {names!r}; it needs a name for each group, by its number: {{0: 'cats', 1: 'dogs'}}, "
-                "or a list of the names of 0, 1 and so on: ['cats', 'dogs']"
-            )
-        self._metric, self._by, self._names = metric, by, known
-        self.name = f"{metric.name} by {by}"
-        told = ("higher_is_better", "unit", "splits")
-        vars(self).update({what: getattr(metric, what) for what in told}, fields=_fields(metric, by), inner=(metric,))
-        vars(self)["description"] = f"{metric.description}, by {by}"
+        self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
 
     def init(self) -> Any:
         """No rows."""
@@ -128,8 +116,47 @@ class By(Metric):
 
     def text(self, value: Any) -> str:
         """`cats 0.5, dogs 0.75`."""
-        pairs = zip(self._names.values(), np.asarray(value), strict=True)
-        return ", ".join(f"{name} {self._metric.text(x)}" for name, x in pairs)
+        return _texts(self._metric, self._names, value)
+
+
+class _CollectedSubset(CollectingMetric):
+    """A `Subset` of a metric that collects rows: they are told apart on the host."""
+
+    def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
+        self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
+
+    def collect(self, output: Any) -> dict[str, Any]:
+        """The metric's rows, and their groups."""
+        return _collected(self.name, self._metric, output, self._by)
+
+    def compute(self, rows: Any) -> Any:
+        """As the metric's own; NaN where the subset has no rows."""
+        return _value_of(self._metric, rows, self._of)
+
+    def text(self, value: Any) -> str:
+        """As the metric's own."""
+        return self._metric.text(value)
+
+
+class _CollectedBy(CollectingMetric):
+    """`By` of a metric that collects rows: they are told apart on the host."""
+
+    numeric = False
+
+    def __init__(self, metric: CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
+        self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
+
+    def collect(self, output: Any) -> dict[str, Any]:
+        """The metric's rows, and their groups."""
+        return _collected(self.name, self._metric, output, self._by)
+
+    def compute(self, rows: Any) -> np.ndarray:
+        """float64 `[groups]`; NaN for a group without rows."""
+        return np.array([_value_of(self._metric, rows, value) for value in self._names], np.float64)
+
+    def text(self, value: Any) -> str:
+        """`cats 0.5, dogs 0.75`."""
+        return _texts(self._metric, self._names, value)
 
 
 class _Part:
@@ -159,15 +186,43 @@ def _named(names: Any) -> dict[int, str] | None:
     return known if given and len(set(known.values())) == len(given) else None
 
 
-def _part(name: str, output: Any, by: str, value: int) -> _Part:
-    """The output with the rows (or tokens) masked that are of another group."""
+def _groups(name: str, output: Any, by: str, most: int) -> Array:
+    """int32: the group of each row, or of each token where there may be two axes."""
     group = jnp.asarray(getattr(output, by))
-    if not (jnp.issubdtype(group.dtype, jnp.integer) or group.dtype == bool) or group.ndim not in (1, 2):
+    if not (jnp.issubdtype(group.dtype, jnp.integer) or group.dtype == bool) or not 1 <= group.ndim <= most:
         raise LearnerError(
             f"{name} got {by} {group.dtype}{list(group.shape)}; it needs the number of a group for each row: integers "
-            "[batch], or [batch, length]"
+            f"[batch]{', or [batch, length]' if most == 2 else ''}"
         )
-    own = group.astype(jnp.int32) == value
+    return group.astype(jnp.int32)
+
+
+def _collected(name: str, metric: CollectingMetric, output: Any, by: str) -> dict[str, Any]:
+    """What a metric collects, and the groups `[rows]`."""
+    rows, groups = metric.collect(output), _groups(name, output, by, most=1)
+    for leaf in jax.tree.leaves(rows):
+        if leaf.shape[:1] != groups.shape:
+            raise LearnerError(
+                f"{name} got {by} of shape {groups.shape}, and {metric.name} collects {leaf.dtype}{list(leaf.shape)}; "
+                "it needs one group for each row"
+            )
+    return {"rows": rows, "groups": groups}
+
+
+def _value_of(metric: CollectingMetric, rows: Any, value: int) -> Any:
+    """The value of the rows of one group."""
+    own = rows["groups"] == value
+    return metric.compute(jax.tree.map(lambda x: x[own], rows["rows"])) if own.any() or not metric.numeric else np.nan
+
+
+def _texts(metric: Metric | CollectingMetric, names: Mapping[int, str], values: Any) -> str:
+    pairs = zip(names.values(), np.asarray(values), strict=True)
+    return ", ".join(f"{name} {metric.text(x)}" for name, x in pairs)
+
+
+def _part(name: str, output: Any, by: str, value: int) -> _Part:
+    """The output with the rows (or tokens) masked that are of another group."""
+    own = _groups(name, output, by, most=2) == value
     mask = rows_mask(output)
     if mask is None:
         return _Part(output, own)
@@ -180,16 +235,49 @@ def _part(name: str, output: Any, by: str, value: int) -> _Part:
     return _Part(output, jnp.broadcast_to(own, shape) & jnp.broadcast_to(mask, shape))
 
 
-def _fields(metric: Metric, by: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*metric.fields, by)))
+def _subset(made: MetricBase, metric: Metric | CollectingMetric, by: str, value: int, name: str | None) -> int:
+    """Says what a `Subset` is; the number of its group."""
+    _check(metric, "Subset")
+    number = _number(value)
+    if number is None:
+        raise LearnerError(
+            f"value of Subset is {value!r}; it needs the number of a group: Subset({type(metric).__name__}(...), "
+            f"{by!r}, 0, 'cats')"
+        )
+    made.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
+    undefined = f"no row of it has {by} = {value}, or {metric.undefined}"
+    _tell(made, metric, by, numeric=metric.numeric, description=metric.description, undefined=undefined)
+    return number
+
+
+def _by(
+    made: MetricBase, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]
+) -> dict[int, str]:
+    """Says what a `By` is; the names of its groups."""
+    _check(metric, "By")
+    if not metric.numeric:
+        raise LearnerError(f"By got {metric.name}, which is no number; it needs one that is, or use Subset")
+    known = _named(names)
+    if known is None:
+        raise LearnerError(
+            f"names of By is {names!r}; it needs a name for each group, by its number: {{0: 'cats', 1: 'dogs'}}, "
+            "or a list of the names of 0, 1 and so on: ['cats', 'dogs']"
+        )
+    made.name = f"{metric.name} by {by}"
+    _tell(made, metric, by, description=f"{metric.description}, by {by}")
+    return known
+
+
+def _tell(made: MetricBase, metric: Metric | CollectingMetric, by: str, **more: Any) -> None:
+    """What it has of the metric."""
+    told = {what: getattr(metric, what) for what in ("higher_is_better", "unit", "splits")}
+    vars(made).update(told, fields=tuple(dict.fromkeys((*metric.fields, by))), inner=(metric,), **more)
 
 
 def _check(metric: Any, what: str) -> None:
-    if isinstance(metric, CollectingMetric):
-        raise LearnerError(f"{what} got {metric.name}, which collects rows; mask them in a step of your own")
-    if not isinstance(metric, Metric):
+    if not isinstance(metric, Metric | CollectingMetric):
         raise LearnerError(f"{what} got {metric!r}; it needs an instance of a learner.metrics.Metric")
-    if metric.per_step or "loss" in metric.fields:
+    if getattr(metric, "per_step", False) or "loss" in metric.fields:
         raise LearnerError(
             f"{what} got {metric.name}, which is a number of the whole batch; it needs a metric of rows (the loss of a "
             "group needs the losses of its rows)"

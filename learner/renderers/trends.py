@@ -68,8 +68,9 @@ def _merged(bins: Sequence[_Bin]) -> _Bin:
 
 @dataclasses.dataclass
 class Trend:
-    """What is known of one metric: `now` is its newest value (in `train` that of the newest step), `best` the best one
-    of a whole split, `splits` those over the steps, and `steps` some of single steps.
+    """What is known of one metric: `now` is its newest value (in `train` that of the newest step, and at the end of an
+    epoch that of the whole), `best` the best one of a whole split, `splits` those over the steps, and `steps` some of
+    single steps.
     """
 
     info: MetricInfo

@@ -28,11 +28,11 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for index, run in enumerate(runs):
-        for key in run.history:
+        for key in run.keys:
             split, name = key.split("/", 1)
-            if all(isinstance(value, str) for value in run.history[key]):
+            if key in run.history and all(isinstance(value, str) for value in run.history[key]):
                 continue
-            metric = found.setdefault(name, {"name": name, "unit": run.metrics[key].unit, "curves": []})
+            metric = found.setdefault(name, {"name": name, "unit": run.info(key).unit, "curves": []})
             metric["curves"] += [{"run": index, "split": split, **curve} for curve in _curves(run, key)]
     for metric in found.values():
         metric["curves"] += _bands(runs, metric["curves"])
@@ -41,10 +41,11 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _curves(run: Run, key: str) -> list[Curve]:
     """The values of whole splits, and before them those of each step where there are some."""
-    points = [point for point in run.points(key) if not isinstance(point.value, str)]
+    points = run.points(key) if key in run.history else []
+    points = [point for point in points if not isinstance(point.value, str)]
     step = np.array([point.step for point in points])
     value = np.array([point.value for point in points], np.float64)
-    made = [_curve(run, False, *thinned(step, value, MOST))]
+    made = [_curve(run, False, *thinned(step, value, MOST))] if points else []
     if key.startswith("train/") and len(series := run.steps(key, MOST)):
         made.insert(0, _curve(run, True, series.step, series.mean, series.low, series.high))
     return made

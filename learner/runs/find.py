@@ -69,12 +69,14 @@ def _directories(place: Path, levels: int) -> Iterator[Path]:
         if (place / MARK).is_file():
             yield place
             return
-    except PermissionError:
+    except OSError:
         pass  # listing it fails too, and is told
     if levels:
         try:
             inner = sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
-        except PermissionError as error:
+        except FileNotFoundError:
+            return  # removed meanwhile
+        except OSError as error:
             warnings.warn(f"{place} is left out: {error.strerror}", stacklevel=2)
             return
         for path in inner:

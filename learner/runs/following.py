@@ -98,8 +98,8 @@ class GrowingSeries:
                 file.seek(at)
                 block = file.read(BLOCK)
             inner = block[block.find(b"\n") + 1 : block.rfind(b"\n") + 1]
-            if inner:
-                values = first_column(inner)
+            values = first_column(inner) if inner else np.zeros(0)
+            if len(values):  # there may be the last line of an epoch alone
                 lines, read = lines + len(values), read + len(inner)
                 found.append((number, at, values))
         if lines:

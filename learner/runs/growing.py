@@ -2,8 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 from learner.runs.series import LONGEST, is_plain
+
+KNOWN_BY = 256
+"""Bytes; two lines of a journal differ in their times."""
 
 
 class GrowingLines:
@@ -35,11 +39,13 @@ class GrowingLines:
         self._forget()
 
     def _forget(self) -> None:
-        self._at, self._rest, self._file, self._torn = 0, b"", (0, 0), False
+        self._at, self._rest, self._file, self._torn, self._end = 0, b"", (0, 0), False, b""
 
     def read(self) -> tuple[bool, list[bytes]]:
         """Whether the file is another one than before or lost something, and its new whole lines, without their ends:
         then all of them are new. A last line without its end comes when it is whole.
+
+        A file that was removed may get its number back: it is known by what was read last, too.
 
         Raises:
           OSError: it cannot be read.
@@ -48,7 +54,7 @@ class GrowingLines:
             return False, []
         with self.path.open("rb") as file:
             found = os.fstat(file.fileno())
-            same = (found.st_dev, found.st_ino) == self._file and found.st_size >= self._at
+            same = (found.st_dev, found.st_ino) == self._file and found.st_size >= self._at and self._goes_on(file)
             anew = not same and self._file != (0, 0)
             if not same:
                 self._forget()
@@ -58,9 +64,15 @@ class GrowingLines:
             file.seek(self._at)
             content = file.read(found.st_size - self._at)
         self._at += len(content)
+        self._end = (self._end + content)[-KNOWN_BY:]
         whole, newline, rest = (self._rest + content).rpartition(b"\n")
         self._rest = rest[-LONGEST:]
         lines = whole.split(b"\n") if newline else []
         if lines and self._torn:
             self._torn, lines = False, lines[1:]
         return anew, lines
+
+    def _goes_on(self, file: BinaryIO) -> bool:
+        """Whether what was read last still stands there."""
+        file.seek(self._at - len(self._end))
+        return file.read(len(self._end)) == self._end

@@ -46,7 +46,7 @@ def picture(
             name = " ".join(([run.name] if len(runs) > 1 else []) + [key])
             at, values = _line(run, key, x, steps)
             lines[printable(name)] = at, smoothed(values, smooth)
-            unit = run.metrics[key].unit
+            unit = run.info(key).unit
     if not any(_drawable(values, log) for _, values in lines.values()):
         raise _nothing(runs, metric, log and bool(lines))
     if log:
@@ -56,20 +56,20 @@ def picture(
 
 
 def _keys(run: Run, metric: str) -> list[str]:
-    keys = [key for key in run.history if metric in (key, key.split("/", 1)[1])]
-    return [key for key in keys if any(not isinstance(value, str) for value in run.history[key])]
+    keys = [key for key in run.keys if metric in (key, key.split("/", 1)[1])]
+    texts = [key for key in keys if key in run.history and all(isinstance(value, str) for value in run.history[key])]
+    return [key for key in keys if key not in texts]
 
 
 def _line(run: Run, key: str, x: str, steps: bool) -> Line:
-    if steps and key.startswith("train/"):
-        series = run.steps(key, MOST)
-        if len(series):
-            return series.step.tolist(), series.mean.tolist()
-    points = run.points(key)
+    points = run.points(key) if key in run.history else []
     step = np.array([point.step for point in points], np.float64)
+    values = [math.nan if isinstance(point.value, str) else point.value for point in points]
+    if (steps or not points) and key.startswith("train/") and len(series := run.steps(key, MOST)):
+        step, values = series.step.astype(np.float64), series.mean.tolist()
     axes = {"step": step, **run.axes(step)}
     places = axes[x] / 60 if x == "time" else axes[x]
-    return places.tolist(), [math.nan if isinstance(point.value, str) else point.value for point in points]
+    return places.tolist(), values
 
 
 def smoothed(values: Iterable[float], weight: float) -> list[float]:
@@ -96,7 +96,7 @@ def _positive(line: Line) -> Line:
 def _nothing(runs: Sequence[Run], metric: str, log: bool) -> LearnerError:
     if log:
         return LearnerError(f"{metric} has no value above 0, which a logarithmic axis needs")
-    known = list(dict.fromkeys(key for run in runs for key in run.history))
+    known = list(dict.fromkeys(key for run in runs for key in run.keys))
     where = runs[0].directory if len(runs) == 1 else f"none of {len(runs)} runs"
     hint = near(metric, [*known, *dict.fromkeys(key.split("/", 1)[1] for key in known)])
     if any(metric in (key, key.split("/", 1)[1]) for key in known):

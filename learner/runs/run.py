@@ -23,7 +23,7 @@ from learner.mappings import read_mapping
 from learner.runs.flat import DEEPEST, flat, is_deep
 from learner.runs.following import epochs_in
 from learner.runs.growing import GrowingLines
-from learner.runs.series import Floats, Series, is_plain, step_values
+from learner.runs.series import Floats, Series, has_steps, is_plain, step_values
 from learner.text import printable
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # what is kept of the journal's lines
@@ -103,7 +103,7 @@ class Run:
         except OSError as error:
             raise LearnerError(f"{self.directory} cannot be read: {error.strerror}") from error
         self._now = time.time() if now is None else now
-        for name in ("status", "seconds", *(OF_LINES if lines else ())):
+        for name in ("status", "seconds", *(OF_LINES if lines or anew else ())):
             self.__dict__.pop(name, None)
         if anew:
             self._begin_anew()
@@ -183,6 +183,11 @@ class Run:
                 said = {**said, **entry["metrics"]}
         return {key: _info(key, content) for key, content in said.items() if "/" in key}
 
+    def info(self, key: str) -> MetricInfo:
+        """What is known of a metric."""
+        split, name = key.split("/", 1)
+        return self.metrics.get(key) or self.known.get(key) or MetricInfo(split, name)
+
     @property
     def epochs(self) -> int:
         """How many epochs ended."""
@@ -203,7 +208,7 @@ class Run:
         """How long it ran, over all its resumes; what was lost between a checkpoint and a crash counts too."""
         if not self.journal:
             return 0.0
-        idle = max(0.0, self._now - _time(self.journal[-1])) if self.status.word == "running" else 0.0
+        idle = max(0.0, self._now - time_of(self.journal[-1])) if self.status.word == "running" else 0.0
         return self._running[-1] + idle
 
     @property
@@ -225,9 +230,15 @@ class Run:
         total, found = 0.0, []
         for entry, before in zip(self.journal, [{}, *self.journal], strict=False):
             if before and entry.get("event") != "start":
-                total += max(0.0, _time(entry) - _time(before))
+                total += max(0.0, time_of(entry) - time_of(before))
             found.append(total)
         return found
+
+    @property
+    def keys(self) -> list[str]:
+        """The metrics that have values: of whole splits, or of single steps of training, which come sooner."""
+        steps = [key for key in self.known if key.startswith("train/") and key not in self.history]
+        return [*self.history, *(key for key in steps if has_steps(self.directory, *key.split("/", 1)))]
 
     def best(self, key: str) -> Point | None:
         """The best value of a metric in its own direction; `None` where it has none."""
@@ -262,15 +273,18 @@ class Run:
 
         Returns:
           `epoch`: how many epochs had been trained, float64 `[steps]`. `time`: for how many seconds the run had been
-          running. Both are exact where the journal tells a step (at the ends of epochs, and of validations inside of
-          them), linear between such places, and go on behind the last.
+          running. Both are exact where the journal tells a step (at the ends of epochs, of validations inside of them,
+          and where a checkpoint was saved), linear between such places, and go on behind the last.
         """
         steps, epochs = [0.0, *self.ends.values()], [0.0, *self.ends]
         each = _whole(self._told_value("steps_per_epoch"))
         told = [(0.0, 0.0)]
         for entry, seconds in zip(self.journal, self._running, strict=True):
-            if entry.get("event") in NUMBERS and entry["step"] >= told[-1][0]:
-                told.append((float(entry["step"]), seconds))
+            place = float(_whole(entry.get("step")))
+            if entry.get("event") == "start":  # what came behind it was made again
+                told = [each for each in told if each[0] <= place]
+            elif entry.get("event") in (*NUMBERS, "save") and place > told[-1][0]:  # each step once
+                told.append((place, seconds))
         places, times = (list(column) for column in zip(*told, strict=True))
         return {
             "epoch": _between(step, steps, epochs, 1 / each if each else None),
@@ -312,7 +326,7 @@ class Run:
         saved: dict[int, float] = {}
         before = 0.0
         for entry in self.journal:
-            event, step, now = entry.get("event"), _whole(entry.get("step")), _time(entry)
+            event, step, now = entry.get("event"), _whole(entry.get("step")), time_of(entry)
             if event == "start":
                 told = [each for each in told if each[0] <= step]
                 last = saved.get(step, before)
@@ -379,7 +393,8 @@ def _between(x: Floats, known: Sequence[float], values: Sequence[float], slope: 
     return np.where(x > known[-1], values[-1] + (slope or 0.0) * (x - known[-1]), inside)
 
 
-def _time(entry: Mapping[str, Any]) -> float:
+def time_of(entry: Mapping[str, Any]) -> float:
+    """When a line of the journal was written, in seconds since 1970; 0 where that is no such number."""
     value = entry.get("time")
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else 0.0
 

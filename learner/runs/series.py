@@ -65,6 +65,8 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
     last = 0
     for epoch, path in files:
         last = ends.get(epoch - 1, last)
+        if epoch in ends and (missing := ends[epoch] - last - _lines(path)) > 0:
+            last += missing  # of a metric that was not there when the epoch began
         for part in _parts(path):
             steps = np.concatenate([steps, np.arange(last + 1, last + 1 + len(part))])
             values = np.concatenate([values, part])
@@ -125,6 +127,11 @@ def _files(directory: Path, split: str, name: str) -> list[tuple[int, Path]]:
         if number.isdecimal() and len(number) < 16 and is_plain(path / file):
             found.append((int(number), path / file))
     return sorted(found)
+
+
+def has_steps(directory: Path, split: str, name: str) -> bool:
+    """Whether a metric has values of steps."""
+    return any(_lines(path) for _, path in _files(directory, split, name))
 
 
 def is_plain(path: Path) -> bool:

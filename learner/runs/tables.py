@@ -27,13 +27,13 @@ def rows(run: Run) -> Iterator[Row]:
       split; `epoch`, `None` for steps; `step`, the optimizer step after which it was measured; `value`; and `text`,
       where the value of a metric is no number.
     """
-    for key in run.history:
+    for key in run.keys:
         split, name = key.split("/", 1)
         if split == "train":
             series = run.steps(key)
             for step, value in zip(series.step.tolist(), series.mean.tolist(), strict=True):
                 yield split, name, "step", None, step, value, None
-        for point in run.points(key):
+        for point in run.points(key) if key in run.history else ():
             if isinstance(point.value, str):
                 yield split, name, "split", point.epoch, point.step, None, point.value
             else:
@@ -58,8 +58,8 @@ def write_table(path: str | os.PathLike[str], run: Run, kind: str) -> int:
     """
     if kind not in KINDS:
         raise LearnerError(f"the format is {kind!r}: {near(kind, list(KINDS))}")
-    if not run.history:
-        raise LearnerError(f"{run.directory} has no numbers yet: no epoch has ended")
+    if not run.keys:
+        raise LearnerError(f"{run.directory} has no numbers yet")
     partial = Path(f"{os.fspath(path)}.partial")
     counted = _Counted(rows(run))
     try:

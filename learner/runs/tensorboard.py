@@ -119,7 +119,7 @@ def _tell(records: Records, run: Run, began: float) -> None:
             records.text(f"run/{name}", content, *at)
     keys = [key for key in run.history if not isinstance(run.points(key)[-1].value, str)]
     end = records.settings(run.nested_config, list(map(sayable, keys)), began)
-    for key in run.history:
+    for key in run.keys:
         _steps(records, run, key)
     for entry in run.journal:
         if entry.get("event") in NUMBERS:

@@ -175,7 +175,8 @@ class Measure:
 def _way(metric: Metric) -> str | None:
     """What a metric computes to merge states of scalars, as a text; `None` where a text cannot say it."""
     state = jax.eval_shape(lambda: _strong(metric.init()))
-    if any(leaf.shape or leaf.dtype.name not in SCALARS for leaf in jax.tree.leaves(state)):
+    leaves = jax.tree.leaves(state)
+    if not leaves or any(leaf.shape or leaf.dtype.name not in SCALARS for leaf in leaves):
         return None
     program = jax.make_jaxpr(metric.merge)(state, state)
     return f"{jax.tree.structure(state)} {program}" if _is_plain(program) else None

@@ -13,6 +13,8 @@ from learner.watch.live import TRAIN, LiveRun
 from learner.watch.view import View
 from learner.watch.watched import keys_of
 
+MEMORY = 8
+"""Lengths of a smoothed line's memory that are read before it is shown; what came before them counts 0.03 %."""
 FINER = 2
 """Points for each column of a terminal."""
 
@@ -71,7 +73,8 @@ def draw(runs: Sequence[LiveRun], view: View, metric: str, columns: int) -> Draw
     curves, lost = [], False
     for run, key, x, y in whole:
         if view.zoom and view.x == "step":
-            x, y = _values(run, key, view, since=window[0])  # newest steps are known one by one
+            # Newest steps are known one by one. A mean begins further back, where it has forgotten what it began with.
+            x, y = _values(run, key, view, since=window[0] - (MEMORY / (1 - view.smooth) if view.smooth else 0))
         y = np.asarray(smoothed(y.tolist(), view.smooth)) if view.smooth and len(y) else y
         y = drawable(y)
         fine = ~np.isnan(y) & (y > 0 if view.log else True)

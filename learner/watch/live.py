@@ -12,6 +12,7 @@ from learner.events import MetricInfo
 from learner.runs import Run, Status
 from learner.runs.following import GrowingSeries, epochs_in, place_of
 from learner.runs.growing import GrowingLines
+from learner.runs.run import time_of
 from learner.runs.series import FINAL, Floats, is_plain
 
 LOG = 1 << 16  # bytes of a log that were there before
@@ -103,11 +104,7 @@ class LiveRun:
             self.log.clear()
         self.log += [line.decode(errors="replace") for line in lines]
         self.pending = pending(self.directory)
-        if self.status.word == "running":
-            self._paces.append((now, self.step))
-            while self._paces[0][0] < now - RATE_OVER:
-                self._paces.popleft()
-        else:
+        if self.status.word != "running":
             self._paces.clear()
 
     def _begin_anew(self) -> None:
@@ -127,7 +124,8 @@ class LiveRun:
           Whether there is more to read.
         """
         more = False
-        for key in keys:
+        timed = next((key for key in self.keys if key.startswith(TRAIN)), None)  # tells the newest step
+        for key in dict.fromkeys([*keys, *([timed] if timed else [])]):
             if not key.startswith(TRAIN):
                 continue
             try:
@@ -140,9 +138,22 @@ class LiveRun:
                 read = self._series[key].read(self._epochs, self.run.ends, limit)
                 self.read_bytes += read
                 more |= read == limit
+                if key == timed and read < limit:
+                    self._note_pace(max(self.run.step, self._series[key].last_step))
             except (FileNotFoundError, ValueError):  # the run begins again, and its journal will say so
                 del self._series[key]
         return more
+
+    def _note_pace(self, step: int) -> None:
+        """All that there is of the steps has been read, up to this one."""
+        if self.status.word != "running":
+            return
+        if self._paces and step < self._paces[-1][1]:
+            self._paces.clear()  # it was taken back
+        if not self._paces or self._paces[-1][0] < self._now:
+            self._paces.append((self._now, step))
+        while self._paces[0][0] < self._now - RATE_OVER:
+            self._paces.popleft()
 
     def _find_keys(self) -> list[str]:
         """As the run names them, but the losses first."""
@@ -156,9 +167,7 @@ class LiveRun:
 
     def info(self, key: str) -> MetricInfo:
         """What is known of a metric."""
-        known = self.run.metrics.get(key) or self.run.known.get(key)
-        split, name = key.split("/", 1)
-        return known or MetricInfo(split, name)
+        return self.run.info(key)
 
     def is_text(self, key: str) -> bool:
         """Whether it has texts for values, such as a confusion matrix."""
@@ -196,10 +205,13 @@ class LiveRun:
         path = place / f"epoch-{self._epochs[-1]}" / file
         if not is_plain(path):
             return None
-        size = path.stat().st_size
-        if self._ends.get(path, (-1, None))[0] != size:
-            self._ends = {other: end for other, end in self._ends.items() if other.parent == path.parent}
-            self._ends[path] = size, _last_value(path, size)
+        try:
+            size = path.stat().st_size
+            if self._ends.get(path, (-1, None))[0] != size:
+                self._ends = {other: end for other, end in self._ends.items() if other.parent == path.parent}
+                self._ends[path] = size, _last_value(path, size)
+        except OSError:
+            return None  # removed meanwhile: the run is taken back
         return self._ends[path][1]
 
     @property
@@ -240,10 +252,8 @@ class LiveRun:
     def saved(self) -> tuple[int, float] | None:
         """The step of the newest checkpoint, and how many seconds ago it was saved."""
         saves = [entry for entry in self.run.journal if entry.get("event") == "save"]
-        step, time = (saves[-1].get("step"), saves[-1].get("time")) if saves else (None, None)
-        if not isinstance(step, int) or not isinstance(time, int | float):
-            return None
-        return step, max(0.0, self._now - time)
+        step, time = (saves[-1].get("step"), time_of(saves[-1])) if saves else (None, 0.0)
+        return (step, max(0.0, self._now - time)) if isinstance(step, int) and time else None
 
     @property
     def _start(self) -> dict[str, Any]:

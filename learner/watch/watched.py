@@ -50,7 +50,10 @@ class Watched:
             warnings.simplefilter("always")
             if self.waiting or not self.runs or not 0 <= now - self._searched < SEARCH_EVERY:
                 self._searched = now
-                self._search(now)
+                try:
+                    self._search(now)
+                except OSError as error:
+                    self._note(str(error))
             for run in self.runs:
                 self._refresh(run, now)
         for warning in said:
@@ -64,7 +67,7 @@ class Watched:
             run = known.get(directory.resolve())
             try:
                 runs.append(run or LiveRun(directory, name, now))
-            except LearnerError as error:
+            except (LearnerError, OSError) as error:
                 self._note(str(error))
                 continue
             runs[-1].run.name = name

@@ -69,6 +69,15 @@ def test_the_weights_are_those_of_the_steps(tmp_path):
     ]
 
 
+def test_weights_that_are_not_finite_are_words_and_the_run_goes_on(tmp_path):
+    event = steps(1, 1.0, 2.0)
+    object.__setattr__(event, "weights", np.float32([np.nan, 32]))
+    played(JsonLines(every_steps=1), started(tmp_path), event)
+    played(JsonLines(every_steps=1), started(tmp_path, 1), steps(2, 3.0))
+    lines = [line for line in strict((tmp_path / "metrics.jsonl").read_text()) if line["event"] == "step"]
+    assert [(line["step"], line["weight"], line["values"]["Loss"]) for line in lines] == [(1, "NaN", 1.0), (2, 32, 3.0)]
+
+
 def test_an_error_is_the_last_line(tmp_path):
     played(JsonLines(every_steps=1), started(tmp_path), RunFailed(2.0, 1, 3, "ValueError('no')"))
     assert strict((tmp_path / "metrics.jsonl").read_text())[-1]["error"] == "ValueError('no')"

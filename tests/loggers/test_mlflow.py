@@ -35,7 +35,8 @@ def test_wrong_options_are_refused(options, message, monkeypatch):
 
 
 def test_names_get_the_characters_that_mlflow_takes():
-    assert key_of("valid/F-beta (0.5), ä") == "valid/F-beta _0.5__ _"
+    assert key_of("valid/F-beta (0.5), ä") == "valid/F-beta _0.5__ ä"
+    assert key_of("valid/精度") != key_of("valid/召回")
     assert len(key_of("x" * 300)) == 250
 
 

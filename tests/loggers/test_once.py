@@ -5,7 +5,8 @@ import json
 import pytest
 from logged import split, started, steps
 
-from learner import LearnerError
+from learner import LearnerBuilder, LearnerError
+from learner.loggers import JsonLines
 from learner.loggers.once import Handed, OnceLogger
 
 NAMES = '{"id": "a", "step": 1, "row": 1, "splits": {}, "names": []}'
@@ -33,6 +34,13 @@ class Named(Server):
     def send_split(self, event):
         with self.handed.over():
             self.taken.append(dict(event.values))
+
+
+def test_one_of_each(tmp_path):
+    """How far it got is kept in one file."""
+    builder = LearnerBuilder(tmp_path / "run").metric_loggers(Server(), JsonLines())
+    with pytest.raises(LearnerError, match=r"two loggers of Server; a run has one, as server\.json in its directory"):
+        builder.metric_loggers(Server())
 
 
 def test_what_was_sent_is_not_sent_again(tmp_path):

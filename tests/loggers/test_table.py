@@ -1,6 +1,7 @@
 """The logger that writes a table, read by `csv` alone."""
 
 import csv
+import json
 import math
 
 import numpy as np
@@ -73,6 +74,20 @@ def test_a_run_goes_on_at_its_step(tmp_path):
         ("step", "3", "0.2", ""),
         ("split", "3", "0.6", ""),
     ]
+
+
+def test_a_run_goes_on_behind_a_long_text(tmp_path):
+    """Such as the confusion matrix of many classes; `csv` alone reads up to 131 072 characters."""
+    text = "0 1\n" * 50_000
+    played(Csv(every_steps=1), started(tmp_path), steps(1, 1.0), split("valid", 1, {"Matrix": text}), steps(2, 0.5))
+    played(Csv(every_steps=1), started(tmp_path, 1, {"valid/Matrix": [(1, 1, text)]}), steps(2, 0.25))
+    table = rows(tmp_path / "metrics.csv")
+    assert [(row["kind"], row["step"], row["Loss"]) for row in table] == [
+        ("step", "1", "1.0"),
+        ("split", "1", ""),
+        ("step", "2", "0.25"),
+    ]
+    assert json.loads(table[1]["Matrix"]) == text
 
 
 def test_what_was_measured_before_the_checkpoint_stays(tmp_path):

@@ -1,22 +1,27 @@
 """Metrics of parts of the rows, and of several metrics together."""
 
+import dataclasses
 import math
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from more_metrics import value_of
 from sklearn import metrics as sklearn_metrics
 
+from learner import LearnerBuilder
+from learner.data import ArrayDataset
 from learner.errors import LearnerError
 from learner.metrics import (
+    AUROC,
     Accuracy,
     Adapted,
     Aggregate,
     By,
-    CollectingMetric,
     ExactMatch,
     GradientNorm,
     Info,
@@ -133,12 +138,79 @@ def test_groups_of_a_metric_of_another_package():
     assert metric.text(value(metric, rows)) == "cats 1, dogs 0.5"
 
 
-class Collecting(CollectingMetric):
-    name = "Collecting"
-    collect = compute = None
+# -- of rows that are collected ----------------------------------------------------------------------------------------
 
 
-Collecting.__abstractmethods__ = frozenset()
+def collected(metric, *outputs):
+    """The value of what is collected of several outputs."""
+    parts = [jax.jit(lambda fields: metric.collect(types.SimpleNamespace(**fields)))(dict(vars(o))) for o in outputs]
+    return metric.compute(jax.tree.map(lambda *xs: np.concatenate(xs), *parts))
+
+
+def scored(seed=3, rows=120):
+    rng = np.random.default_rng(seed)
+    columns = {"logits": rng.normal(size=rows), "targets": rng.integers(0, 2, rows), "group": rng.integers(0, 3, rows)}
+    columns["mask"] = rng.integers(0, 2, rows)
+    return {name: x.astype(np.float32 if name == "logits" else np.int32) for name, x in columns.items()}
+
+
+def auroc_of(columns, group):
+    own = (columns["group"] == group) & (columns["mask"] == 1)
+    return sklearn_metrics.roc_auc_score(columns["targets"][own], columns["logits"][own])
+
+
+def test_ranks_within_each_group():
+    columns = scored()
+    outputs = [output(**{name: x[part] for name, x in columns.items()}) for part in (slice(0, 7), slice(7, 120))]
+    by = By(AUROC("binary", classes=1), "group", {0: "cats", 2: "dogs", 9: "owls"})
+    assert (by.name, by.numeric, by.fields) == ("AUROC (binary) by group", False, ("logits", "targets", "group"))
+    expected = [auroc_of(columns, group) for group in (0, 2)]
+    np.testing.assert_allclose(collected(by, *outputs), [*expected, np.nan], rtol=1e-6)
+    assert by.text(np.array([0.5, np.nan])[[0, 1, 1]]) == "cats 0.5, dogs nan, owls nan"
+    subset = Subset(AUROC("binary", classes=1), "group", 2, "dogs")
+    assert (subset.name, subset.numeric, subset.higher_is_better) == ("AUROC (binary) of dogs", True, True)
+    assert collected(subset, *outputs) == pytest.approx(expected[1], rel=1e-6)
+    nobody = Subset(AUROC("binary", classes=1), "group", 9)
+    assert np.isnan(collected(nobody, *outputs))
+    assert "group = 9" in nobody.undefined
+
+
+def test_a_group_without_rows_may_have_a_table():
+    columns = scored()
+    table = Subset(AUROC("none", classes=["cat", "dog"]), "group", 9)
+    assert table.text(collected(table, output(**columns | {"logits": np.eye(2, dtype=np.float32)[columns["targets"]]})))
+
+
+def test_ranks_of_groups_in_a_run(tmp_path):
+    """The group of a row is that of its scores, whatever the order in which rows come."""
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Scores:
+        loss: jax.Array
+        logits: jax.Array
+        targets: jax.Array
+        group: jax.Array
+        mask: jax.Array
+
+    def step(model, batch):
+        logits = batch["logits"] * model["w"]
+        return Scores(jnp.mean(logits), logits, batch["targets"], batch["group"], batch["mask"])
+
+    columns = scored()
+    builder = LearnerBuilder(tmp_path / "run").renderer(None).num_epochs(1).with_batch_size(8)
+    builder.metrics(
+        By(AUROC("binary", classes=1), "group", ["a", "b", "c"]), Subset(AUROC("binary", classes=1), "group", 1, "b")
+    )
+    learner = builder.build({"w": jnp.float32(1)}, optax.sgd, 0.0, train_step=step, valid_step=step)
+    data = ArrayDataset(columns)
+    history = learner.fit(data, data).history
+    expected = [auroc_of(columns, group) for group in range(3)]
+    for split in ("train", "valid"):
+        assert history[f"{split}/AUROC (binary) of b"] == [pytest.approx(expected[1], rel=1e-6)]
+        written = history[f"{split}/AUROC (binary) by group"][0].replace(",", "").split()
+        assert written[::2] == ["a", "b", "c"]
+        np.testing.assert_allclose([float(x) for x in written[1::2]], expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +218,18 @@ Collecting.__abstractmethods__ = frozenset()
     [
         (lambda: Subset(Loss(), "group", 0), "Subset got Loss, which is a number of the whole batch"),
         (lambda: By(GradientNorm(), "group", ["a"]), "By got Gradient Norm, which is a number of the whole batch"),
-        (lambda: By(Collecting(), "group", ["a"]), "By got Collecting, which collects rows"),
+        (lambda: By(AUROC("none"), "group", ["a"]), "By got AUROC .*which is no number"),
+        (lambda: Subset(AUROC(), "group", "cats"), r"value of Subset is 'cats'.*Subset\(AUROC\(\.\.\.\), 'group', 0"),
+        (
+            lambda: collected(
+                Subset(AUROC(), "group", 0), output(**scored() | {"group": np.zeros((120, 2), np.int32)})
+            ),
+            r"got group int32\[120, 2\]; it needs the number of a group for each row: integers \[batch\]",
+        ),
+        (
+            lambda: collected(Subset(AUROC(), "group", 0), output(**scored() | {"group": np.zeros(6, np.int32)})),
+            r"got group of shape \(6,\), and AUROC .*collects .*; it needs one group for each row",
+        ),
         (lambda: Subset(IterationSpeed(), "group", 0), r"Subset got .*; it needs an instance of a learner\.metrics"),
         (lambda: By(IoUPerClass(2), "group", ["a"]), "By got IoU per Class, which is no number"),
         (lambda: By(adapted(), "group", ["a"]), "By got Theirs, which does not read the output's mask .*mask='mask'"),

@@ -1,6 +1,8 @@
 """Runs in directories."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from written import write_run
@@ -56,3 +58,18 @@ def test_one_that_cannot_be_read(tmp_path):
         pytest.skip("who runs these tests may read everything")
     with pytest.warns(UserWarning, match="b cannot be read: Permission denied; it is left out"):
         assert [run.name for run in find_runs([tmp_path])] == ["a"]
+
+
+def test_one_that_is_removed_meanwhile(tmp_path, monkeypatch):
+    """As by `rm -r`, which takes the journal first."""
+    write_run(tmp_path / "a")
+    (tmp_path / "old" / "train").mkdir(parents=True)
+    listed = Path.iterdir
+
+    def remove(path):
+        if path.name == "old":
+            shutil.rmtree(path)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", remove)
+    assert [run.name for run in find_runs([tmp_path])] == ["a"]

@@ -57,6 +57,18 @@ def test_a_file_that_became_shorter(tmp_path):
         series.read([1], {}, 100)
 
 
+def test_a_large_series_with_an_epoch_of_one_step_is_sketched(tmp_path):
+    """Which may be all that a place of it has is the value of the whole epoch."""
+    for epoch, count in ((1, 300_000), (2, 1)):
+        place = tmp_path / "train" / f"epoch-{epoch}"
+        place.mkdir(parents=True)
+        (place / "Loss.log").write_text("0.5,32\n" * count + "0.25,final\n")
+    series = GrowingSeries(tmp_path, "train", "Loss")
+    series.sketch([1, 2], {1: 300_000})
+    assert series.is_sketched
+    assert set(series.series().mean) == {0.5}
+
+
 def test_a_large_file_is_sketched_first(tmp_path):
     """About right, from a small part of it; what is read later is exact."""
     place = tmp_path / "train" / "epoch-1"

@@ -22,14 +22,30 @@ def test_each_line_once_when_it_is_whole(tmp_path):
 
 
 def test_only_new_bytes_are_read(tmp_path):
-    """What was read may be overwritten, in the same length, without being noticed."""
+    """What was read long before may be overwritten, in the same length, without being noticed."""
     path = tmp_path / "a"
-    path.write_bytes(b"1\n2\n")
+    path.write_bytes(b"1\n" * 200)
     lines = GrowingLines(path)
     lines.read()
     with path.open("r+b") as file:
-        file.write(b"8\n9\n3\n")
+        file.write(b"8\n9\n")
+        file.seek(0, 2)
+        file.write(b"3\n")
     assert lines.read() == (False, [b"3"])
+
+
+def test_another_file_with_the_number_of_the_one_before_begins_anew(tmp_path):
+    """File systems give the number of a file that was removed to the next one; and a torn line may be mended."""
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n2\nto")
+    lines = GrowingLines(path)
+    assert lines.read() == (False, [b"1", b"2"])
+    with path.open("r+b") as file:
+        file.write(b"8\n9\n3\n")
+    assert lines.read() == (True, [b"8", b"9", b"3"])
+    with path.open("r+b") as file:
+        file.write(b"8\n9\n4\n5\n")
+    assert lines.read() == (True, [b"8", b"9", b"4", b"5"])
 
 
 def test_a_file_that_lost_something_begins_anew(tmp_path):

@@ -169,6 +169,34 @@ def test_validations_inside_of_an_epoch(tmp_path):
     assert axes["epoch"].tolist() == [0.125, 0.25, 0.5, 0.75]
 
 
+def test_places_in_time(tmp_path):
+    """Two splits are validated at a step, one after the other; a checkpoint tells a step too. What was made again
+    counts where it was made last.
+    """
+    lines = [
+        {"event": "start", "time": 0.0, "epoch": 1, "step": 0},
+        {"event": "save", "time": 50.0, "epoch": 1, "step": 50},
+        {"event": "save", "time": 90.0, "epoch": 1, "step": 90},
+        {"event": "start", "time": 100.0, "epoch": 1, "step": 50},
+        *(
+            {"event": "validation", "time": 100.0 + s, "epoch": 1, "step": 100, "values": {f"{split}/Loss": 2.0}}
+            for s, split in ((50, "valid"), (55, "test"))
+        ),
+    ]
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    axes = Run(tmp_path).axes(np.array([25.0, 50, 100, 150]))
+    assert axes["time"].tolist() == [25, 50, 140, 230]
+
+
+def test_a_journal_that_is_empty_again(tmp_path):
+    run = Run(write_run(tmp_path / "a", ending=None))
+    assert run.axes(np.array([2.0]))["time"].tolist() == [10]
+    (tmp_path / "b").touch()
+    (tmp_path / "b").replace(run.directory / "journal.jsonl")
+    assert run.refresh()
+    assert (run.journal, run.ends, run.axes(np.array([2.0]))["time"].tolist()) == ([], {}, [0])
+
+
 def test_a_number_of_a_process_that_was_given_again(tmp_path):
     """This process began after the lock was written."""
     directory = write_run(tmp_path / "a", ending=None, lock=lock_of(os.getpid()))

@@ -46,6 +46,13 @@ def test_in_many_parts(run, monkeypatch):
         np.testing.assert_equal(vars(run.steps("train/Loss", most)), vars(expected))
 
 
+def test_a_metric_that_came_inside_of_an_epoch(run):
+    """As by a resume there with a further metric."""
+    write_steps(run.directory, "Late", 2, [7, 8])
+    write_steps(run.directory, "Late", 3, [9, 10])
+    assert run.steps("train/Late").step.tolist() == [7, 8, 9, 10]
+
+
 def test_all_of_a_point_is_not_finite(tmp_path):
     directory = write_run(tmp_path / "a", {"train/Loss": [1.0]}, steps=2)
     write_steps(directory, "Loss", 1, ["nan", "-inf"])

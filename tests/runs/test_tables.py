@@ -11,7 +11,9 @@ from written import write_run, write_steps
 
 from learner import LearnerError
 from learner.runs import Run
-from learner.runs.tables import KINDS, write_table
+from learner.runs.curves import curves
+from learner.runs.pictures import picture
+from learner.runs.tables import KINDS, rows, write_table
 
 
 @pytest.fixture
@@ -21,6 +23,28 @@ def run(tmp_path):
     for epoch, losses in ((1, [8, "inf"]), (2, [2, 1])):
         write_steps(directory, "Loss", epoch, losses)
     return Run(directory)
+
+
+def test_before_an_epoch_has_ended(tmp_path):
+    """A run of one epoch has nothing else for days."""
+    directory = write_run(tmp_path / "a", {}, ending=None)
+    start = {"event": "start", "time": 0.0, "step": 0, "metrics": {"train/Loss": {"unit": "nats"}, "train/Table": {}}}
+    validation = {"event": "validation", "time": 9.0, "epoch": 1, "step": 2, "values": {"valid/Loss": 2.5}}
+    (directory / "journal.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(validation)}\n")
+    write_steps(directory, "Loss", 1, [8, 2])
+    run = Run(directory)
+    assert list(rows(run)) == [
+        ("valid", "Loss", "split", 1, 2, 2.5, None),
+        ("train", "Loss", "step", None, 1, 8.0, None),
+        ("train", "Loss", "step", None, 2, 2.0, None),
+    ]
+    (metric,) = curves([run])
+    assert [(curve["split"], curve["each"], curve["y"]) for curve in metric["curves"]] == [
+        ("valid", False, [2.5]),
+        ("train", True, [8.0, 2.0]),
+    ]
+    plot = picture([run], "train/Loss", x="time")
+    assert (plot.lines, plot.y) == ({"train/Loss": ([4.5 / 60, 9 / 60], [8.0, 2.0])}, "train/Loss (nats)")
 
 
 NAN, INF = math.nan, math.inf
@@ -82,7 +106,7 @@ def test_no_numbers_and_no_such_format(run, tmp_path):
     with pytest.raises(LearnerError, match="the format is 'parqet': did you mean 'parquet'"):
         write_table(tmp_path / "m", run, "parqet")
     empty = Run(write_run(tmp_path / "b", {}, ending=None))
-    with pytest.raises(LearnerError, match="has no numbers yet: no epoch has ended"):
+    with pytest.raises(LearnerError, match="has no numbers yet"):
         write_table(tmp_path / "m.csv", empty, "csv")
 
 

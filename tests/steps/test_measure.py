@@ -220,6 +220,33 @@ def test_metrics_that_merge_in_the_same_way_do_so_at_once_and_keep_their_bits():
             assert (np.asarray(x).tobytes(), x.dtype) == (np.asarray(y).tobytes(), jnp.asarray(y).dtype)
 
 
+class Constant(Metric):
+    """One without a state."""
+
+    name = "Constant"
+
+    def __init__(self, name):
+        self.name = name
+
+    def init(self):
+        return ()
+
+    def update(self, state, output, info):
+        return state
+
+    def merge(self, a, b):
+        return a
+
+    def compute(self, state):
+        return jnp.float32(3)
+
+
+def test_metrics_without_a_state():
+    measure = Measure.of([Constant("A"), Loss(), Constant("B")])
+    epoch = jax.jit(lambda: measure.add(measure.fresh(), measure.init()))()
+    assert measure.totals(epoch)["B"] == 3
+
+
 def test_states_of_other_dtypes_merge_by_themselves():
     class Seen(Metric):
         fields = ("logits",)

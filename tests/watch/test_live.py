@@ -92,9 +92,27 @@ def test_how_fast_it_goes(runs):
     run.refresh(1105.0)
     run.read(["train/Loss"], 1000)
     run.refresh(1110.0)
+    run.read(["train/Loss"], 1000)
     assert run.rate == 3.0  # 30 steps in 10 seconds
     run.refresh(1200.0)
+    run.read(["train/Loss"], 1000)
     assert run.rate is None
+
+
+def test_what_was_there_before_is_not_how_fast_it_goes(runs):
+    """A whole epoch under way is read in parts, and then the rate begins; also where nothing of it is drawn."""
+    write_steps(runs / "a", "Loss", 4, range(300))
+    run = live(runs / "a", 1100.0)
+    for now in range(1100, 1103):
+        run.refresh(float(now))
+        while run.read([], 64):
+            pass
+    assert run.rate == 0
+    with (runs / "a" / "train" / "epoch-4" / "Loss.log").open("a") as file:
+        file.write("0.5,32\n" * 5)
+    run.refresh(1104.0)
+    run.read([], 1000)
+    assert run.rate == pytest.approx(5 / 4)
 
 
 def test_how_long_it_is_going_to_be(runs):
@@ -106,7 +124,9 @@ def test_how_long_it_is_going_to_be(runs):
     assert (run.epochs, run.steps) == (None, 7)
 
 
-@pytest.mark.parametrize("saved", [{"step": "x", "time": 1.0}, {"step": 4}, {}])
+@pytest.mark.parametrize(
+    "saved", [{"step": "x", "time": 1.0}, {"step": 4}, {}, {"step": 4, "time": 10**400}, {"step": 4, "time": -1e999}]
+)
 def test_the_newest_checkpoint(runs, saved):
     append(runs / "a", event="save", time=1040.0, step=4, path="checkpoint/4")
     assert live(runs / "a").saved == (4, 60.0)

@@ -47,6 +47,7 @@ def test_the_time_left(runs, watch):
     now[0] = 1104.0
     append(runs / "a", event="validation", epoch=4, step=8, values={})
     watched.refresh()
+    watched.read([])
     assert "40 %  24.0 s left" in texts.head(watched.runs[0], 100).plain  # 12 steps, 2 in 4 s
 
 
