@@ -70,3 +70,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of texts as lines with columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def sayable(text: str) -> str:
+    """The text with question marks for what UTF-8 cannot say, which JSON can.
+
+    >>> sayable("a \\ud800")
+    'a ?'
+    """
+    return text.encode(errors="replace").decode()

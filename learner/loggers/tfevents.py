@@ -9,6 +9,7 @@ import numpy as np
 from learner.journal import encode
 from learner.loggers.flat import flat
 from learner.loggers.png import png
+from learner.text import sayable
 
 LARGEST = 2**63
 """Whole numbers from it on are texts among the hyper-parameters."""
@@ -74,15 +75,6 @@ class Records:
 
     def _add(self, wall: float, step: int = 0, **what: Any) -> None:
         self._write(self._event_class(wall_time=wall, step=step, **what).SerializeToString())
-
-
-def sayable(text: str) -> str:
-    """The text with question marks for what UTF-8 cannot say, which JSON can.
-
-    >>> sayable("a \\ud800")
-    'a ?'
-    """
-    return text.encode(errors="replace").decode()
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from learner.errors import LearnerError, near
 from learner.journal import encode
 from learner.runs.run import Run
+from learner.text import sayable
 
 COLUMNS = ("split", "metric", "level", "epoch", "step", "value", "text")
 BATCH = 65_536
@@ -28,14 +29,14 @@ def rows(run: Run) -> Iterator[Row]:
       where the value of a metric is no number.
     """
     for key in run.keys:
-        split, name = key.split("/", 1)
+        split, name = sayable(key).split("/", 1)
         if split == "train":
             series = run.steps(key)
             for step, value in zip(series.step.tolist(), series.mean.tolist(), strict=True):
                 yield split, name, "step", None, step, value, None
         for point in run.points(key) if key in run.history else ():
             if isinstance(point.value, str):
-                yield split, name, "split", point.epoch, point.step, None, point.value
+                yield split, name, "split", point.epoch, point.step, None, sayable(point.value)
             else:
                 yield split, name, "split", point.epoch, point.step, float(point.value), None
 

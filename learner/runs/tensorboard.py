@@ -15,10 +15,11 @@ from learner.errors import LearnerError
 from learner.journal import NUMBERS, decode
 from learner.loggers.appended import refuse_special
 from learner.loggers.base import refuse_missing
-from learner.loggers.tfevents import Records, sayable
+from learner.loggers.tfevents import Records
 from learner.runs.confusion import read_matrix
 from learner.runs.flat import is_deep
 from learner.runs.run import Run
+from learner.text import sayable
 
 KIND = "tensorboard"
 FILE = re.compile(r"events\.out\.tfevents\.\d{10}\.exported")

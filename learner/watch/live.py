@@ -225,9 +225,10 @@ class LiveRun:
         return max([self.run.epochs, *self._epochs[-1:]])
 
     @property
-    def age(self) -> float:
-        """Seconds since the newest line of its files."""
-        return max(0.0, self._now - self.run.last_sign)
+    def age(self) -> float | None:
+        """Seconds since the newest line of its files; `None` where they are gone."""
+        newest = self.run.last_sign
+        return max(0.0, self._now - newest) if newest else None
 
     @property
     def epochs(self) -> int | None:

@@ -30,8 +30,8 @@ def head(run: LiveRun, width: int) -> Text:
         parts.append(f"{min(100, 100 * run.step // run.steps)} %")
     if run.rate and run.steps and run.steps > run.step:
         parts.append(f"{duration((run.steps - run.step) / run.rate)} left")
-    if status.word == "running" and run.age > SILENT:
-        parts.append(f"silent for {duration(run.age)}")
+    if status.word == "running" and (run.age or 0) > SILENT:
+        parts.append(f"silent for {duration(run.age or 0)}")
     if status.why:
         parts.append(short(status.why))
     asked = Text(f"  {' and '.join(run.pending)}: asked, not yet taken", "bold yellow") if run.pending else Text()
@@ -74,9 +74,13 @@ def table_of_runs(runs: Sequence[LiveRun], chosen: int, width: int, height: int)
     first = max(0, min(chosen - (height - 1) // 2, len(runs) - (height - 1)))
     for number, run in enumerate(runs[first : first + max(1, height - 1)], first):
         mark = "> " if number == chosen else "  "
-        figures = [str(run.epoch), f"{run.step}", duration(run.run.seconds), duration(run.age)]
+        figures = [str(run.epoch), f"{run.step}", duration(run.run.seconds), _age(run)]
         rows.append([mark + _cut(run.name, min(WIDEST, max(8, width - 46))), run.status.word, *figures])
     return [line[:width] for line in aligned(rows)]
+
+
+def _age(run: LiveRun, after: str = "") -> str:
+    return "" if run.age is None else duration(run.age) + after
 
 
 def log(run: LiveRun, width: int, height: int) -> list[str]:
@@ -93,7 +97,7 @@ def log(run: LiveRun, width: int, height: int) -> list[str]:
 
 def system(run: LiveRun, width: int) -> list[str]:
     """How fast it goes, what the machine has to do, and what the run says of where it is."""
-    rows = [("last line", f"{duration(run.age)} ago"), ("running for", duration(run.run.seconds))]
+    rows = [("last line", _age(run, " ago")), ("running for", duration(run.run.seconds))]
     rows += [("steps/s", short(run.rate))] if run.rate is not None else []
     if run.saved:
         rows.append(("checkpoint", f"step {run.saved[0]}, {duration(run.saved[1])} ago"))

@@ -123,3 +123,11 @@ def test_it_writes_through_no_link(run, tmp_path, kind):
     write_table(tmp_path / "m", run, kind)
     assert (tmp_path / "private").read_text() == "mine"
     assert not (tmp_path / "m").is_symlink()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_texts_that_utf_8_cannot_say(tmp_path, kind):
+    """JSON can, and so can the journal of somebody else."""
+    directory = write_run(tmp_path / "a", {"valid/Re\ud800port": ["a \udfff"]}, steps=1)
+    assert write_table(tmp_path / "numbers", Run(directory), kind) == 1
+    assert list(rows(Run(directory))) == [("valid", "Re?port", "split", 1, 1, None, "a ?")]

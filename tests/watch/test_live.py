@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -159,3 +160,10 @@ def test_a_log_that_begins_anew(runs):
 def test_what_it_was_asked_for(runs):
     (runs / "a" / "stop.ask").write_text("{}\n")
     assert live(runs / "a").pending == ["stop"]
+
+
+def test_a_run_that_was_removed_has_no_age(runs):
+    run = live(runs / "a")
+    shutil.rmtree(runs / "a")
+    run.refresh(1101.0)
+    assert (run.status.word, run.age) == ("gone", None)
