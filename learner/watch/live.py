@@ -124,7 +124,8 @@ class LiveRun:
           Whether there is more to read.
         """
         more = False
-        timed = next((key for key in self.keys if key.startswith(TRAIN)), None)  # tells the newest step
+        runs = self.status.word == "running"
+        timed = next((key for key in self.keys if runs and key.startswith(TRAIN)), None)  # tells the newest step
         for key in dict.fromkeys([*keys, *([timed] if timed else [])]):
             if not key.startswith(TRAIN):
                 continue
@@ -146,8 +147,6 @@ class LiveRun:
 
     def _note_pace(self, step: int) -> None:
         """All that there is of the steps has been read, up to this one."""
-        if self.status.word != "running":
-            return
         if self._paces and step < self._paces[-1][1]:
             self._paces.clear()  # it was taken back
         if not self._paces or self._paces[-1][0] < self._now:
