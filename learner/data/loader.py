@@ -15,6 +15,7 @@ import numpy as np
 
 from learner.data.batcher import Batcher, stack
 from learner.data.dataset import ArrayDataset
+from learner.data.fingerprint import describe_dataset, fields_of, name_of
 from learner.data.plan import Plan, Share, whole_number
 from learner.data.reader import Gather, Reader
 from learner.data.sources.foreign import as_dataset
@@ -97,7 +98,7 @@ class DataLoaderBuilder:
                 f"drop_last leaves nothing: the dataset has {plan.rows} rows and batch_size is {plan.batch_size}; "
                 "give a smaller batch_size, or drop_last(False)"
             )
-        return DataLoader(data, plan, self._reader(data, plan))
+        return DataLoader(data, plan, self._reader(data, plan), self._batcher or stack)
 
     def _reader(self, data: Any, plan: Plan) -> Reader:
         if isinstance(data, ArrayDataset) and self._batcher is None and self._num_workers == 0:
@@ -119,12 +120,13 @@ class DataLoader:
         rows, `order(epoch)` after `order(epoch)`), because there is neither a batcher nor workers.
     """
 
-    def __init__(self, dataset: Any, plan: Plan, reader: Reader) -> None:
+    def __init__(self, dataset: Any, plan: Plan, reader: Reader, batcher: Batcher = stack) -> None:
         self.dataset = dataset
         self.batch_size = plan.batch_size
         self.in_memory = isinstance(reader, Gather)
         self._plan = plan
         self._reader = reader
+        self._batcher = batcher
         self._epoch = 0
 
     @property
@@ -150,6 +152,29 @@ class DataLoader:
           LearnerError: `epoch` below 1, or `start` outside 0 to `len(loader)`.
         """
         return BatchIterator(self, self._reader, epoch, start, share)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that describe rows, batches and order: equal for loaders built alike, in any process.
+
+        Nothing is read. `fields` is `None` where they are known from items only, as behind a batcher.
+
+        >>> loader = DataLoaderBuilder().batch_size(4).shuffle(seed=1).build({"x": np.arange(10)})
+        >>> facts = loader.fingerprint()
+        >>> facts["rows"], facts["batches"], facts["order"], facts["seed"], facts["fields"]
+        (10, 3, 'shuffled', 1, {'x': 'int64 []'})
+        """
+        plan = self._plan
+        return {
+            "dataset": describe_dataset(self.dataset),
+            "rows": plan.rows,
+            "batches": plan.num_batches,
+            "batch_size": plan.batch_size,
+            "drop_last": plan.drop_last,
+            "order": "as given" if plan.seed is None else "shuffled",
+            "seed": plan.seed,
+            "batcher": name_of(self._batcher),
+            "fields": fields_of(self.dataset.take(np.zeros(1, np.intp))) if self.in_memory else None,
+        }
 
     def close(self) -> None:
         """Ends worker processes that wait for the next epoch. The loader stays usable: they start again when needed."""

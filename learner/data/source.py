@@ -11,7 +11,6 @@ again up to there, and an iterator that cannot be read again refuses.
 
 import abc
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 from learner.data.dataset import Dataset
+from learner.data.fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.parts import Parts, PerProcess, refuse_small, rows_of, shards_itself
 from learner.data.plan import Share
@@ -30,7 +30,6 @@ PyTree = Any
 # Data up to this size lives on the device; what is shuffled once more, in the order of the epoch.
 RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
-_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class Batches(Iterator[Any]):
@@ -81,6 +80,7 @@ class Source(abc.ABC):
         self.own = own
         self.first_part = False
         self._kept: tuple[int, Batches] | None = None
+        self._first: PyTree = None  # the batch that `peek` gave last
 
     @property
     def shares(self) -> int:
@@ -90,6 +90,28 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         """See `open`; the state is as `Batches.where` said it."""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that describe the data, equal for the same data in any process.
+
+        Rows and batch size are those of all processes together. A value is `None` where the data does not tell it.
+
+        - `kind`: `loader` (one of ours), `iterable`, `function` (that returns batches) or `iterator`
+        - `class`: the name of the class, or of the function or generator
+        - `rows`: per epoch, before `drop_last`; `batches`: per epoch; `batch_size`; `drop_last`
+        - `fields`: dtype and shape of a row by field, as `float32 [8, 8]`; `?` for axes whose length may change with
+          the order; `None` before `peek`
+        - `order`: `shuffled` or `as given`; `seed`: of the order, for our loaders
+        - `dataset`, `batcher` (our loaders), `sampler` (others): descriptions
+        """
+
+    def _of_all_processes(self, facts: dict[str, Any]) -> dict[str, Any]:
+        if not self.own or self.shares == 1:
+            return facts
+        size = facts["batch_size"]  # of this process, and no process knows the rows of the others
+        size = None if size is None else size * self.shares
+        return {**facts, "rows": None, "batch_size": size, **({"dataset": None} if "dataset" in facts else {})}
 
     def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:  # noqa: B027 (most may be)
         """Raises `LearnerError` where the batches from there on cannot be had again."""
@@ -158,7 +180,7 @@ class Source(abc.ABC):
             first = batches.peek()
         except StopIteration:
             raise LearnerError(f"the {self.split} data has no batches: the loader is empty") from None
-        self._kept, self.first_part = (epoch, batches), batches.part()
+        self._kept, self.first_part, self._first = (epoch, batches), batches.part(), first
         return first
 
 
@@ -176,6 +198,13 @@ class _Loader(Source):
             return self._given(self._loader.epoch(epoch, start))
         batches = self._loader.epoch(epoch, start, self.share)
         return Batches(batches, part=lambda: batches.part)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See `Source`."""
+        facts = {"kind": "loader", "class": type(self._loader).__qualname__, **self._loader.fingerprint()}
+        if facts["fields"] is None and self._first is not None:
+            facts["fields"] = fields_of(self._first)
+        return self._of_all_processes(facts)
 
     def close(self) -> None:
         """See `Source`."""
@@ -199,6 +228,16 @@ class _Foreign(Source):
 
     _keeps = False
     _flaw = ""  # why its state is of no use
+    _kind: str
+    _data: Any  # as the user passed it
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See `Source`."""
+        facts = {"kind": self._kind, **describe_iterable(self._data), "batches": self.batches, "fields": None}
+        if self._first is not None:
+            # In another order the first batch may have another length, as padded texts have.
+            facts["fields"] = fields_of(self._first, fixed=facts["order"] == "as given")
+        return self._of_all_processes(facts)
 
     def peek(self, epoch: int) -> PyTree:
         """See `Source`."""
@@ -217,7 +256,7 @@ class _Foreign(Source):
         except NotImplementedError:  # it inherited the method
             self._keeps = False
             return
-        if _ADDRESS.search(str(from_json(state))):
+        if ADDRESS.search(str(from_json(state))):
             self._keeps = False
             self._flaw = (
                 ": its state has the address of an object, which is another one in each process, so it would not be "
@@ -253,10 +292,14 @@ class _Iterable(_Foreign):
     """
 
     def __init__(
-        self, split: str, batches: int | None, share: Share | None, own: bool, make: Callable[[], Iterable[Any]]
+        self, split: str, batches: int | None, share: Share | None, own: bool, data: Iterable[Any] | Callable[[], Any]
     ):
         super().__init__(split, batches, share, own)
-        self._make = make
+        self._data = data
+        self._kind = "iterable" if isinstance(data, Iterable) else "function"
+
+    def _make(self) -> Iterable[Any]:
+        return self._data if isinstance(self._data, Iterable) else _called(self._data, self.split)
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         if state is not None and start == 0:
@@ -324,8 +367,10 @@ class _Once(_Foreign):
 
     def __init__(self, split: str, share: Share | None, own: bool, iterator: Iterator[Any]):
         super().__init__(split, None, share, own)
-        self._iterator = iterator
+        self._data = self._iterator = iterator
         self._used = False
+
+    _kind = "iterator"
 
     repeats = False
 
@@ -422,8 +467,8 @@ def source_of(
         )
     if isinstance(data, Iterable):
         own = own or (share is not None and shards_itself(data, share, split))
-        return _Iterable(split, _length(data), share, own, lambda: data)
-    return _Iterable(split, None, share, own, lambda: _called(data, split))
+        return _Iterable(split, _length(data), share, own, data)
+    return _Iterable(split, None, share, own, data)
 
 
 def _own_size(batch_size: int, share: Share | None, split: str) -> int:
