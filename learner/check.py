@@ -35,43 +35,64 @@ def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
       state: the first state, or its shapes.
       batch: the first batch, NumPy arrays.
     """
+    problems, own_grads, _ = trace_train(step, state, batch)
+    return problems, own_grads
+
+
+def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool, Any]:
+    """Return the answers of `check_train` and the traced train step, a `ClosedJaxpr` of `(state, batch)`. Its outputs
+    are those of the step; the equations of metrics, which are traced with it, do not lead to any output.
+    """
     seen: list[Any] = []
     name = "update=" if step.update is not None else "train_step"
 
-    def once(state: TrainState, batch: PyTree) -> None:
+    def once(state: TrainState, batch: PyTree) -> PyTree:
         key = jax.random.fold_in(state.rng, 0)
         if step.update is not None:
             model = step.family.merge(state.params, state.model_state, key, train=True)
             result = step.update(model, batch, state.lr_scale, key)
             if not (isinstance(result, tuple) and len(result) == 2):
                 raise LearnerError(f"update= returned {type(result).__name__}; it needs to return (state, output)")
-            step.updated(result[0], state)
+            after = step.updated(result[0], state)
             seen.append(result[1])
         else:
-            seen.append(step.run_train(state.params, state.model_state, batch, key)[0])
+            returned, after = step.run_train(state.params, state.model_state, batch, key)
+            seen.append(returned)
         own = isinstance(seen[-1], TrainOutput)
         if own and step.update is None:
             step.grads_like(state.params, seen[-1].grads)
             problems.extend(_wrong_with_own_grads(step))
         output = seen[-1].output if own else seen[-1]
         problems.extend(_problems(step, output, step.train_measure, name, batch, values, state))
+        return _arrays((seen[-1], after))
 
     problems: list[str] = []
     values = batch
-    _trace(once, (state, batch), name, batch, "train")
-    return problems, isinstance(seen[-1], TrainOutput)
+    program = _trace(once, (state, batch), name, batch, "train")
+    return problems, isinstance(seen[-1], TrainOutput), program
 
 
 def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> list[str]:
     """What is wrong with the valid step on the first batch of a split."""
+    return trace_valid(step, state, batch, split)[0]
+
+
+def trace_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> tuple[list[str], Any]:
+    """Return the answer of `check_valid` and the traced valid step; see `trace_train`."""
     problems: list[str] = []
 
-    def once(state: TrainState, traced: PyTree) -> None:
+    def once(state: TrainState, traced: PyTree) -> PyTree:
         output = step.run_valid(state, traced, jnp.int32(0))
         problems.extend(_problems(step, output, step.valid_measure, "valid_step", traced, batch, state))
+        return _arrays(output)
 
-    _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
-    return problems
+    return problems, _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
+
+
+def _arrays(tree: PyTree) -> list[Any]:
+    """The leaves that a traced function can return. A wrong output may have others, which `_problems` reports."""
+    leaves = jax.tree.leaves(tree)
+    return [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)]
 
 
 def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
@@ -79,10 +100,10 @@ def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
     _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch, GIVEN)
 
 
-def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, split: str) -> None:
+def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, split: str) -> Any:
     try:
         with Tracing(name, split, lambda: batch):
-            jax.eval_shape(once, *arguments)
+            return jax.make_jaxpr(once)(*arguments)
     except KeyError as error:
         key = error.args[0] if error.args else None
         if isinstance(batch, dict) and key not in batch:

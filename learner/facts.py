@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from learner.journal import UNTOLD, encode
+from learner.optimizers.lengths import OF_RUN
 from learner.options import Options
-from learner.run import fingerprint
+from learner.run import platform_facts
 from learner.steps.optimizer import name_of
 from learner.steps.step import Step
 
@@ -20,12 +21,12 @@ PACKAGES = ("learner", "flax", "optax", "orbax-checkpoint", "numpy")
 SECONDS = 5.0  # for git
 
 
-def facts(options: Options, step: Step, made_with: Mapping[str, Any]) -> dict[str, Any]:
-    """`config`, `environment` and `commit` of a run; `made_with`: see `learner.resuming`."""
-    return {"config": hyperparameters(options, step, made_with), "environment": environment(), "commit": commit()}
+def facts(options: Options, step: Step, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`config`, `environment` and `commit` of a run; `settings`: of its fingerprint (`learner.fingerprints`)."""
+    return {"config": hyperparameters(options, step, settings), "environment": environment(), "commit": commit()}
 
 
-def hyperparameters(options: Options, step: Step, made_with: Mapping[str, Any]) -> dict[str, Any]:
+def hyperparameters(options: Options, step: Step, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was told to do: the content of its config file; of a run from Python what can be said by its
     builder. What only watches it (`metric_loggers`, `renderer`) is left out.
     """
@@ -35,10 +36,10 @@ def hyperparameters(options: Options, step: Step, made_with: Mapping[str, Any]) 
         said = yaml_loader()(options.config_text)
         return {str(key): encode(value) for key, value in said.items() if key not in UNTOLD}
     named = {KEYS.get(name, name): getattr(options, name) for name in PLAIN}
-    rate = made_with["lr"] if made_with["schedule"] is None else made_with["schedule"]
+    rate = settings["schedules"].get(OF_RUN, settings["learning rate"])
     optimizer = None if step.optimizer is None else optimizer_text(step.optimizer)
     metrics = {kind: [m.name for m in options.metrics_of(kind)] for kind in ("train", "valid")}
-    how = {"precision": made_with["precision"], "strategy": made_with["strategy"], "metrics": metrics}
+    how = {"precision": settings["precision"], "strategy": settings["strategy"], "metrics": metrics}
     said = {"model": step.family.kind, "optimizer": optimizer, "lr": rate, **named, **how}
     return {key: encode(value) for key, value in said.items() if value is not None}
 
@@ -62,7 +63,7 @@ def environment() -> dict[str, Any]:
     ['cores', 'device', 'devices', 'flax']
     """
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {**fingerprint(), **versions, "system": platform.platform(), "cores": os.cpu_count()}
+    return {**platform_facts(), **versions, "system": platform.platform(), "cores": os.cpu_count()}
 
 
 def commit(directory: str | Path = ".") -> str | None:

@@ -27,6 +27,7 @@ from learner.data.source import source_of
 from learner.directory import problem_with
 from learner.errors import LearnerError, one_error
 from learner.events import Overview
+from learner.fingerprints import fingerprint_of
 from learner.history import History, read_history
 from learner.hosts import Hosts, hosts
 from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid, run_length
@@ -260,16 +261,21 @@ class Learner:
         inputs = self._inputs(train, valid)
         if options.checkpoints is not None:
             inputs.source("train").keep_state()
+        lr = self._lr if self._step.schedule is None and self._plateau is None else None
+        shapes = jax.eval_shape(self._blank)
+        fingerprint = fingerprint_of(options, self._step, shapes, inputs, lr, self._strategy.description)
+        inputs.programs.clear()  # what they hold in memory
         if here.count > 1:
             refuse_together(options, self._strategy)
             rate = self._lr, texts_in(self._step.schedule, self._step.optimizer), self._plateau is None
-            said = description(options, self._step, self._strategy, inputs, rate, going_on)
+            said = description(options, self._step, self._strategy, inputs, rate, going_on, fingerprint)
             here.agree("what they train", said)
+            fingerprint = here.once(lambda: fingerprint)  # the first rows of its share, which checkpoints have
         options.directory.mkdir(parents=True, exist_ok=True)
         with locked(options.directory) if here.index == 0 else contextlib.nullcontext():
             if here.index == 0:
                 asking.forget(options.directory)
-            return self._fit_in(here, inputs, going_on)
+            return self._fit_in(here, inputs, going_on, fingerprint)
 
     def _begins(self) -> bool:
         """Whether the run in the directory goes on. A run that may not begin there is an error."""
@@ -290,13 +296,15 @@ class Learner:
         with contextlib.closing(open_store(self._options)) as store:
             store.recover()
 
-    def _fit_in(self, here: Hosts, inputs: Inputs, going_on: bool) -> LearningResult | None:
+    def _fit_in(
+        self, here: Hosts, inputs: Inputs, going_on: bool, fingerprint: Mapping[str, Any]
+    ) -> LearningResult | None:
         """In a directory that nobody else uses."""
         options = self._options
         if going_on:
             here.once(self._recover)
         allow = (options.start or {}).get("allow", ())
-        differing = lambda progress: differences(progress, inputs, options, allow)  # noqa: E731
+        differing = lambda progress: differences(progress, fingerprint, inputs, allow)  # noqa: E731
         restored = self._restored(differing, here) if going_on else None
         if restored is not None:
             if (finished := self._finished(restored)) is not None:
@@ -312,9 +320,8 @@ class Learner:
         self._fitted = True
         here.once(lambda: self._prepare(going_on))
         asked = Asked()
-        lr = self._lr if self._step.schedule is None and self._plateau is None else None
         settings = options, self._step, self._plateau, self._rebuild, self._strategy
-        start = Start(*settings, inputs, state, restored, going_on, asked, lr, self._taken, here)
+        start = Start(*settings, inputs, state, restored, going_on, asked, fingerprint, self._taken, here)
         with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
             run.stopped_by = self.loop(run)
         self._runner = run.runner

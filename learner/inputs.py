@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from learner import directory
-from learner.check import check_train, check_valid
-from learner.data.feed import batch_arrays
+from learner.check import trace_train, trace_valid
+from learner.data.feed import batch_arrays, signature_of
 from learner.data.plan import Share
 from learner.data.source import Source, source_of
 from learner.errors import LearnerError, near, one_error
@@ -19,7 +19,7 @@ from learner.loggers.files import refuse_same_files
 from learner.options import Options
 from learner.schedules import ReduceOnPlateau, RunLength
 from learner.steps.optimizer import check_replicas
-from learner.steps.state import TrainState
+from learner.steps.state import TrainState, named_leaves
 from learner.steps.step import Step, rows_of
 from learner.stopping import Monitor
 from learner.strategies import Strategy
@@ -35,16 +35,24 @@ class Inputs:
       train: the train split, if there is one.
       valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
       firsts: the first batch of each split, NumPy arrays.
+      programs: the traced step of each split (`ClosedJaxpr`), once they are checked.
     """
 
     train: Source | None
     valid: dict[str, Source]
     firsts: dict[str, PyTree]
+    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def rows(self, split: str) -> int:
         """Of the first batch of a split, over all processes."""
         source = self.source(split)
         return rows_of(self.firsts[split]) * (source.shares if source.first_part else 1)
+
+    def batch_shapes(self, split: str) -> dict[str, str]:
+        """Dtype and shape of the first batch of a split by field, in this process."""
+        leaves = signature_of(self.firsts[split])[1]
+        names = named_leaves(self.firsts[split])
+        return {name: f"{dtype}{list(shape)}" for name, (shape, dtype) in zip(names, leaves, strict=True)}
 
     def source(self, split: str) -> Source:
         """The data of a split."""
@@ -121,7 +129,7 @@ def checked_step(
       known: what is known to be wrong already.
 
     Returns:
-      The step, which now knows whether it computes its own gradients.
+      The step, which now knows whether it computes its own gradients. `inputs` gets the traced steps.
     """
     problems = [*known, *strategy.problems(state)]
     if strategy.axis is not None:
@@ -130,7 +138,7 @@ def checked_step(
         problems.append(no_step("train_step"))
     else:
         with _collecting(problems):
-            found, own = check_train(step, state, inputs.firsts["train"])
+            found, own, inputs.programs["train"] = trace_train(step, state, inputs.firsts["train"])
             problems += found
             step = dataclasses.replace(step, own_grads=own)
     if inputs.valid and step.valid is None:
@@ -138,7 +146,8 @@ def checked_step(
     elif inputs.valid:
         for split in inputs.valid:
             with _collecting(problems):
-                problems += check_valid(step, state, inputs.firsts[split], split)
+                found, inputs.programs[split] = trace_valid(step, state, inputs.firsts[split], split)
+                problems += found
     problems += set_directions(options, list(inputs.valid), plateau)
     problems += read_too_often(options, inputs)
     for place in {options.directory, options.checkpoint_place}:

@@ -11,19 +11,19 @@ import numpy as np
 from learner.checkpoint import CheckpointStore, DamagedError, Entry
 from learner.checkpoint.items import Items, difference_text, from_items, key_impl, to_items
 from learner.errors import LearnerError, one_error
+from learner.fingerprints import changes, metrics_in_flight, saved_fingerprint
 from learner.history import History
 from learner.inputs import Inputs
 from learner.loggers.cut import refuse_position
-from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
-from learner.optimizers.lengths import OF_RUN
+from learner.metrics.base import HostMetric, MetricBase
 from learner.options import Options
-from learner.run import Position, fingerprint
+from learner.run import Position, platform_facts
 from learner.runner import Runner, Tally
-from learner.steps.precision import FLOAT32
 from learner.steps.state import TrainState
 from learner.stopping import MetricEarlyStopping
 
 ALLOWED = {
+    "data": "the epoch goes on after as many batches as before, of the data as it is now",
     "metrics": "the metrics of the epoch under way begin anew, as others were in flight",
     "optimizer": "the optimizer begins with a new state",
     "logs": "the logs go on as they are, although parts of them are missing",
@@ -184,8 +184,9 @@ def _position(x: Any) -> bool:
     )
 
 
-def _grouping(x: Any) -> bool:
-    return isinstance(x, dict) and all(map(_optional(_count), x.values()))
+def _fingerprint(x: Any) -> bool:
+    """Of a mapping; those of version 0.1.0 have `grouping` and `made_with` in its place."""
+    return isinstance(x, dict) and all(isinstance(x.get(part), dict) for part in ("data", "settings", "programs"))
 
 
 def _key(x: Any) -> bool:
@@ -194,7 +195,6 @@ def _key(x: Any) -> bool:
 
 PROGRESS: dict[str, Callable[[Any], bool]] = {
     "position": _position,
-    "grouping": _grouping,
     "monitor": _is(str),
     "higher_is_better": _is(bool),
     "score": _optional(_is(int | float)),
@@ -211,13 +211,20 @@ PROGRESS: dict[str, Callable[[Any], bool]] = {
     "at_end": _is(bool),
     "config": _optional(_is(str)),
     "made_on": _is(dict),
+}
+
+
+OLD: dict[str, Callable[[Any], bool]] = {
+    "grouping": lambda x: isinstance(x, dict) and all(map(_optional(_count), x.values())),
     "made_with": _is(dict),
 }
+"""In place of the fingerprint, in checkpoints of version 0.1.0."""
 
 
 def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     """Raises `LearnerError` for what no run can have written, be it that a checkpoint was made by somebody else."""
-    wrong = [name for name, check in PROGRESS.items() if name not in progress or not check(progress[name])]
+    checks = PROGRESS | ({"fingerprint": _fingerprint} if "fingerprint" in progress else OLD)
+    wrong = [name for name, check in checks.items() if name not in progress or not check(progress[name])]
     if not wrong and progress["position"]["step"] != step:
         wrong = ["position"]
     if wrong:
@@ -229,30 +236,9 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
 # -- what is not as it was ---------------------------------------------------------------------------------------------
 
 
-def grouping_of(inputs: Inputs, options: Options) -> dict[str, int | None]:
-    """What gives a position inside an epoch, which counts micro-batches, its meaning."""
-    return {
-        "rows per batch": inputs.rows("train"),
-        "batches per epoch": inputs.source("train").batches,
-        "micro-batches per step": options.accumulate,
-    }
-
-
-def made_with(options: Options, lr: float | None, strategy: str, schedules: Mapping[str, str]) -> dict[str, Any]:
-    """What of a learner is compared when a run goes on, besides the state. `lr`: the rate, where it is a number;
-    `strategy`: in words; `schedules`: see `learner.optimizers.lengths.texts_in`.
-    """
-    how = {"precision": options.precision_text, "strategy": strategy, "schedule": schedules.get(OF_RUN)}
-    groups = {what: said for what, said in schedules.items() if what != OF_RUN}
-    return {"seed": options.seed, "lr": lr, "metrics": _in_flight(options), **how, "schedules": groups}
-
-
-def _in_flight(options: Options) -> list[str]:
-    """The metrics that have states or rows inside an epoch."""
-    return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
-
-
-def differences(progress: Mapping[str, Any], inputs: Inputs, options: Options, allow: Collection[str]) -> list[str]:
+def differences(
+    progress: Mapping[str, Any], fingerprint: Mapping[str, Any], inputs: Inputs, allow: Collection[str]
+) -> list[str]:
     """What makes a checkpoint inside an epoch mean something else now. One at the end of an epoch has no such ties."""
     position = Position(**progress["position"])
     if not position.batch:
@@ -264,16 +250,15 @@ def differences(progress: Mapping[str, Any], inputs: Inputs, options: Options, a
             f"had data of its own, whose positions {inputs.source('train').shares} cannot take over. Go on with as "
             "many, or from the end of an epoch: checkpoint(epoch)"
         )
-    before, now = progress["grouping"], grouping_of(inputs, options)
-    known = [name for name in now if before.get(name) is not None and now[name] is not None]
-    changed = [f"{name} were {before[name]} and are {now[name]}" for name in known if before[name] != now[name]]
-    where = f"the checkpoint of step {position.step} lies inside epoch {position.epoch}"
-    if changed:
+    before, where = saved_fingerprint(progress), f"the checkpoint of step {position.step} lies inside epoch "
+    where += str(position.epoch)
+    changed = changes(before, fingerprint).train_data
+    if changed and position.due != "epoch" and "data" not in allow:
         problems.append(
-            f"{where}, and its position means other rows now: {', '.join(changed)}. Go on with those of before, or "
-            "from the end of an epoch: checkpoint(epoch)"
+            f"{where}, and its position means other rows now: {'; '.join(changed)}. Resume with the data of before, "
+            f"from the end of an epoch with checkpoint(epoch), or with allow=('data',): {ALLOWED['data']}"
         )
-    had, have = progress["made_with"].get("metrics"), _in_flight(options)
+    had, have = before["settings"].get("metrics"), fingerprint["settings"]["metrics"]
     if had != have and position.due != "epoch" and "metrics" not in allow:
         problems.append(
             f"{where}, with the metrics {_listed(had)} of the train split in flight, and now there are "
@@ -301,41 +286,28 @@ def _listed(names: Any) -> str:
     return ", ".join(map(str, names)) if isinstance(names, list) and names else "none"
 
 
-def changes(
-    restored: Restored,
-    options: Options,
-    lr: float | None,
-    strategy: str,
-    schedules: Mapping[str, str],
-) -> list[str]:
-    """What is not as it was and is gone on with all the same, for the log."""
-    had, now, lines = restored.progress["made_with"], fingerprint(), []
-    if had.get("seed") != options.seed:
-        lines.append(f"the seed was {had.get('seed')} and is {options.seed}: the random keys go on as they were")
-    if had.get("lr") != lr:
-        lines.append(f"the learning rate was {_rate(had.get('lr'))} and is {_rate(lr)} from here on")
-    groups = had.get("schedules")
-    earlier = {**(groups if isinstance(groups, dict) else {}), OF_RUN: had.get("schedule")}
-    for what, said in schedules.items():
-        before = earlier.get(what)
-        if before not in (None, said):  # some checkpoints do not say it, others had a number
-            lines.append(f"{what} was {before} and is {said} from here on")
-    precision = had.get("precision", FLOAT32.description)  # before it was an option
-    if precision != options.precision_text:
-        lines.append(f"the precision was {precision} and is {options.precision_text} from here on")
-    before = had.get("strategy", strategy)  # checkpoints that do not say it
-    if before != strategy:
-        text = f"the strategy was {before} and is {strategy} from here on"
-        lines.append(f"{text}; numbers may differ from those of before in their last bits")
+def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: Options) -> tuple[list[str], list[str]]:
+    """Return the warning about what changed since a checkpoint and has an effect, if any, and lines for the log about
+    what may change last bits.
+    """
+    changed, position = changes(saved_fingerprint(restored.progress), fingerprint), restored.position
+    warned, now = [], platform_facts()
+    if texts := changed.others + changed.train_data + changed.doubts:
+        since = f"since the checkpoint of step {restored.entry.step}"
+        warned.append(f"the run resumes although this changed {since}: {'; '.join(texts)}")
+    if options.num_epochs is not None and position.epoch > options.num_epochs:
+        warned.append(too_few_epochs(options.num_epochs, position))
     made_on = restored.progress["made_on"]
-    others = [f"{name} was {made_on.get(name)} and is {now[name]}" for name in now if made_on.get(name) != now[name]]
-    if others:
-        lines.append(f"{', '.join(others)}: numbers may differ from those of before in their last bits")
-    return lines
+    others = [f"{name}: {made_on.get(name)} -> {now[name]}" for name in now if made_on.get(name) != now[name]]
+    if others := changed.logged + others:
+        return warned, [f"{', '.join(others)}: numbers may differ from those of before in their last bits"]
+    return warned, []
 
 
-def _rate(lr: Any) -> str:
-    return "a schedule" if lr is None else str(lr)
+def too_few_epochs(num_epochs: int, position: Position) -> str:
+    """The warning about a run that is asked for fewer epochs than it has."""
+    has = f"has {position.epoch - 1}" if not position.batch else f"is in epoch {position.epoch}"
+    return f"num_epochs is {num_epochs}, and the run {has} already: nothing is trained"
 
 
 # -- giving back -------------------------------------------------------------------------------------------------------
@@ -392,5 +364,5 @@ def restore_host_metrics(restored: Restored | None, metrics: Mapping[str, Sequen
 
 
 def _same_metrics(restored: Restored, options: Options) -> bool:
-    had: Any = restored.progress["made_with"].get("metrics")
-    return bool(had == _in_flight(options))
+    had: Any = saved_fingerprint(restored.progress)["settings"].get("metrics")
+    return bool(had == metrics_in_flight(options))

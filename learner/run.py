@@ -109,8 +109,7 @@ class Run:
     warn: Callable[[str], None]
     asked: Asked
     hosts: Hosts
-    grouping: Mapping[str, int | None]
-    made_with: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     spent: Spent
     agreement: Agreement | None = None  # with the other processes, where there are several
     each_data: bool = False  # whether every process has data of its own
@@ -543,7 +542,7 @@ class Run:
             "format": FORMAT,
             "step": p.step,
             "position": dataclasses.asdict(p),
-            "grouping": self.grouping,
+            "fingerprint": self.fingerprint,
             "monitor": self.monitor,
             "higher_is_better": self.higher_is_better,
             "score": point.value if point is not None and scored else None,
@@ -553,8 +552,7 @@ class Run:
             "epoch_values": self.worker.epoch_values,
             "host_metrics": self.worker.host_states(),
             "config": self.options.config_text,
-            "made_on": fingerprint(),
-            "made_with": self.made_with,
+            "made_on": platform_facts(),
             **known,
         }
         further = {}
@@ -671,8 +669,8 @@ def _rows_to_store(worker: Worker) -> dict[str, Any]:
     return rows
 
 
-def fingerprint() -> dict[str, Any]:
-    """What the bits of a run depend on besides its own program and data."""
+def platform_facts() -> dict[str, Any]:
+    """Versions and hardware, on which the bits of a run depend besides its own program and data."""
     device = jax.devices()[0]
     return {
         "jax": jax.__version__,

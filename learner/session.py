@@ -27,16 +27,14 @@ from learner.loggers.cut import refuse_short
 from learner.loggers.files import NoFiles, RunFiles
 from learner.memory import Needs, explained
 from learner.metrics.base import CollectingMetric
-from learner.optimizers.lengths import schedules_in, texts_in
+from learner.optimizers.lengths import schedules_in
 from learner.options import Options
 from learner.overview import Planned, tell_overview
 from learner.profiler import Profiler
 from learner.resuming import (
     Restored,
-    changes,
+    changes_since,
     data_of,
-    grouping_of,
-    made_with,
     restore_host_metrics,
     rows_in_flight,
     set_stopping,
@@ -86,7 +84,7 @@ class Start:
       restored: the checkpoint to go on from, or `None`.
       going_on: whether the directory holds a run that goes on.
       asked: what signals ask of it.
-      lr: the rate, where it is a number.
+      fingerprint: of the run; see `learner.fingerprints`.
       taken: what the first state has of another run.
       hosts: the processes of the run.
     """
@@ -101,7 +99,7 @@ class Start:
     restored: Restored | None
     going_on: bool
     asked: Asked
-    lr: float | None
+    fingerprint: Mapping[str, Any]
     taken: Taken | None = None
     hosts: Hosts = ALONE
 
@@ -190,8 +188,7 @@ def _started(
         hosts=start.hosts,
         agreement=agreement,
         each_data=start.hosts.count > 1 and inputs.source("train").own,
-        grouping=grouping_of(inputs, options),
-        made_with=made_with(options, start.lr, start.strategy.description, _schedules(start)),
+        fingerprint=start.fingerprint,
         spent=Spent(lambda: times.own),
         time_limit=options.time_limit if options.job_ends is None else options.job_ends - time.time(),
         began=began,
@@ -243,7 +240,10 @@ def _store(
     if restored is not None:
         for text in restored.notes:
             warn(text)
-        for text in changes(restored, options, start.lr, start.strategy.description, _schedules(start)):
+        warned, logged = changes_since(restored, start.fingerprint, options)
+        for text in warned:
+            warn(text)
+        for text in logged:
             log.warning(text)
 
     def prepare() -> None:
@@ -353,10 +353,10 @@ def _asking(run: Run) -> asking.Requests:
 def _announce(run: Run, start: Start, infos: tuple[MetricInfo, ...], parameters: int) -> None:
     """The run begins: in the journal, to its listeners, in its log."""
     p, options, resumed = run.position, run.options, start.restored is not None
-    told = facts(options, start.step, run.made_with) if start.hosts.index == 0 else {}
+    told = facts(options, start.step, run.fingerprint["settings"]) if start.hosts.index == 0 else {}
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
     started = {"epoch": p.epoch, "step": p.step, "resumed": resumed, "metrics": metrics, **told}
-    started["steps_per_epoch"] = run.steps_per_epoch
+    started |= {"steps_per_epoch": run.steps_per_epoch, "fingerprint": run.fingerprint}
     model = model_json(arrays_of(start.step.family, start.state.params, start.state.model_state))
     run.worker.put(Call(lambda: run.files.write_model(model)))
     run.worker.put(Call(lambda: run.files.journal("start", **started)))
@@ -522,10 +522,6 @@ def _log_early_end(run: Run, start: Start) -> None:
             run.log.info("%s%s", before, ends[0])
         for text in not_reached(schedule, steps):
             run.log.info("%s%s", before, text)
-
-
-def _schedules(start: Start) -> dict[str, str]:
-    return texts_in(start.step.schedule, start.step.optimizer)
 
 
 def _stalled(log: logging.Logger, warn: Callable[[str], None]) -> Callable[[str, str], None]:

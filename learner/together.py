@@ -1,17 +1,16 @@
 """A run of several processes: that all of them mean the same run, and that they fail together."""
 
 import contextlib
-import importlib.metadata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from learner.data.feed import signature_of
 from learner.errors import LearnerError, ProcessError
+from learner.fingerprints import FIRST_ROW
 from learner.hosts import Hosts
 from learner.inputs import Inputs
 from learner.options import Options
@@ -36,17 +35,22 @@ def refuse_together(options: Options, strategy: Strategy) -> None:
 
 
 def description(
-    options: Options, step: Step, strategy: Strategy, inputs: Inputs, rate: Any, going_on: bool
+    options: Options,
+    step: Step,
+    strategy: Strategy,
+    inputs: Inputs,
+    rate: Any,
+    going_on: bool,
+    fingerprint: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What has to be the same in all processes, as JSON. `rate`: what is known of the learning rate."""
+    """What has to be the same in all processes, as JSON. `rate`: what is known of the learning rate; `fingerprint`: see
+    `learner.fingerprints`.
+    """
     splits = {}
-    for split, first in inputs.firsts.items():
+    for split in inputs.firsts:
         source = inputs.source(split)
-        leaves = signature_of(first)[1]
-        shapes = {
-            name: f"{dtype}{list(shape)}" for name, (shape, dtype) in zip(named_leaves(first), leaves, strict=True)
-        }
-        splits[split] = {"first batch": shapes, "batches": source.batches}
+        facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}  # of its own share
+        splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
     plain = ("accumulate", "steps_per_dispatch", "num_epochs", "num_steps", "valid_every", "seed", "batch_size")
     return {
         "config": options.config_text,
@@ -65,7 +69,7 @@ def description(
         "early stopping": [[vars(s.monitor), s.patience, s.warmup] for s in options.early_stopping],
         "hooks": [len(options.on_epoch_end), [every for every, _ in options.every]],
         "strategy": [strategy.description, repr(getattr(strategy, "rules", None))],
-        "versions": {name: importlib.metadata.version(name) for name in ("learner", "jax", "jaxlib", "optax")},
+        "programs": fingerprint["programs"],
     }
 
 
