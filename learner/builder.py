@@ -359,9 +359,11 @@ class LearnerBuilder:
         none.
 
         Args:
-          allow: what may be done where something is not as it was, rather than to refuse: `"metrics"`: the metrics of
-            the epoch under way begin anew; `"optimizer"`: it begins with a new state; `"logs"`: they go on although
-            parts of them are missing.
+          allow: what to accept that is refused otherwise. `"data"`: other training data, or another accumulation,
+            inside an epoch, which continues after as many batches as before; `"metrics"`: other metrics inside an
+            epoch, which start anew; `"optimizer"`: an optimizer with another state, which starts anew; `"logs"`: logs
+            that lost parts. Other changes that have an effect (the rate, the optimizer's settings, the loss, the data
+            between epochs) are reported in one warning.
         """
         self._options.start = {"resume": True, **_allowed(allow)}
         return self

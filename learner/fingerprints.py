@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from learner.steps.step import Step
 JSON = dict[str, Any]
 PACKAGES = ("learner", "jax", "jaxlib", "flax", "optax")
 FIRST_ROW = "first row"
+OTHER_PROGRAM = "it computes something else than when the run was saved"
 
 
 def fingerprint_of(
@@ -155,85 +156,108 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """
     had, have = before["data"], now["data"]
     train, doubts = _data_changes(had.get("train"), have["train"], "train data")
-    accumulation = "micro-batches per step"
-    settings = {key: (before["settings"].get(key), value) for key, value in now["settings"].items()}
-    others, logged = [], []
+    others = []
     for split in have:
-        if split != "train" and split in had:
-            others += [text for texts in _data_changes(had[split], have[split], f"{split} data") for text in texts]
-    if settings[accumulation][0] not in (None, settings[accumulation][1]):
-        train.append("{}: {} -> {}".format(accumulation, *settings[accumulation]))
-    if settings["seed"][0] != settings["seed"][1]:
-        others.append("seed: {} -> {}, and the random keys stay those of the run".format(*settings["seed"]))
-    others += _optimizer_changes(settings["optimizer"])
-    others += _rate_changes(settings, before)
-    if settings["precision"][0] not in (None, settings["precision"][1]):
-        others.append("precision: {} -> {}".format(*settings["precision"]))
-    others += _program_changes(before, now, train, others)
-    if settings["strategy"][0] not in (None, settings["strategy"][1]):
-        logged.append("strategy: {} -> {}".format(*settings["strategy"]))
-    return Changes(train, doubts, others, logged)
+        if split != "train":
+            others += [text for texts in _data_changes(had.get(split), have[split], f"{split} data") for text in texts]
+    settings, programs = _Settings(before["settings"], now["settings"]), _Programs(before["programs"], now["programs"])
+    train += settings.change("micro-batches per step")
+    others += [f"{text}, and the random keys stay those of the run" for text in settings.change("seed")]
+    others += _optimizer_changes(settings, programs)
+    others += _rate_changes(settings, programs)
+    others += settings.change("precision")
+    explained = bool(settings.change("precision"))
+    others += [] if explained else programs.changes_of_steps()
+    return Changes(train, doubts, others, settings.change("strategy"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """The settings of two runs."""
+
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+    def change(self, name: str) -> list[str]:
+        """One text, or none where it did not change or one of them does not have it."""
+        had, have = self.before.get(name), self.now[name]
+        return [f"{name}: {had} -> {have}"] if had not in (None, have) else []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """The traced programs of two runs. Other versions trace other programs, which cannot be compared."""
+
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+    def is_same(self, name: str) -> bool | None:
+        """True or False where the programs of that name can be compared, otherwise None."""
+        had, have = self.before.get("hashes"), self.now["hashes"].get(name)
+        if self.before.get("versions") != self.now["versions"] or not isinstance(had, dict):
+            return None
+        return had[name] == have if had.get(name) and have else None
+
+    def changes_of_steps(self) -> list[str]:
+        """The steps that compute something else from batches of the same shapes."""
+        shapes, texts = self.before.get("batches"), []
+        for split, shape in self.now["batches"].items():
+            if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
+                texts.append(f"{'train' if split == 'train' else 'valid'} step: {OTHER_PROGRAM}")
+        return list(dict.fromkeys(texts))
 
 
 def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[str], list[str]]:
-    """The differences that are sure, and those that only raise a doubt."""
+    """The differences that are sure, and those that only raise a doubt, each at most one text."""
     if not isinstance(before, dict):
         return [], []
-    flat_before, flat_now = flat(before), flat(now)
-    ignored = {"dataset"} if before.get("rows") != now.get("rows") else set()  # it counts rows, too
-    if "function" in (before.get("kind"), now.get("kind")) or "iterator" in (before.get("kind"), now.get("kind")):
-        ignored.add("class")  # the name of a function says nothing
-    differing = [
-        key
-        for key, value in flat_now.items()
-        if key != FIRST_ROW
-        and key not in ignored
-        and (flat_before.get(key) is not None or (value is not None and key in flat_before))
-        and flat_before[key] != value
-    ]
-    sure = [f"{what}: {key} {flat_before[key]} -> {flat_now[key]}" for key in differing]
-    if sure or before.get(FIRST_ROW) in (None, now[FIRST_ROW]):
-        return sure, []
+    had, have = flat(before), flat(now)
+    differing = [key for key in have if key in had and had[key] != have[key] and key != FIRST_ROW]
+    known = [key for key in differing if None not in (had[key], have[key])]
+    other_kind = {"kind", "class"} & set(known) and not _is_function(before, now)
+    texts = [f"{had.get('class')} -> {have['class']}"] if other_kind else []
+    unseen = {"kind", "class"} | ({"batch_size"} if "rows per batch" in known else set())
+    unseen |= {"dataset"} if "rows" in known else set()  # it counts rows, too
+    # Within a kind a missing fact is another fact, such as a seed that is no longer given.
+    texts += [f"{key} {had[key]} -> {have[key]}" for key in (known if other_kind else differing) if key not in unseen]
+    if texts:
+        return [f"{what}: {', '.join(texts)}"], []
+    if before.get(FIRST_ROW) in (None, now[FIRST_ROW]):
+        return [], []
     text = f"{what}: its first row is another one"
-    repeats = now.get("kind") == "loader" or now.get("class") in ("list", "tuple")
-    return ([text], []) if repeats else ([], [f"{text} (an iterable without a seed gives another order each time)"])
+    if now.get("kind") == "loader" or now.get("class") in ("list", "tuple"):
+        return [text], []
+    return [], [f"{text} (an iterable that shuffles without a seed gives another order each time)"]
 
 
-def _optimizer_changes(pair: tuple[Any, Any]) -> list[str]:
-    before, now = pair
-    if not isinstance(before, dict) or not isinstance(now, dict):
+def _is_function(*facts: Mapping[str, Any]) -> bool:
+    """Return True for data made by a function or generator, whose name may change."""
+    return all(x.get("kind") in ("function", "iterator") for x in facts)
+
+
+def _optimizer_changes(settings: _Settings, programs: _Programs) -> list[str]:
+    before, now = settings.before.get("optimizer"), settings.now["optimizer"]
+    same = programs.is_same("optimizer")
+    if same or not isinstance(before, dict) or now is None:
         return []
     change = optimizer_change(before, now)
-    return [] if change is None else [f"optimizer: {change}"]
+    return [f"optimizer: {change}"] if change else [f"optimizer: {OTHER_PROGRAM}"] if same is False else []
 
 
-def _rate_changes(settings: Mapping[str, tuple[Any, Any]], before: Mapping[str, Any]) -> list[str]:
-    texts, had = [], settings["schedules"][0] or {}
-    for place, schedule in settings["schedules"][1].items():
-        if had.get(place) not in (None, schedule):
-            texts.append(f"{place}: {had[place]} -> {schedule}")
-    lr, new = settings["learning rate"]
-    if lr != new and "learning rate" in before["settings"]:
-        texts.append("learning rate: {} -> {}".format(*("a schedule" if x is None else x for x in (lr, new))))
-    return texts
-
-
-def _program_changes(
-    before: Mapping[str, Any], now: Mapping[str, Any], data: Collection[str], explained: Collection[str]
-) -> list[str]:
-    """The programs that differ where nothing in words explains it. Other versions trace other programs."""
-    had, have = before["programs"], now["programs"]
-    if had.get("versions") != have["versions"]:
-        return []
+def _rate_changes(settings: _Settings, programs: _Programs) -> list[str]:
+    schedules, had = settings.now["schedules"], settings.before.get("schedules")
+    had = had if isinstance(had, dict) else {}
     texts = []
-    shapes = {split: had["batches"].get(split) == shape for split, shape in have["batches"].items()}
-    for name, value in have["hashes"].items():
-        if had["hashes"].get(name) in (None, value):
+    for place, text in schedules.items():
+        same = programs.is_same(place)
+        if same or place not in had:
             continue
-        if name not in shapes:
-            if not any(text.startswith(name) for text in explained):
-                texts.append(f"{name}: it computes something else than when the run was saved")
-        elif shapes[name] and not any(text.startswith("precision") for text in explained):
-            step = "train step" if name == "train" else "valid step"
-            texts.append(f"{step}: it computes something else than when the run was saved")
-    return list(dict.fromkeys(texts))
+        if had[place] != text:
+            texts.append(f"{place}: {had[place]} -> {text}")
+        elif same is False:
+            texts.append(f"{place}: {OTHER_PROGRAM}")
+    name = "learning rate"
+    if name in settings.before and settings.before[name] != settings.now[name]:
+        lr, new = ("a schedule" if x[name] is None else x[name] for x in (settings.before, settings.now))
+        texts.append(f"{name}: {had.get(OF_RUN, lr)} -> {schedules.get(OF_RUN, new)}")
+    return texts

@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,16 @@ from learner.profiler import MOST
 from learner.rate_range import RangeTest, Watcher, check_range
 from learner.report import ShardingReport, sharding_report
 from learner.result import LearningResult
-from learner.resuming import Differing, Restored, data_of, differences, restore, restore_newest, set_stopping
+from learner.resuming import (
+    Differing,
+    Restored,
+    data_of,
+    differences,
+    restore,
+    restore_newest,
+    set_stopping,
+    too_few_epochs,
+)
 from learner.run import Run, validate
 from learner.runner import Runner
 from learner.schedules import Exponential, ReduceOnPlateau, Schedule
@@ -413,6 +423,8 @@ class Learner:
             return None
         if summary.get("steps") != position.step or position.due:
             return None
+        if options.num_epochs is not None and position.epoch - 1 > options.num_epochs:
+            warnings.warn(too_few_epochs(options.num_epochs, position), stacklevel=4)
         self._fitted = True
         self._runner = make_runner(self._step, restored.state, self._strategy)
         return self._result(self._runner.state, read_history(options.directory), summary["stopped_by"], summary)

@@ -25,8 +25,8 @@ ROWS = [
     | {"journal", "kinds", "lock", "loggers", "mappings", "memory", "optimizers", "options", "plots", "profile"}
     | {"rate_range", "records", "renderers", "result", "runs", "schedules", "signals", "spent", "stopping"}
     | {"strategies", "text", "trace", "untrusted", "watch", "watchdog"},
-    {"agreement", "arrays", "check", "facts", "inputs", "loading", "onebyone", "overview", "profiler", "report"}
-    | {"resuming", "run", "runner", "session", "start", "together", "worker"},
+    {"agreement", "arrays", "check", "facts", "fingerprints", "inputs", "loading", "onebyone", "overview", "profiler"}
+    | {"report", "resuming", "run", "runner", "session", "start", "together", "worker"},
     {"fit"},
     {"builder"},
     {"learner"},

@@ -114,7 +114,7 @@ def test_more_and_fewer_processes_go_on_from_its_checkpoint(one, two, tmp_path):
     assert [each["steps"] for each in told] == [6] * 3
     close(one[1], left(directory, 2))
     assert saved_steps(directory) == [2, 4, 6]
-    assert "processes was 2 and is 3" in (directory / "experiment.log").read_text()
+    assert "processes: 2 -> 3" in (directory / "experiment.log").read_text()
 
 
 @pytest.mark.full

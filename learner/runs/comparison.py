@@ -13,6 +13,7 @@ from learner.text import aligned, duration, printable, short
 
 ALWAYS_DIFFER = ("directory",)
 FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")
+PROGRAM = "train step"
 ABSENT = object()
 Row = dict[str, Any]
 
@@ -22,7 +23,8 @@ class Comparison:
     """What `compare` found.
 
     Attributes:
-      settings: the keys of the configs that differ.
+      settings: the keys of the configs that differ; facts of the data that do (`data.train.rows`); and `train step`,
+        where steps of one config compute something else.
       metrics: the keys of the metrics that are shown.
       rows: a mapping for each run: `run`, `directory`, `status`, `epochs`, `steps`, `seconds`, the settings by key
         (with `config.` before one that is called like another column), and for each metric `<key> best`, `<key> best
@@ -66,6 +68,7 @@ class _Told:
 
     fixed: Row
     config: dict[str, Any]
+    fingerprint: dict[str, Any]
     best: dict[str, Point | None]
     last: dict[str, Point | None]
     higher: frozenset[str]
@@ -82,7 +85,12 @@ class _Told:
         }
         best, last = ({key: find(key) for key in run.history} for find in (run.best, run.history.last))
         higher = frozenset(key for key, info in run.metrics.items() if info.higher_is_better)
-        return cls(fixed, run.config, best, last, higher)
+        return cls(fixed, run.config, run.fingerprint, best, last, higher)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config, the facts of the data, and the program."""
+        return {**self.config, **self.fingerprint}
 
 
 def compare(runs: Iterable[Run], metrics: Sequence[str] = (), sort: str | None = None) -> Comparison:
@@ -126,12 +134,27 @@ def _usual(runs: Sequence[_Told], known: Sequence[str]) -> list[str]:
 def _differing(runs: Sequence[_Told]) -> list[str]:
     keys = dict.fromkeys(key for run in runs for key in run.config)
     configs = [run.config for run in runs if run.config]
-    return [
+    differing = [
         key
         for key in keys
         if key not in ALWAYS_DIFFER
         and any(_differ(config.get(key, ABSENT), configs[0].get(key, ABSENT)) for config in configs)
     ]
+    return differing + _differing_facts([run for run in runs if run.fingerprint], differing)
+
+
+def _differing_facts(runs: Sequence[_Told], settings: Sequence[str]) -> list[str]:
+    """What differs in the fingerprints. Programs of different configs do so anyway, and the first row of data says
+    something only where nothing else does.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run.fingerprint if key.startswith("data."))
+    facts = [key for key in keys if len({str(run.fingerprint.get(key)) for run in runs}) > 1]
+    facts = [key for key in facts if not key.endswith("first row")] or facts
+    programs: dict[str, set[str]] = {}
+    for run in runs:
+        config = str([run.config.get(key) for key in settings])
+        programs.setdefault(config, set()).add(str(run.fingerprint.get(PROGRAM)))
+    return facts + [PROGRAM] * any(len(found) > 1 for found in programs.values())
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -139,7 +162,7 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 def _row(run: _Told, settings: Sequence[str], metrics: Sequence[str]) -> Row:
-    row = {**run.fixed, **{_column(key): run.config.get(key) for key in settings}}
+    row = {**run.fixed, **{_column(key): run.settings.get(key) for key in settings}}
     for key in metrics:
         best, last = run.best.get(key), run.last.get(key)
         row |= {f"{key} best": _value(best), f"{key} best epoch": best and best.epoch, f"{key} last": _value(last)}

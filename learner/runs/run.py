@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import os
 import time
@@ -157,6 +158,20 @@ class Run:
         """Versions, devices and the machine where it was started last, and the commit, if there was one."""
         commit = self._told_value("commit")
         return {**flat(self._told("environment")), **({"commit": commit} if commit else {})}
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Facts of its data by dotted keys (`data.train.rows`), and `train step`, eight digits that differ where the
+        train step or the optimizer computes something else; of its newest start. Runs of old versions have none.
+        """
+        found = self._told("fingerprint")
+        data, programs = found.get("data"), found.get("programs")
+        facts = flat({"data": data}) if isinstance(data, Mapping) else {}
+        hashes = programs.get("hashes") if isinstance(programs, Mapping) else None
+        if isinstance(hashes, Mapping):
+            parts = [str(hashes.get(name)) for name in ("train", "optimizer", "the schedule")]
+            facts["train step"] = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
+        return facts
 
     def _told(self, what: str) -> Mapping[str, Any]:
         said = self._told_value(what)

@@ -36,8 +36,24 @@ def jaxpr_fingerprint(closed_jaxpr: Any) -> str:
     True
     >>> jaxpr_fingerprint(program(0.1)) == jaxpr_fingerprint(program(0.2))
     False
+
+    Equations that lead to no output, and have no effect, do not count.
     """
     return _Canonical().program(closed_jaxpr)
+
+
+def _live(jaxpr: Any) -> list[Any]:
+    """The equations that lead to an output or have an effect."""
+    needed, live = _variables(jaxpr.outvars), []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            needed |= _variables(equation.invars)
+            live.append(equation)
+    return live[::-1]
+
+
+def _variables(atoms: Any) -> set[Any]:
+    return {x for x in atoms if not hasattr(x, "val")}  # literals have a value
 
 
 class _Canonical:
@@ -58,7 +74,7 @@ class _Canonical:
         lines = [self._type(var.aval) for var in texts]
         lines.append(f"constants {[self.value(x) for x in consts]}")
         count, literal, known, texts_of = len(texts), self._literal, self.known, self._known.get
-        for equation in jaxpr.eqns:
+        for equation in _live(jaxpr):
             # The types of results follow from those of arguments, and are left out, as are parameters that are None.
             name, context = equation.primitive.name, equation.ctx
             words = [name, texts_of(id(context)) or known(context)]

@@ -156,7 +156,7 @@ def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path)
     train(1)
     rates = [0.1 * (1 - step / 6) for step in range(6)] + [0.1 * (1 - step / 12) for step in range(6, 12)]
     assert train(2) == pytest.approx(sum(rates), rel=1e-5)
-    said = "the schedule of group 0 of the optimizer was Linear(first=0.1) in 6 steps and is Linear(first=0.1) in 12"
+    said = "the schedule of group 0 of the optimizer: Linear(first=0.1) in 6 steps -> Linear(first=0.1) in 12"
     assert said in (tmp_path / "run" / "experiment.log").read_text()
     state = load_checkpoint(tmp_path / "run", "latest", line(), optimizer=grouped(DOWN)).optimizer_state
     assert state is not None

@@ -85,7 +85,7 @@ def test_another_rate_counts_from_here_on(one_epoch, lr, second):
     expected = by_hand(0.05, second)
     for name in ("w", "b"):
         np.testing.assert_allclose(result.model[name], expected[name], rtol=2e-6)
-    assert "the learning rate was 0.05 and is" in log_of(one_epoch)
+    assert "learning rate: 0.05 -> " in log_of(one_epoch)
 
 
 def test_from_a_plateau_to_a_float(tmp_path):
@@ -102,7 +102,7 @@ def test_the_same_rate_is_no_news(one_epoch):
 def test_another_seed(one_epoch):
     """The keys are those of the run."""
     build_line(saving(one_epoch).seed(5).resume()).fit(batches(), valid_data())
-    assert "the seed was 0 and is 5: the random keys go on as they were" in log_of(one_epoch)
+    assert "seed: 0 -> 5, and the random keys stay those of the run" in log_of(one_epoch)
     assert progress_of(one_epoch, 12)["root_key"] == progress_of(one_epoch, 6)["root_key"]
 
 
@@ -113,7 +113,7 @@ def test_another_version_or_machine(one_epoch, name):
     tamper(one_epoch, 6, progress)
     build_line(saving(one_epoch).resume()).fit(batches(), valid_data())
     (said,) = [line for line in log_of(one_epoch).splitlines() if "WARNING" in line]
-    assert f"{name} was another and is " in said
+    assert f"{name}: another -> " in said
     assert "last bits" in said
 
 
@@ -150,7 +150,7 @@ def test_several_differences_are_one_error(inside):
     learner = build_line(saving(inside).metrics(LastRow()).grads_accumulation(2).resume(), optimizer=optax.adam)
     with pytest.raises(LearnerError) as error:
         learner.fit(batches(3), valid_data())
-    for part in ("opt_state/0.mu.w: saved nothing", "rows per batch were 4 and are 3", "metrics Loss of the train"):
+    for part in ("opt_state/0.mu.w: saved nothing", "rows per batch 4 -> 3", "metrics Loss of the train"):
         assert part in str(error.value)
 
 
@@ -199,8 +199,8 @@ def test_logs_that_lost_something(inside, lost):
     assert len(result.history["train/Loss"]) == 2
 
 
-def test_allow_knows_three_words(tmp_path):
-    with pytest.raises(LearnerError, match="allow= got 'everything'; it needs 'metrics' or 'optimizer' or 'logs'"):
+def test_allow_knows_four_words(tmp_path):
+    with pytest.raises(LearnerError, match="it needs 'data' or 'metrics' or 'optimizer' or 'logs'"):
         quiet(tmp_path).resume(allow="everything")
 
 

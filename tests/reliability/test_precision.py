@@ -209,7 +209,7 @@ def test_gone_on_with_another(tmp_path, first, second):
     names = {"float16": "float16 (parameters float32, outputs float32)", "float32": "float32"}
     names["bfloat16"] = names["float16"].replace("float16", "bfloat16")
     before, now = names[first], names.get(second, names["float16"])
-    said = f"the precision was {before} and is {now} from here on"
+    said = f"precision: {before} -> {now}"
     assert (said in log_of(tmp_path / "run")) is (before != now)
     scales = [
         checkpoint_bits(tmp_path / "run", n * STEPS)["optim"].get("['extra']['loss_scale.scale']") for n in (1, 2)
@@ -227,10 +227,10 @@ def test_a_run_of_before_there_was_a_choice(tmp_path):
 
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9)).fit(batches())
     progress = json.loads(json.dumps(progress_of(tmp_path / "run", STEPS)))
-    assert progress["made_with"].pop("precision") == "float32"
+    assert progress["fingerprint"]["settings"].pop("precision") == "float32"
     tamper(tmp_path / "run", STEPS, progress)
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9).num_epochs(2).resume()).fit(batches())
-    assert "the precision was" not in log_of(tmp_path / "run")
+    assert "precision: float32 ->" not in log_of(tmp_path / "run")
 
 
 @pytest.mark.full

@@ -155,7 +155,7 @@ def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path)
         for line in logs[f"train/epoch-{epoch}/Learning_Rate.log"].splitlines()[:-1]
     ]
     np.testing.assert_allclose(found, [*line_down(6), *line_down(12)[6:]], rtol=1e-6)
-    said = "the schedule was Linear(first=0.1) in 6 steps and is Linear(first=0.1) in 12 steps from here on"
+    said = "the schedule: Linear(first=0.1) in 6 steps -> Linear(first=0.1) in 12 steps"
     assert said in log_of(tmp_path / "run")
 
 
@@ -166,10 +166,10 @@ def test_a_checkpoint_that_does_not_say_its_schedule(tmp_path):
 
     train(1)
     progress = progress_of(tmp_path / "run", 6)
-    assert progress["made_with"].pop("schedule") == "Linear(first=0.1) in 6 steps"
+    assert progress["fingerprint"]["settings"].pop("schedules") == {"the schedule": "Linear(first=0.1) in 6 steps"}
     tamper(tmp_path / "run", 6, progress)
     train(2)
-    assert "the schedule was" not in log_of(tmp_path / "run")
+    assert "the schedule:" not in log_of(tmp_path / "run")
 
 
 # -- shorter than the run ----------------------------------------------------------------------------------------------
