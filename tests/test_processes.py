@@ -202,11 +202,12 @@ def test_one_that_is_killed_ends_the_others(tmp_path):
 def test_metric_keys_differ_per_process(tmp_path):
     """Processes that mean other runs are told so before anything is made."""
     directory = tmp_path / "run"
-    told = trained(directory, 2, expect=2, seeds=[0, 7], perplexity=1)
+    told = trained(directory, 2, expect=2, seeds=[0, 7], perplexity=1, betas=[0.9, 0.5])
     for each in told:
         assert "the processes of the run differ in what they train:" in each["error"]
         assert 'metrics.valid.2 is "Loss" in process 0; "Perplexity" in process 1' in each["error"]
         assert "options.seed is 0 in process 0; 7 in process 1" in each["error"]
+        assert "programs.hashes.optimizer is" in each["error"]
     assert not directory.exists()
 
 

@@ -67,7 +67,8 @@ def main():
         builder.with_time_limit(options["limits"][INDEX])
     if "nonfinite" in options:
         builder.on_nonfinite(options["nonfinite"])
-    learner = builder.build(lambda: case.make(0.0), optax.adam, options["lr"])
+    beta = options.get("betas", [0.9] * 9)[INDEX]  # of a function whose settings nobody can read
+    learner = builder.build(lambda: case.make(0.0), lambda lr: optax.adam(lr, b1=beta), options["lr"])
     arrays = case.data(options["rows"], 1)
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan
