@@ -40,6 +40,8 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
     {'x': (3, 2), 'y': (3,)}
     """
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise LearnerError("it is no regular file")  # a named pipe would block
         with zipfile.ZipFile(path) as archive:
             members = dict(members_of(archive, Path(path).stat().st_size))
             total = sum(_bytes_of(archive, info) for info in members.values())

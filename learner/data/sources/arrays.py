@@ -10,7 +10,7 @@ import numpy as np
 
 from learner.data.dataset import ArrayDataset, Dataset
 from learner.data.npz import Header, members_of, read_header, read_npz
-from learner.data.sources.files import PathLike, as_path, present
+from learner.data.sources.files import PathLike, as_path, present, readable
 from learner.errors import LearnerError
 
 LOCAL_HEADER = 30  # bytes before the name of a member of an archive
@@ -42,9 +42,13 @@ def numpy_arrays(path: str | dict[str, str]) -> Dataset:
     MappedArrays(3 rows: x float32 [2], y int64 [])
     """
     arrays = _arrays(path)
+    kind: type[MappedArrays | MappedRows] = MappedRows
     if all(array.flags.c_contiguous and array.flags.aligned for array in arrays.values()):
-        return MappedArrays(arrays, path)
-    return MappedRows(arrays, path)
+        kind = MappedArrays
+    try:
+        return kind(arrays, path)
+    except LearnerError as error:
+        raise LearnerError(f"numpy_arrays: {path}: {error}") from None
 
 
 class MappedArrays(ArrayDataset):
@@ -85,8 +89,10 @@ def _arrays(path: PathLike | Mapping[str, PathLike]) -> dict[str, np.ndarray]:
     if isinstance(path, Mapping):
         return {field: _npy(present(each, "numpy_arrays")) for field, each in path.items()}
     directory = as_path(path, "numpy_arrays")
-    if directory.is_dir():
-        found = {each.stem: _npy(each) for each in sorted(directory.glob("*.npy"))}
+    with readable(directory):
+        is_directory = directory.is_dir()
+    if is_directory:
+        found = {each.stem: _npy(present(each, "numpy_arrays")) for each in sorted(directory.glob("*.npy"))}
         if not found:
             raise LearnerError(f"numpy_arrays: the directory {directory} has no .npy files")
         return found

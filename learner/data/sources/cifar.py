@@ -12,7 +12,7 @@ from learner.errors import LearnerError
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version, unpacked)"
 PIXELS = 3 * 32 * 32
-LARGEST = 2**31  # bytes of one file; the published ones have up to 154 MB
+LARGEST = 2**28  # bytes of one file, unpacked; the published ones have up to 154 MB
 
 
 def cifar10(directory: str, split: str, scaled: bool = True) -> ArrayDataset:

@@ -1,12 +1,18 @@
 """Parquet and Arrow files, through pyarrow."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from learner.data.sources.columns import Table, table
-from learner.data.sources.files import PathLike, needed, present
+from learner.data.sources.files import MemoryBudget, PathLike, needed, present
 from learner.data.sources.wanted import Fields, Labels, wanted
 from learner.errors import LearnerError
+
+ARROW_MAGIC = b"ARROW1\0\0"
+WIDEST, POINTER, NUMBER = 8, 8, 64  # bytes: of a number in an array, of an item of a list, of an item with its object
 
 
 def parquet(
@@ -16,6 +22,7 @@ def parquet(
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    max_memory: int | None = None,
 ) -> Table:
     """The columns of a Parquet file, in memory. Columns that no field needs are not read.
 
@@ -24,13 +31,14 @@ def parquet(
       fields, labels: as for `csv`; columns of lists of numbers, all of one length, become arrays `[rows, length]`.
       dtypes: types of fields by NumPy's names. Default: those of the columns.
       missing: the number in place of a null. Default: a null is an error.
+      max_memory: the most that the columns may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
 
     Returns:
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
       LearnerError: pyarrow is not there (`pip install "learner[parquet]"`); there is no such file or column; the
-        file is damaged; values that do not fit, with their rows, counted from 1.
+        file is damaged or needs too much memory; values that do not fit, with their rows, counted from 1.
 
     >>> import tempfile, os, pyarrow, pyarrow.parquet
     >>> path = os.path.join(tempfile.mkdtemp(), "a.parquet")
@@ -38,13 +46,26 @@ def parquet(
     >>> parquet(path, labels={"kind": None})
     Table(2 rows: kind int32 [], x float64 [])
     """
-    pyarrow = needed("pyarrow.parquet", "pyarrow", "parquet", "parquet")
-    found = str(present(path, "parquet"))
+    formats = needed("pyarrow.parquet", "pyarrow", "parquet", "parquet")
+    types = needed("pyarrow.types", "pyarrow", "parquet", "parquet")
+    found = present(path, "parquet")
+    budget = MemoryBudget(found, max_memory)
+
+    def names() -> list[str]:
+        with formats.ParquetFile(found) as file:
+            return list(file.schema_arrow.names)
 
     def read(columns: Sequence[str]) -> Any:
-        return pyarrow.read_table(found, columns=list(columns), memory_map=True)
+        with formats.ParquetFile(found) as file:
+            budget.require(_claimed(file, columns))
+            # A text that is there once in the file, for millions of rows, stays there once in memory.
+            texts = [each.name for each in file.schema_arrow if types.is_string(each.type)]
+        with formats.ParquetFile(found, memory_map=True, read_dictionary=texts) as file:
+            content = file.read(columns=list(columns))
+        budget.reserve(content.nbytes)
+        return content
 
-    return _table(found, lambda: pyarrow.read_schema(found).names, read, fields, dtypes, labels, missing)
+    return _table(found, names, read, budget, fields, dtypes, labels, missing)
 
 
 def arrow(
@@ -54,6 +75,7 @@ def arrow(
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    max_memory: int | None = None,
 ) -> Table:
     """The columns of an Arrow file (IPC, Feather 2) or stream. Plain numbers in one piece stay on the disk.
 
@@ -67,53 +89,159 @@ def arrow(
     """
     pyarrow = needed("pyarrow", "pyarrow", "parquet", "arrow")
     ipc = needed("pyarrow.ipc", "pyarrow", "parquet", "arrow")
-    found = str(present(path, "arrow"))
+    found = present(path, "arrow")
+    budget = MemoryBudget(found, max_memory)
 
-    def opened() -> Any:
-        mapped = pyarrow.memory_map(found)
-        try:
-            return ipc.open_file(mapped)
-        except pyarrow.ArrowInvalid:
+    def stream() -> Any:
+        mapped = pyarrow.memory_map(str(found))
+        # A file is a stream between a magic number and a footer. Read as one, all of it passes the check below.
+        if mapped.read(len(ARROW_MAGIC)) != ARROW_MAGIC:
             mapped.seek(0)
-            return ipc.open_stream(mapped)
+        return mapped
+
+    def check() -> None:
+        batches = 0
+        for message in ipc.MessageReader.open_stream(stream()):
+            batches += message.type == "record batch"
+            if message.type in ("record batch", "dictionary"):
+                budget.reserve(_unpacked(message.metadata.to_pybytes(), message.body, message.type == "dictionary"))
+        with pyarrow.memory_map(str(found)) as mapped:
+            if mapped.read(len(ARROW_MAGIC)) == ARROW_MAGIC and ipc.open_file(mapped).num_record_batches != batches:
+                raise LearnerError("its footer and its content differ in the number of record batches")
 
     def read(columns: Sequence[str]) -> Any:
-        return opened().read_all().select(list(columns))
+        check()
+        return ipc.open_stream(stream()).read_all().select(list(columns))
 
-    return _table(found, lambda: opened().schema.names, read, fields, dtypes, labels, missing)
+    return _table(found, lambda: ipc.open_stream(stream()).schema.names, read, budget, fields, dtypes, labels, missing)
+
+
+def _claimed(file: Any, columns: Sequence[str]) -> int:
+    """Return the bytes that columns of a Parquet file take when they are unpacked, by the file's metadata.
+
+    pyarrow's views of damaged metadata abort the process. Its readers raise, so each part is read before it is viewed.
+    """
+    rows = file.read(columns=[]).num_rows  # views no part of a row group but its length
+    leaves = [file.schema.column(number) for number in range(len(file.schema))]
+    wanted_leaves = [
+        number for number, leaf in enumerate(leaves) if any(f"{leaf.path}.".startswith(f"{name}.") for name in columns)
+    ]
+    # Of plain numbers the length says it all. Texts and lists are of any size: a scan decodes them piece by piece.
+    varied = [
+        number
+        for number in wanted_leaves
+        if leaves[number].max_repetition_level > 0 or leaves[number].physical_type == "BYTE_ARRAY"
+    ]
+    total = rows * WIDEST * (len(wanted_leaves) - len(varied))
+    if varied:
+        file.scan_contents(varied)
+    for group in map(file.metadata.row_group, range(file.num_row_groups)) if varied else ():
+        for column in map(group.column, varied):
+            total += max(column.num_values, 0) * WIDEST + max(column.total_uncompressed_size, 0)
+    return int(total)
+
+
+def _unpacked(metadata: bytes, body: Any, is_dictionary: bool) -> int:
+    """Return the bytes that the compressed buffers of a record batch take when they are unpacked.
+
+    Each buffer begins with its unpacked size, which pyarrow allocates before it unpacks, and does not show. So this
+    follows the table offsets of the message (flatbuffers; Arrow's Message.fbs) to where the buffers are.
+    """
+
+    def number(kind: str, at: int) -> int:
+        return int(struct.unpack_from(f"<{kind}", metadata, at)[0])
+
+    def field(table: int, which: int) -> int:
+        """Return where a field of a table is, 0 if it has its default."""
+        fields = table - number("i", table)
+        offset = number("H", fields + 4 + 2 * which) if 4 + 2 * which < number("H", fields) else 0
+        return table + offset if offset else 0
+
+    def target(at: int) -> int:
+        return at + number("I", at)
+
+    batch = target(field(target(0), 2))  # Message.header
+    if is_dictionary:
+        batch = target(field(batch, 1))  # DictionaryBatch.data
+    if not field(batch, 3):  # RecordBatch.compression
+        return 0
+    total, buffers = 0, field(batch, 2)
+    for number_of in range(number("I", target(buffers)) if buffers else 0):
+        start, length = struct.unpack_from("<qq", metadata, target(buffers) + 4 + 16 * number_of)
+        if length:
+            total += max(int(struct.unpack("<q", body.slice(start, 8).to_pybytes())[0]), 0)  # -1: it is not compressed
+    return total
 
 
 def _table(
-    path: str,
+    path: Path,
     names: Callable[[], list[str]],
     read: Callable[[Sequence[str]], Any],
+    budget: MemoryBudget,
     fields: Fields | None,
     dtypes: dict[str, str] | None,
     labels: Labels | None,
     missing: float | None,
 ) -> Table:
     pyarrow = needed("pyarrow", "pyarrow", "parquet", "this file")
-    try:
+    with _readable(path):
         columns = names()
-        want = wanted(path, columns, fields, dtypes, labels, missing)
+    want = wanted(str(path), columns, fields, dtypes, labels, missing)
+    with _readable(path):
         content = read(want.columns)
-        cells = {name: _cells(content.column(name), pyarrow, f"{path}: column {name!r}") for name in want.columns}
-    except (pyarrow.ArrowException, OSError) as error:
+        # Only after this are offsets, indices and texts known to lie within their buffers: pyarrow trusts them.
+        content.validate(full=True)
+        cells = {name: _cells(content.column(name), pyarrow, budget, name) for name in want.columns}
+    return table(str(path), want, cells, lambda row: f"row {row + 1}")
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except LearnerError as error:
+        message = str(error)
+        raise LearnerError(message if str(path) in message else f"{path} cannot be read: {message}") from None
+    except Exception as error:  # a damaged file is told by errors of many kinds
         raise LearnerError(f"{path} cannot be read: {error}") from error
-    return table(path, want, cells, lambda row: f"row {row + 1}")
 
 
-def _cells(column: Any, pyarrow: Any, what: str) -> Any:
+def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
     """A column as a NumPy array of numbers, or as a list of texts, lists and `None`."""
-    kind, types = column.type, pyarrow.types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
+    types = pyarrow.types
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        budget.reserve(POINTER * len(column))
+        return [text for chunk in column.chunks for text in _texts(chunk, types, budget)]
+    if types.is_dictionary(column.type):
+        budget.reserve(WIDEST * len(column))
         column = column.cast(kind)
-    plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    if plain and column.null_count == 0:
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise LearnerError(
+            f"column {name!r} has the type {column.type}; fields are made of numbers, texts and lists of numbers"
+        )
+    if column.type == kind and column.null_count == 0:
+        if column.num_chunks != 1 or types.is_boolean(kind):  # otherwise it stays where it is, maybe on the disk
+            budget.reserve(WIDEST * len(column))
         return column.to_numpy()
-    texts = types.is_string(kind) or types.is_large_string(kind)
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if not (plain or texts or lists):
-        raise LearnerError(f"{what} has the type {kind}; fields are made of numbers, texts and lists of numbers")
+    budget.reserve(sum(NUMBER * _length(chunk, types) for chunk in column.chunks))
     return column.to_pylist()
+
+
+def _texts(chunk: Any, types: Any, budget: MemoryBudget) -> list[str | None]:
+    """The texts of a piece of a column. Equal ones are one object."""
+    encoded = chunk if types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+    budget.reserve(NUMBER * len(encoded.dictionary) + 4 * encoded.dictionary.nbytes)
+    known = encoded.dictionary.to_pylist()
+    return [None if number is None else known[number] for number in encoded.indices.to_pylist()]
+
+
+def _length(array: Any, types: Any) -> int:
+    """The number of values in an array, and in all lists in it."""
+    total = len(array)
+    while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        array = array.values
+        total += len(array)
+    return total

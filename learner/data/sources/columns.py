@@ -13,6 +13,7 @@ from learner.data.views import Slice
 from learner.errors import LearnerError, near, one_error
 
 MOST_PROBLEMS = 5
+DEEPEST = 32  # lists in each other, which are the axes of an array
 
 Place = Callable[[int], str]
 
@@ -112,10 +113,10 @@ class Column:
             known = list(numbers)[:20]
             for row in [row for row, code in enumerate(found) if code < 0]:
                 value = self.values[row]
-                hint = (
-                    "it is missing" if value is None else f"{value!r} is none of its labels: {near(str(value), known)}"
-                )
-                self._wrong(row, hint)
+                if value is None or len(self.problems) >= MOST_PROBLEMS:
+                    self._wrong(row, "it is missing")
+                else:
+                    self._wrong(row, f"{str(value)[:40]!r} is none of its labels: {near(str(value)[:40], known)}")
         return np.array(found, np.int32)
 
     def numbers(self, missing: float | None) -> np.ndarray:
@@ -171,6 +172,9 @@ class Column:
         """Lists of numbers, all of one shape."""
         shapes: list[Any] = []
         for value in values:
+            if not _all_numbers(value, DEEPEST):  # of a long text NumPy would make all texts as long
+                shapes.append("a list of other things than numbers")
+                continue
             try:
                 array = np.array(value)
                 shapes.append(array.shape if array.dtype.kind in "biuf" else f"of {array.dtype}")
@@ -183,7 +187,17 @@ class Column:
         return np.zeros(0) if self.problems else np.array(values)
 
     def _wrong(self, row: int, what: str) -> None:
-        self.problems.append(f"{self.place(row)}: column {self.name!r}: {what}")
+        # Only the first ones are shown: the messages of millions of rows would take more memory than the rows.
+        shown = len(self.problems) < MOST_PROBLEMS
+        self.problems.append(f"{self.place(row)}: column {self.name!r}: {what}" if shown else "")
+
+
+def _all_numbers(value: list[Any], depth: int) -> bool:
+    """Return True if a list has nothing but numbers, or lists of them, at most `depth` in each other."""
+    kinds = set(map(type, value))
+    if list in kinds:
+        return depth > 1 and all(_all_numbers(each, depth - 1) for each in value if isinstance(each, list))
+    return kinds <= {bool, int, float}
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Tables of SQLite databases, read row by row."""
 
 import contextlib
+import operator
 import os
 import sqlite3
 import threading
@@ -12,20 +13,25 @@ import numpy as np
 
 from learner.data.choose import item_number
 from learner.data.dataset import Dataset
-from learner.data.sources.files import PathLike, present
+from learner.data.sources.files import MemoryBudget, PathLike, present
 from learner.data.sources.wanted import Fields, Labels, Wanted, wanted
 from learner.errors import LearnerError, near
 
+ROWID = ("rowid", "_rowid_", "oid")
+KEY = 64  # bytes of a value in Python
+
 
 class SQLiteTable(Dataset):
-    """The rows of a table in an SQLite database, in the order of their `rowid`, each read when it is asked for.
+    """The rows of a table or view in an SQLite database, each read when it is asked for.
 
-    The database is opened for reading only, once in each thread and each process. Rows that are added later are not
-    seen; one that is removed is an error when it is asked for.
+    Rows are in the order of their `rowid`, of the primary key in a table `WITHOUT ROWID`, or of `key`. These keys are
+    read once and stay in memory, 8 bytes a row where they are integers. The database is opened for reading only, once
+    in each thread and each process. Rows that are added later are not seen; one that is removed is an error when it is
+    asked for.
 
     Args:
       path: of the database.
-      table: its name.
+      table: the name of the table, or of the view, which needs `key`.
       fields: for each field of an item its column, or a list of columns, which become one array. Default: every column
         is a field.
       dtypes: types of fields by NumPy's names. A column of blobs with a type is an array of such numbers. Default: by
@@ -34,12 +40,17 @@ class SQLiteTable(Dataset):
         sorted.
       missing: the number in place of NULL. Default: NULL is an error.
       where: which rows: an SQL expression, such as `split = 'train'`.
+      key: the column, or columns, whose values identify a row, in the order of the rows. They are in no two rows, and
+        not NULL. Default: the rowid, or the primary key where there is none.
+      max_memory: the most that the keys of all rows, or a single cell, may take, in bytes. Default: 1000 times the
+        database's size, at least 512 MiB.
 
     Attributes:
       labels: for each field with labels the texts, in the order of their numbers.
 
     Raises:
-      LearnerError: there is no such database, table or column, no row, or a cell that does not fit (when it is read).
+      LearnerError: there is no such database, table or column, no row, nothing that identifies the rows, too many of
+        them, or a cell that does not fit (when it is read).
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "a.db")
@@ -61,47 +72,52 @@ class SQLiteTable(Dataset):
         labels: Labels | None = None,
         missing: float | None = None,
         where: str | None = None,
+        key: str | list[str] | None = None,
+        max_memory: int | None = None,
     ) -> None:
         self._path = present(path, "SQLiteTable").absolute()
         self._name = f"{self._path}, table {table!r}"
-        self._opened = _Connections(self._path)
+        budget = MemoryBudget(self._path, max_memory)
+        self._opened = _Connections(self._path, budget.limit)
         with self._told():
             types = self._columns(table)
             self._want = wanted(self._name, list(types), fields, dtypes, labels, missing)
             self._dtypes = {field: _dtype(self._want, field, types) for field in self._want.fields}
+            self._key = self._own_key(table) if key is None else self._given_key(table, key, list(types), budget)
+            self._keys = self._read_keys(table, where, budget)
             self.labels = {field: self._names(table, field) for field in self._want.labels}
             self._codes = {f: {name: i for i, name in enumerate(names)} for f, names in self.labels.items()}
-            condition = f" WHERE {where}" if where is not None else ""
-            rows = self._opened.get().execute(f"SELECT rowid FROM {_quoted(table)}{condition} ORDER BY rowid")
-            self._rows = np.fromiter((row[0] for row in rows), np.int64)
-        if not len(self._rows):
+        if not len(self._keys):
             raise LearnerError(f"{self._name} has no rows" + (f" where {where}" if where else ""))
         columns = ", ".join(map(_quoted, self._want.columns))
-        self._query = f"SELECT {columns} FROM {_quoted(table)} WHERE rowid = ?"
+        condition = " AND ".join(f"{column} = ?" for column in self._key)
+        self._query = f"SELECT {columns} FROM {_quoted(table)} WHERE {condition}"
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._keys)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = int(self._rows[item_number(index, len(self), "SQLiteTable")])
+        key = self._keys[item_number(index, len(self), "SQLiteTable")]
+        values = key if isinstance(key, tuple) else (int(key),)
+        place = f"{', '.join(self._key)} {', '.join(map(repr, values))}"
         with self._told():
-            found = self._opened.get().execute(self._query, (row,)).fetchone()
+            found = self._opened.get().execute(self._query, values).fetchone()
         if found is None:
-            raise LearnerError(f"{self._name}: the row with rowid {row} is gone")
+            raise LearnerError(f"{self._name}: the row with {place} is gone")
         cells = dict(zip(self._want.columns, found, strict=True))
-        return {field: self._item(field, cells, row) for field in self._want.fields}
+        return {field: self._item(field, cells, place) for field in self._want.fields}
 
-    def _item(self, field: str, cells: dict[str, Any], row: int) -> Any:
+    def _item(self, field: str, cells: dict[str, Any], row: str) -> Any:
         parts = [self._value(field, name, cells[name], row) for name in self._want.of(field)]
         if isinstance(self._want.fields[field], str):
             return parts[0]
         try:
             return np.stack(parts, axis=-1)
         except ValueError as error:
-            raise LearnerError(f"{self._name}, rowid {row}: the field {field!r}: {error}") from error
+            raise LearnerError(f"{self._name}, {row}: the field {field!r}: {error}") from error
 
-    def _value(self, field: str, name: str, cell: Any, row: int) -> Any:
-        place = f"{self._name}, rowid {row}, column {name!r}"
+    def _value(self, field: str, name: str, cell: Any, row: str) -> Any:
+        place = f"{self._name}, {row}, column {name!r}"
         cell = self._want.missing if cell is None else cell
         dtype = self._dtypes[field]
         if cell is None:
@@ -109,7 +125,8 @@ class SQLiteTable(Dataset):
         if field in self._codes:
             if str(cell) not in self._codes[field]:
                 raise LearnerError(
-                    f"{place}: {cell!r} is none of its labels: {near(str(cell), self.labels[field][:20])}"
+                    f"{place}: {str(cell)[:40]!r} is none of its labels: "
+                    f"{near(str(cell)[:40], self.labels[field][:20])}"
                 )
             return np.array(self._codes[field][str(cell)], dtype)
         try:
@@ -122,9 +139,67 @@ class SQLiteTable(Dataset):
         database = self._opened.get()
         types = {row[1]: str(row[2]).upper() for row in database.execute(f"PRAGMA table_info({_quoted(table)})")}
         if not types:
-            names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            names = [
+                row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+            ]
             raise LearnerError(f"{self._path} has no table {table!r}: {near(table, names)}")
         return types
+
+    def _own_key(self, table: str) -> list[str]:
+        """The columns, as SQL, that identify the rows of a table by themselves: its rowid, or its primary key."""
+        database = self._opened.get()
+        kinds = "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE AND type = 'view'"
+        if not database.execute(kinds, (table,)).fetchall():
+            columns = database.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
+            # A column of that name hides the rowid, and may have one value in many rows.
+            hidden = {row[1].lower() for row in columns}
+            for name in (name for name in ROWID if name not in hidden):
+                with contextlib.suppress(sqlite3.OperationalError):  # WITHOUT ROWID
+                    database.execute(f"SELECT {name} FROM {_quoted(table)} LIMIT 0")
+                    return [name]
+            primary = [_quoted(row[1]) for row in sorted(columns, key=lambda row: int(row[5])) if row[5]]
+            if primary:
+                return primary
+        raise LearnerError(
+            f"{self._name} has no rowid (it is a view, or columns hide it): "
+            "give key=, the column or columns whose values identify a row"
+        )
+
+    def _given_key(self, table: str, key: str | list[str], columns: list[str], budget: MemoryBudget) -> list[str]:
+        names = [key] if isinstance(key, str) else key
+        if not isinstance(names, list | tuple) or not names:
+            raise LearnerError(f"key is {key!r}: it needs a column, or a list of columns")
+        for name in names:
+            if name not in columns:
+                raise LearnerError(f"key: {self._name} has no column {name!r}: {near(str(name), columns)}")
+        found = list(map(_quoted, names))
+        listed, source = ", ".join(found), _quoted(table)
+        # A view may have more rows than any memory, or no end of them. So they are counted before they are sorted.
+        limit = budget.limit // KEY + 1
+        ((count,),) = self._opened.get().execute(f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {limit})")
+        budget.require(count * KEY)
+        # In all rows, also where `where` leaves some out: an item is looked up by its key alone.
+        twice = f"SELECT {listed} FROM {source} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"
+        for values in self._opened.get().execute(twice):
+            raise LearnerError(f"{self._name}: several rows have the key {', '.join(map(repr, values))} ({listed})")
+        return found
+
+    def _read_keys(self, table: str, where: str | None, budget: MemoryBudget) -> Any:
+        """The keys of all rows in their order: an array of integers, or a list of tuples."""
+        listed, condition = ", ".join(self._key), f" WHERE {where}" if where is not None else ""
+        query = f"SELECT {listed} FROM {_quoted(table)}{condition} ORDER BY {listed}"
+        if len(self._key) == 1:
+            with contextlib.suppress(TypeError):  # not integers
+                return np.fromiter((operator.index(row[0]) for row in self._opened.get().execute(query)), np.int64)
+        keys = []
+        for row in self._opened.get().execute(query):
+            if None in row:
+                raise LearnerError(f"{self._name}: the key of a row is NULL ({listed}); give another key=")
+            budget.reserve(
+                KEY * (1 + len(row)) + 4 * sum(len(value) for value in row if isinstance(value, str | bytes))
+            )
+            keys.append(row)
+        return keys
 
     def _names(self, table: str, field: str) -> tuple[str, ...]:
         said = self._want.labels[field]
@@ -147,26 +222,28 @@ class SQLiteTable(Dataset):
 class _Connections:
     """A connection for each thread of each process: SQLite's may be used by one alone."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, longest: int) -> None:
+        self._path, self._longest = path, longest
         self._own = threading.local()
 
     def get(self) -> sqlite3.Connection:
         if getattr(self._own, "process", None) != os.getpid():
-            self._own.open = _Connection(self._path)
+            self._own.open = _Connection(self._path, self._longest)
             self._own.process = os.getpid()
         found: sqlite3.Connection = self._own.open.connection
         return found
 
     def __reduce__(self) -> Any:
-        return type(self), (self._path,)
+        return type(self), (self._path, self._longest)
 
 
 class _Connection:
     """Closed when it is not needed any more, which may be by another thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, longest: int) -> None:
         self.connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(longest, 2**31 - 1))  # bytes of a cell, or of a row
+        self.connection.execute("PRAGMA trusted_schema = OFF")  # views call no functions with effects
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was not opened

@@ -1,16 +1,20 @@
 """CSV files: rows of cells, with the names of the columns in the first row."""
 
+import collections
 import csv as reading
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from learner.data.sources.columns import MOST_PROBLEMS, Table, table
-from learner.data.sources.files import PathLike, opened, present, undecodable
+from learner.data.sources.files import MemoryBudget, PathLike, opened, present, undecodable
 from learner.data.sources.wanted import Fields, Labels, wanted
 from learner.errors import LearnerError, one_error
+
+LONGEST = 2**26  # characters of a line
+ROW, POINTER, CELL = 88, 8, 88  # bytes: of a list and its entries, of an item, of a text and the number made of it
 
 
 def csv(
@@ -23,6 +27,7 @@ def csv(
     delimiter: str = ",",
     names: list[str] | None = None,
     encoding: str = "utf-8",
+    max_memory: int | None = None,
 ) -> Table:
     """The columns of a CSV file, in memory.
 
@@ -38,12 +43,14 @@ def csv(
       delimiter: between cells, a single character.
       names: of the columns, where the file has no row of names.
       encoding: of the file.
+      max_memory: the most that the cells may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
 
     Returns:
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: there is no such file or column; rows that are malformed or cells that do not fit, with their lines.
+      LearnerError: there is no such file or column; it needs too much memory; rows that are malformed or cells that do
+        not fit, with their lines.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "iris.csv")
@@ -55,19 +62,20 @@ def csv(
     {'label': ('setosa', 'virginica')}
     """
     found = present(path, "csv")
-    columns, rows, lines = _rows(found, delimiter, names, encoding)
+    columns, rows, lines = _rows(found, delimiter, names, encoding, MemoryBudget(found, max_memory))
     want = wanted(str(found), columns, fields, dtypes, labels, missing)
     texts = {name for field in want.labels for name in want.of(field)}
     numbers = {name for field in want.fields if field not in want.labels for name in want.of(field)}
     if both := sorted(texts & numbers):
         raise LearnerError(f"{found}: the column {both[0]!r} is in a field with labels and in one without")
-    cells = {name: [row[number] or None for row in rows] for number, name in enumerate(columns) if name in want.columns}
+    needed = set(want.columns)
+    cells = {name: [row[number] or None for row in rows] for number, name in enumerate(columns) if name in needed}
     parsed = {name: column if name in texts else _parsed(column) for name, column in cells.items()}
     return table(str(found), want, parsed, lambda row: f"line {lines[row]}")
 
 
 def _rows(
-    path: Path, delimiter: str, names: list[str] | None, encoding: str
+    path: Path, delimiter: str, names: list[str] | None, encoding: str, budget: MemoryBudget
 ) -> tuple[list[str], list[list[str]], list[int]]:
     """The names of the columns, the cells of each row, and the line where it ends."""
     problems: list[str] = []
@@ -80,12 +88,15 @@ def _rows(
     except (TypeError, LookupError) as error:
         raise LearnerError(f"csv: delimiter={delimiter!r}, encoding={encoding!r}: {error}") from error
     with opened(path) as stream, io.TextIOWrapper(stream, encoding, newline="") as text:
-        reader = reading.reader(text, delimiter=delimiter, strict=True)
+        limited = _Lines(text, path, budget)
+        reader = reading.reader(limited, delimiter=delimiter, strict=True)
         try:
             for row in reader:
+                characters, limited.characters = limited.characters, 0
                 if columns is None:
                     columns = _header(path, row)
                 elif len(row) == len(columns):
+                    budget.reserve(_bytes_of(row, characters))
                     rows.append(row)
                     lines.append(reader.line_num)
                 elif row and len(problems) < MOST_PROBLEMS:
@@ -94,14 +105,52 @@ def _rows(
             problems.append(f"{path}, after line {reader.line_num}: {error}")
         except UnicodeDecodeError as error:  # of a piece of the file: which line it is in, the reader does not know
             problems.append(f"{path}, line {undecodable(path, encoding)}: it is no {encoding} ({error.reason})")
+        except UnicodeError as error:  # such as UTF-16 without its mark
+            problems.append(f"{path}: it is no {encoding} ({error})")
     if problems:
         raise one_error(problems, f"{path} is malformed")
     return columns or [], rows, lines if rows else _nothing(path)
 
 
+class _Lines:
+    """The lines of a file. Quoted cells may hold ends of lines, so the length is limited by row.
+
+    Attributes:
+      characters: that were read of the current row; whoever reads a whole row sets it back.
+    """
+
+    def __init__(self, text: io.TextIOWrapper, path: Path, budget: MemoryBudget) -> None:
+        self._text, self._path, self._budget = text, path, budget
+        self._longest = min(LONGEST, budget.limit // CELL)
+        self.characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._longest - self.characters + 1)
+        if not line:
+            raise StopIteration
+        self.characters += len(line)
+        if self.characters > self._longest:
+            self._budget.require(CELL * self.characters)
+            raise LearnerError(f"{self._path} has a row of more than {LONGEST} characters")
+        return line
+
+
+def _bytes_of(row: Sequence[str], characters: int) -> int:
+    """Return the memory that a row takes, at most: its list, its cells, and the columns and numbers made of them.
+
+    Empty cells and those of one character are objects that Python shares. Others have two characters or more, so there
+    are no more of them than characters beyond one in each cell and the delimiter behind it.
+    """
+    count = len(row)
+    return ROW + 3 * POINTER * count + 4 * characters + CELL * min(count, characters - 2 * count + 1 + row.count(""))
+
+
 def _header(path: Path, row: Sequence[str]) -> list[str]:
     columns = [name.removeprefix("\ufeff").strip() for name in row]
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = sorted(name for name, count in collections.Counter(columns).items() if count > 1)
     if twice or "" in columns:
         wrong = f"has {twice[0]!r} twice" if twice and twice[0] else "has a column without a name"
         raise LearnerError(f"{path}: its first row {wrong}; without a row of names, give names=")

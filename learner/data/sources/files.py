@@ -6,17 +6,23 @@ import difflib
 import gzip
 import importlib
 import os
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 from learner.data.npz import LARGEST_RATIO, machine_memory
+from learner.data.plan import whole_number
 from learner.errors import LearnerError
 
 PathLike = str | os.PathLike[str]
 CHUNK = 2**20
 GZIP = b"\x1f\x8b"
+LEAST_MEMORY = 2**29  # bytes that a file of any size may take
+# Of memory to a file: gzip packs real tables up to 25 times, and Python's objects take up to 40 times a text.
+MEMORY_RATIO = 1000
+KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def as_path(path: PathLike, what: str) -> Path:
@@ -27,7 +33,10 @@ def as_path(path: PathLike, what: str) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise LearnerError(f"{what}: the path is {path!r}; it needs a text")
-    return Path(path).expanduser()
+    try:
+        return Path(os.fsdecode(path)).expanduser()
+    except RuntimeError as error:
+        raise LearnerError(f"{what}: {path} cannot be found: {error}") from error
 
 
 def present(path: PathLike, what: str) -> Path:
@@ -45,14 +54,39 @@ def present(path: PathLike, what: str) -> Path:
     learner.errors.LearnerError: csv: there is no file /no/such/file.csv (there is no directory /no/such)
     """
     found = as_path(path, what)
-    if found.is_file():
-        return found
-    if found.is_dir():
-        raise LearnerError(f"{what}: {found} is a directory; it needs a file")
-    if not found.parent.is_dir():
-        raise LearnerError(f"{what}: there is no file {found} (there is no directory {found.parent})")
-    close = difflib.get_close_matches(found.name, sorted(os.listdir(found.parent)))
+    refuse_special(found, what)
+    with readable(found):
+        if found.is_file():
+            return found
+        if found.is_dir():
+            raise LearnerError(f"{what}: {found} is a directory; it needs a file")
+        if not found.parent.is_dir():
+            raise LearnerError(f"{what}: there is no file {found} (there is no directory {found.parent})")
+        close = difflib.get_close_matches(found.name, sorted(os.listdir(found.parent)))
     raise LearnerError(f"{what}: there is no file {found}" + (f": did you mean {' or '.join(close)}?" if close else ""))
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise what the system says of a path (no permission, too long a name) as a `LearnerError`."""
+    try:
+        yield
+    except OSError as error:
+        raise LearnerError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def refuse_special(path: str | Path, what: str) -> None:
+    """Refuse what blocks or never ends when it is opened.
+
+    Raises:
+      LearnerError: the path is a named pipe, a socket or a device.
+    """
+    try:
+        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except (OSError, ValueError):  # there is none, which the caller reports
+        return
+    if kind is not None:
+        raise LearnerError(f"{what}: {path} is {kind}; it needs a regular file")
 
 
 def folder(path: PathLike, what: str, where: str = "") -> Path:
@@ -62,7 +96,9 @@ def folder(path: PathLike, what: str, where: str = "") -> Path:
       LearnerError: there is none; it says `where` to get what belongs there.
     """
     found = as_path(path, what)
-    if not found.is_dir():
+    with readable(found):
+        is_directory = found.is_dir()
+    if not is_directory:
         raise LearnerError(f"{what}: {found} is no directory" + (f"; {where}" if where else ""))
     return found
 
@@ -81,6 +117,8 @@ def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, ur
     """
     where = f"get the files from {url} and put them there (nothing is downloaded by itself)"
     place = folder(directory, what, f"{where}: {', '.join(alike[0] for alike in names)}")
+    for name in (name for alike in names for name in alike):
+        refuse_special(place / name, what)
     found = [next((place / name for name in alike if (place / name).is_file()), None) for alike in names]
     missing = [alike[0] for path, alike in zip(found, names, strict=True) if path is None]
     if missing:
@@ -105,6 +143,49 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise LearnerError(f"{path} cannot be read: {error}") from error
 
 
+class MemoryBudget:
+    """The memory that the content of a file may take.
+
+    A compressed file of a few kilobytes can hold gigabytes. Readers reserve memory before they allocate it.
+
+    Args:
+      path: of the file.
+      max_memory: in bytes. Default: 1000 times the file's size, at least 512 MiB, and at most the machine's memory.
+
+    Raises:
+      LearnerError: `max_memory` is not a positive whole number.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "a.csv")
+    >>> _ = file.write_text("a,b")
+    >>> MemoryBudget(file, max_memory=100).reserve(99)
+    >>> MemoryBudget(file, max_memory=100).reserve(101)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    learner.errors.LearnerError: ...a.csv has 3 bytes and needs more than 100 bytes of memory...
+    """
+
+    def __init__(self, path: Path, max_memory: int | None = None) -> None:
+        self._path, self._size, self._reserved = path, path.stat().st_size, 0
+        if max_memory is None:
+            self.limit = min(max(LEAST_MEMORY, MEMORY_RATIO * self._size), machine_memory())
+        else:
+            self.limit = whole_number("max_memory", max_memory, least=1)
+
+    def reserve(self, count: int) -> None:
+        """Reserve `count` bytes, which stay reserved. Raise `LearnerError` if the file needs more than its limit."""
+        self._reserved += count
+        if self._reserved > self.limit:
+            self.require(0)
+
+    def require(self, count: int) -> None:
+        """Raise `LearnerError` unless `count` bytes are left."""
+        if self._reserved + count > self.limit:
+            raise LearnerError(
+                f"{self._path} has {self._size} bytes and needs more than {self.limit} bytes of memory, the limit "
+                "against files that unpack without end: if you trust it, give more by max_memory= (in bytes)"
+            )
+
+
 def undecodable(path: Path, encoding: str) -> int:
     """The first line (from 1) of a text file with bytes that are none of its encoding."""
     decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
@@ -121,7 +202,7 @@ def undecodable(path: Path, encoding: str) -> int:
 
 def most_bytes(path: Path) -> int:
     """As many bytes as a file can hold, unpacked where it is gzip, and as the machine has memory for."""
-    with path.open("rb") as stream:
+    with readable(path), path.open("rb") as stream:
         ratio = LARGEST_RATIO if stream.read(2) == GZIP else 1
     return min(path.stat().st_size * ratio, machine_memory())
 

@@ -10,7 +10,7 @@ import numpy as np
 from learner.data.choose import item_number
 from learner.data.dataset import Dataset
 from learner.data.plan import whole_number
-from learner.data.sources.files import PathLike, folder, needed
+from learner.data.sources.files import PathLike, folder, needed, readable, refuse_special
 from learner.errors import LearnerError, near
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -93,6 +93,7 @@ class ImageFolder(Dataset):
 
     def _decoded(self, path: str) -> np.ndarray:
         pillow = needed("PIL.Image", "Pillow", "images", "ImageFolder")
+        refuse_special(path, "ImageFolder")  # a named pipe would block, here or in a worker
         try:
             with pillow.open(path, formats=FORMATS) as image:
                 width, height = image.size
@@ -116,7 +117,8 @@ class ImageFolder(Dataset):
 
 
 def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
-    there = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    with readable(root):
+        there = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not there:
         raise LearnerError(f"ImageFolder: {root} has no directories; it needs {root}/CLASS/NAME.png")
     if classes is None:

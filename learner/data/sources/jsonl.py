@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 from learner.data.sources.columns import MOST_PROBLEMS, Table, table
-from learner.data.sources.files import PathLike, opened, present
+from learner.data.sources.files import MemoryBudget, PathLike, opened, present
 from learner.data.sources.wanted import Fields, Labels, wanted
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # bytes of a line
+# Bytes: of a value in a list, of a mapping with some keys, of an item of a column, of a byte of a text.
+VALUE, DICT, POINTER, TEXT = 72, 200, 8, 4
 
 
 def json_lines(
@@ -18,6 +20,7 @@ def json_lines(
     dtypes: dict[str, str] | None = None,
     labels: Labels | None = None,
     missing: float | None = None,
+    max_memory: int | None = None,
 ) -> Table:
     """The objects of a file of JSON lines, in memory, each key as a column.
 
@@ -28,12 +31,14 @@ def json_lines(
       path: of the file, plain or packed by gzip. Blank lines are left out.
       fields, dtypes, labels: as for `csv`; lists of numbers, all of one shape, become arrays `[rows, ...]`.
       missing: the number in place of a key that is not there, or that is null. Default: that is an error.
+      max_memory: the most that the objects may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
 
     Returns:
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: there is no such file or key; lines that are no objects or values that do not fit, with their lines.
+      LearnerError: there is no such file or key; it needs too much memory; lines that are no objects or values that do
+        not fit, with their lines.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "a.jsonl")
@@ -42,17 +47,20 @@ def json_lines(
     [[1, 2], [3, 4]]
     """
     found = present(path, "json_lines")
+    budget = MemoryBudget(found, max_memory)
     objects: list[dict[str, Any]] = []
     lines: list[int] = []
     problems: list[str] = []
     with opened(found) as stream:
-        number = 0
-        while line := stream.readline(LONGEST + 1):
+        number, longest = 0, min(LONGEST, budget.limit // TEXT)
+        while line := stream.readline(longest + 1):
             number += 1
-            if len(line) > LONGEST:
+            if len(line) > longest:
+                budget.require(TEXT * len(line))
                 problems.append(f"{found}, line {number}: it is longer than {LONGEST} bytes")
                 break
             if line.strip():
+                budget.reserve(_bytes_of(line))
                 value = _object(line)
                 if isinstance(value, dict):
                     objects.append(value)
@@ -65,8 +73,15 @@ def json_lines(
         raise LearnerError(f"{found} has no lines")
     keys = list(dict.fromkeys(key for each in objects for key in each))
     want = wanted(str(found), keys, fields, dtypes, labels, missing)
+    budget.reserve(2 * POINTER * len(want.columns) * len(objects))  # keys that differ by line make a large table
     cells = {key: [each.get(key) for each in objects] for key in want.columns}
     return table(str(found), want, cells, lambda row: f"line {lines[row]}")
+
+
+def _bytes_of(line: bytes) -> int:
+    """Return the memory that the object of a line takes, at most: a few bytes such as `[],` are an object of Python."""
+    values = line.count(b",") + line.count(b":") + line.count(b"[") + 1
+    return VALUE * values + DICT * line.count(b"{") + TEXT * len(line)
 
 
 def _object(line: bytes) -> dict[str, Any] | str:

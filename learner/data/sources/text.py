@@ -61,7 +61,7 @@ class Lines(Dataset):
         number = self._numbers[item_number(index, len(self), "Lines")]
         try:
             return self._raw(number).decode(self._encoding)
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
             raise LearnerError(f"{self._path}, line {number + 1}: {error}") from error
 
     def _raw(self, number: Any) -> bytes:
@@ -136,7 +136,7 @@ class TextWindows(Dataset):
         except UnicodeDecodeError as error:
             line = undecodable(self._path, encoding)
             raise LearnerError(f"{self._path}, line {line}: it is no {encoding} ({error.reason})") from error
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, UnicodeError) as error:
             raise LearnerError(f"{self._path} is not {encoding}: {error}") from error
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         known = np.unique(points) if vocabulary is None else np.array([ord(c) for c in vocabulary], np.uint32)

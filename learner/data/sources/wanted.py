@@ -69,10 +69,11 @@ def wanted(
     chosen: dict[str, str | list[str]] = {}
     chosen.update(named if isinstance(named, Mapping) else {name: name for name in named})
     found = Wanted(chosen, {}, dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(labels or ()), missing)
+    known = set(columns)
     problems = [
         f"{what} has no column {name!r}: {near(str(name), list(columns))}"
         for name in found.columns
-        if name not in columns
+        if name not in known
     ]
     problems += [f"{what}: the field {field!r} has no columns" for field in chosen if not found.of(field)]
     problems += [] if chosen else [f"{what}: there are no fields"]

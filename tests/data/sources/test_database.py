@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import random
 import sqlite3
 import threading
 
@@ -158,7 +159,99 @@ def test_no_database(path, tmp_path):
     assert not (tmp_path / "no.db").exists()
 
 
-def test_a_table_without_rowids_is_refused(path):
-    change(path, "CREATE TABLE w (a INT PRIMARY KEY) WITHOUT ROWID", "INSERT INTO w VALUES (1)")
-    with pytest.raises(LearnerError, match="cannot be read: no such column: rowid"):
-        SQLiteTable(path, "w")
+TABLES = (
+    "(rowid INT, v INT)",
+    "(_ROWID_ INT, rowid TEXT, v INT)",
+    "(rowid INT, oid INT, _rowid_ INT, id INTEGER PRIMARY KEY, v INT)",
+    "(id INTEGER PRIMARY KEY, rowid INT, v INT)",
+    "(id TEXT PRIMARY KEY, v INT)",
+    "(id INT PRIMARY KEY, v INT) WITHOUT ROWID",
+    "(rowid INT PRIMARY KEY, oid INT, v INT) WITHOUT ROWID",
+    "(v INT, id TEXT COLLATE NOCASE, rowid INT, PRIMARY KEY (id, rowid)) WITHOUT ROWID",
+    "(id REAL, a BLOB, v INT, PRIMARY KEY (a, id)) WITHOUT ROWID",
+)
+
+
+@pytest.mark.parametrize("columns", TABLES)
+def test_items_are_the_rows_in_the_order_of_the_table(path, columns):
+    rng = random.Random(columns)
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"CREATE TABLE t {columns}")
+        names = [row[1] for row in database.execute("PRAGMA table_info(t)")]
+        question_marks = ", ".join("?" * len(names))
+        for number in range(60):  # values that repeat, except where the key refuses them
+            row = [rng.choice([10, 30, "a", "B", 2.5]) for _ in names]
+            if "id" in names and number % 2:
+                row[names.index("id")] = rng.randrange(-99, 99)
+            row[names.index("v")] = number
+            with contextlib.suppress(sqlite3.IntegrityError):
+                database.execute(f"INSERT INTO t VALUES ({question_marks})", row)
+        database.execute("DELETE FROM t WHERE v % 7 = 3")
+        expected = [row[names.index("v")] for row in database.execute("SELECT * FROM t")]
+        database.execute("CREATE INDEX covering ON t (v DESC)")  # in another order, which a query may prefer
+    rows = SQLiteTable(path, "t", ["v"])
+    assert len(rows) > 2
+    assert [item["v"].item() for item in rows] == expected
+    odd = SQLiteTable(path, "t", ["v"], where="v % 2 = 1")
+    assert [item["v"].item() for item in odd] == [value for value in expected if value % 2]
+    assert [item["v"].item() for item in pickle.loads(pickle.dumps(rows))] == expected
+
+
+def test_views_have_the_rows_that_their_key_says(path):
+    change(path, "CREATE VIEW big AS SELECT rooms AS n, upper(kind) AS kind, area * 2 AS twice FROM houses WHERE n > 1")
+    with pytest.raises(LearnerError, match=r"table 'big' has no rowid \(it is a view, .*give key="):
+        SQLiteTable(path, "big")
+    big = SQLiteTable(path, "big", dtypes={"n": "int32"}, labels=["kind"], key="n")
+    assert [(item["n"].item(), item["twice"].item()) for item in big] == [(3, 141), (5, 240)]
+    by_text = SQLiteTable(path, "big", {"twice": "twice"}, key=["kind", "n"], where="n > 3")
+    assert [item["twice"].item() for item in by_text] == [240]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"key": "kind"}, r"several rows have the key 'flat' \(\"kind\"\)"),
+        ({"key": "kind", "where": "part = 'valid'"}, "several rows have the key 'flat'"),
+        ({"key": ["rooms", "size"]}, "key: .* has no column 'size'"),
+        ({"key": []}, r"key is \[\]: it needs a column"),
+        ({"key": "area", "max_memory": 100}, "give more by max_memory="),
+        ({"max_memory": 0}, "max_memory"),
+    ],
+)
+def test_keys_that_identify_no_rows(path, arguments, message):
+    with pytest.raises(LearnerError, match=message):
+        SQLiteTable(path, "houses", **arguments)
+
+
+def test_a_null_is_no_key(path):
+    change(path, "UPDATE houses SET area = NULL WHERE rooms = 3")
+    with pytest.raises(LearnerError, match="the key of a row is NULL"):
+        SQLiteTable(path, "houses", ["rooms"], key="area")
+
+
+def test_columns_that_hide_all_rowids(path):
+    change(path, "CREATE TABLE hidden (rowid INT, oid INT, _rowid_ INT)", "INSERT INTO hidden VALUES (1, 2, 3)")
+    with pytest.raises(LearnerError, match=r"has no rowid .*columns hide it.*give key="):
+        SQLiteTable(path, "hidden")
+    assert SQLiteTable(path, "hidden", key="oid")[0]["_rowid_"].item() == 3
+
+
+def test_a_view_without_an_end(path):
+    change(path, "CREATE VIEW n AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c")
+    with pytest.raises(LearnerError, match=r"needs more than 100000 bytes of memory.*max_memory="):
+        SQLiteTable(path, "n", key="x", max_memory=100_000)
+
+
+def test_a_cell_that_grows_when_it_is_read(path):
+    change(path, "CREATE VIEW wide AS SELECT rooms, zeroblob(100000000) AS pixels FROM houses")
+    wide = SQLiteTable(path, "wide", dtypes={"pixels": "uint8"}, key="rooms", max_memory=2**20)
+    with pytest.raises(LearnerError, match="table 'wide' cannot be read: string or blob too big"):
+        wide[0]
+
+
+def test_keys_of_its_own_are_never_too_many(path):
+    change(
+        path,
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 9999) INSERT INTO empty SELECT x FROM c",
+    )
+    assert len(SQLiteTable(path, "empty", max_memory=10_000)) == 9999

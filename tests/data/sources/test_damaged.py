@@ -1,0 +1,47 @@
+"""Files that are damaged at random, of every format: each is read, or refused by an error that names it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "support" / "damaged.py"
+ARROW = ("parquet", "parquet pages", "arrow", "arrow stream", "arrow lz4", "arrow zstd")
+OTHERS = (
+    *("csv", "csv gzip", "csv utf-16", "json lines", "npy", "npz", "npz packed", "idx", "idx gzip", "cifar"),
+    *("png", "jpeg", "sqlite", "lines", "characters"),
+)
+
+
+def wrong_endings(count, *kinds):
+    """What was wrong with `count` files of each kind. A crash ends a process: the next one goes on behind it."""
+    found, first, kinds = [], 0, list(kinds)
+    while kinds:
+        command = [sys.executable, "-W", "ignore", str(SCRIPT), str(count), str(first), *kinds]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=540, env={**os.environ, "JAX_PLATFORMS": "cpu"}
+        )
+        lines = done.stdout.splitlines()
+        found += [line for line in lines if line.startswith(("NAMELESS", "RAW"))]
+        if done.returncode == 0:
+            break
+        read = [line.removeprefix("reading ") for line in lines if line.startswith("reading ")]
+        assert read, done.stderr
+        kind, number = read[-1].rsplit(" ", 1)
+        found.append(f"{kind} {number} ended the process: {signal.Signals(-done.returncode).name}")
+        kinds, first = kinds[kinds.index(kind) :], int(number) + 1
+    return found
+
+
+@pytest.mark.parametrize("kinds", [ARROW, OTHERS], ids=["arrow", "others"])
+def test_damaged_files_are_refused_by_name(kinds):
+    assert wrong_endings(60, *kinds) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ARROW + OTHERS)
+def test_many_damaged_files_are_refused_by_name(kind):
+    assert wrong_endings(2000, kind) == []

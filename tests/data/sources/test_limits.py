@@ -1,0 +1,315 @@
+"""Small files that hold very much are refused before they take the memory, and special files before they block."""
+
+import contextlib
+import gzip
+import os
+import socket
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from learner.data import ImageFolder, Lines, SQLiteTable, TextWindows, sources
+from learner.data.npz import read_npz
+from learner.data.sources import delimited, files, jsonl
+from learner.data.sources.files import MemoryBudget
+from learner.errors import LearnerError
+
+MEGABYTE = 2**20
+LIMIT = 4 * MEGABYTE
+REFUSED = r"a\.\w+ has \d+ bytes and needs more than 4194304 bytes of memory.*give more by max_memory="
+
+
+def packed(path, *parts):
+    with gzip.open(path, "wb") as file:
+        for part in parts:
+            file.write(part)
+    return path
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+CSV = {
+    "a line without an end": [b"a\n", *[b"x" * MEGABYTE] * 64],
+    "a row without an end": [b"a\n", *[b'"x\n",' * 50_000] * 64],
+    "very many cells": [b"," * MEGABYTE] * 64,
+    "very many rows": [b"a,b\n", *[b"10,20\n" * 50_000] * 64],
+    "very many empty rows": [b"a,b\n", *[b",\n" * 100_000] * 64],
+}
+JSON = {
+    "a line without an end": [b'{"a": "', *[b"x" * MEGABYTE] * 63, b'"}'],
+    "empty lists": [b'{"a": [', *[b"[]," * 100_000] * 64, b"1]}"],
+    "empty mappings": [b'{"a": [', *[b"{}," * 100_000] * 64, b"1]}"],
+    "very many lines": [b'{"a": 1}\n' * 100_000] * 8,
+    "another key in each line": [b'{"k%d": 1}\n' % number for number in range(4000)],
+}
+
+
+@pytest.mark.parametrize("limit", ["an argument", "the default"])
+@pytest.mark.parametrize(
+    ("read", "parts"),
+    [(sources.csv, parts) for parts in CSV.values()] + [(sources.json_lines, parts) for parts in JSON.values()],
+    ids=[*CSV, *(f"JSON, {name}" for name in JSON)],
+)
+def test_texts_that_unpack_without_end(tmp_path, monkeypatch, read, parts, limit):
+    path = packed(tmp_path / "a.gz", *parts)
+    monkeypatch.setattr(files, "LEAST_MEMORY", LIMIT)
+    monkeypatch.setattr(files, "MEMORY_RATIO", 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match=REFUSED):
+            read(path, **({"max_memory": LIMIT} if limit == "an argument" else {}))
+        assert tracemalloc.get_traced_memory()[1] < LIMIT + 2 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("module", "content"),
+    [
+        (delimited, b"a,b,c\n" + b"0,1,0\n" * 20_000),
+        (delimited, b"a,b\n" + b"10,0.5\n" * 20_000),
+        (delimited, b"a,b\n" + b",0.123456789\n" * 20_000),
+        (delimited, b"a,b\n" + b"123456789012345678,%s\n" % (b"1" * 100) * 5_000),
+        (delimited, ("a\n" + "𝄞𝄞\n" * 20_000).encode()),
+        (jsonl, b'{"a": 1}\n' * 20_000),
+        (jsonl, b'{"a": [1000, 0.25, 2000], "b": 1e9, "c": -300}\n' * 10_000),
+        (jsonl, b'{"a": [%s]}\n' % b",".join([b"[1000,2]"] * 50) * 100),
+        (jsonl, b'{"a": [%s]}\n' % b",".join([b"{}", b"[]"] * 20_000)),
+        (jsonl, ('{"a": "x\U0001d11e' + "x" * 200_000 + '"}\n').encode()),
+    ],
+)
+def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, content):
+    budgets = []
+
+    class Budget(MemoryBudget):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            budgets.append(self)
+
+    monkeypatch.setattr(module, "MemoryBudget", Budget)
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(LearnerError):  # texts that are no numbers are found out when all of it is there
+            (sources.csv if module is delimited else sources.json_lines)(path, missing=0, max_memory=2**40)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < budgets[0]._reserved + MEGABYTE
+    assert budgets[0]._reserved < 80 * len(content)  # and so what is not packed is never refused
+
+
+def test_what_needs_more_is_read_where_it_is_allowed(tmp_path):
+    path = packed(tmp_path / "a.csv.gz", b"a,b\n", b"10,20\n" * 50_000)
+    with pytest.raises(LearnerError, match=REFUSED.replace("a", "a.csv", 1)):
+        sources.csv(path, max_memory=LIMIT)
+    assert len(sources.csv(path, max_memory=20 * LIMIT)) == 50_000
+    assert len(sources.csv(path)) == 50_000
+    with pytest.raises(LearnerError, match="max_memory is 0"):
+        sources.csv(path, max_memory=0)
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def parquet(path, table):
+    pa.parquet.write_table(table, path, compression="zstd")
+
+
+def feather(compression):
+    return lambda path, table: pa.feather.write_feather(table, str(path), compression=compression)
+
+
+def zeros(count):
+    return pa.array(np.zeros(count, np.int64))
+
+
+def lists(count):
+    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), zeros(count))
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "column"),
+    [
+        (sources.parquet, parquet, zeros(8 * MEGABYTE)),
+        (sources.parquet, parquet, lists(8 * MEGABYTE)),
+        (sources.parquet, parquet, pa.array(["x" * 1000]).take(pa.array(np.zeros(MEGABYTE, np.int64)))),
+        (sources.arrow, feather("lz4"), zeros(8 * MEGABYTE)),
+        (sources.arrow, feather("zstd"), zeros(8 * MEGABYTE)),
+        (sources.arrow, feather("zstd"), lists(8 * MEGABYTE)),
+        (sources.arrow, feather("zstd"), pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), ["x" * 2**26])),
+    ],
+)
+def test_columns_that_unpack_without_end(tmp_path, read, write, column):
+    path = tmp_path / "a.file"
+    write(path, pa.table({"x": column}))
+    assert path.stat().st_size < MEGABYTE
+    whole, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(LearnerError, match=REFUSED):
+            read(path, labels=["x"], max_memory=LIMIT)
+    finally:
+        pa.set_memory_pool(whole)
+    assert pool.max_memory() < LIMIT + 2 * MEGABYTE
+
+
+def test_equal_texts_are_one_object(tmp_path):
+    parquet(tmp_path / "a.file", pa.table({"x": ["cat" * 1000, "dog"] * 100_000}))
+    tracemalloc.start()
+    try:
+        table = sources.parquet(tmp_path / "a.file", labels=["x"])
+        assert tracemalloc.get_traced_memory()[1] < 10 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+    assert table.arrays["x"].tolist() == [0, 1] * 100_000
+
+
+def test_a_stream_that_ends_before_its_footer_says(tmp_path):
+    """Read as streams, files of Arrow may lack whole batches at their end."""
+    table = pa.table({"x": np.arange(100)})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table, 10)
+    content = (tmp_path / "a.arrow").read_bytes()
+    assert len(sources.arrow(tmp_path / "a.arrow")) == 100
+    batch = content.rindex(b"\xff\xff\xff\xff", 0, content.rindex(b"\xff\xff\xff\xff"))
+    (tmp_path / "b.arrow").write_bytes(content[:batch] + b"\xff\xff\xff\xff\0\0\0\0" + content[batch + 8 :])
+    with pytest.raises(LearnerError, match=r"b\.arrow cannot be read: its footer and its content differ"):
+        sources.arrow(tmp_path / "b.arrow")
+
+
+# -- files that are none -----------------------------------------------------------------------------------------------
+
+READERS = {
+    "a.csv": sources.csv,
+    "a.jsonl": sources.json_lines,
+    "a.parquet": sources.parquet,
+    "a.arrow": sources.arrow,
+    "a.npy": lambda path: sources.numpy_arrays(str(path)),
+    "directory/a.npy": lambda path: sources.numpy_arrays(str(path.parent)),
+    "a.npz": lambda path: sources.numpy_arrays(str(path)),
+    "b.npz": read_npz,
+    "a.idx": sources.read_idx,
+    "test_batch.bin": lambda path: sources.cifar10(str(path.parent), "test"),
+    "t10k-images-idx3-ubyte": lambda path: sources.mnist(str(path.parent), "test"),
+    "class/a.png": lambda path: ImageFolder(path.parent.parent)[0],
+    "a.db": lambda path: SQLiteTable(path, "t"),
+    "a.txt": Lines,
+    "b.txt": lambda path: TextWindows(path, 5),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_pipes_sockets_and_devices_are_refused_before_they_are_opened(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(LearnerError, match=r"is a named pipe; it needs a regular file|it is no regular file"):
+        READERS[name](path)
+    path.unlink()
+    os.symlink("/dev/zero", path)
+    with pytest.raises(LearnerError, match=r"is a device; it needs a regular file|it is no regular file"):
+        READERS[name](path)
+
+
+def test_a_socket_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind("a.csv")
+        with pytest.raises(LearnerError, match=r"csv: a\.csv is a socket; it needs a regular file"):
+            sources.csv("a.csv")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_name_that_is_too_long(tmp_path, name):
+    path = Path(f"{tmp_path / ('long' * 100)}{Path(name).suffix}")
+    with pytest.raises(LearnerError, match=r"longlong.* cannot be read|longlong.* is no directory"):
+        READERS[name](path / "class" / "a" if "/" in name or "-" in name or "_" in name else path)
+
+
+def test_homes_of_nobody_and_names_in_bytes(tmp_path):
+    with pytest.raises(LearnerError, match=r"csv: ~no-such-user/a\.csv cannot be found: Could not determine home"):
+        sources.csv("~no-such-user/a.csv")
+
+    class InBytes:
+        def __fspath__(self):
+            return os.fsencode(tmp_path / "a.csv")
+
+    with pytest.raises(LearnerError, match=r"there is no file .*a\.csv"):
+        sources.csv(InBytes())
+
+
+# -- what raised other errors ------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_make_no_dataset_are_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w"):
+        pass
+    with pytest.raises(LearnerError, match=r"a\.npz: an ArrayDataset got no arrays"):
+        sources.numpy_arrays(str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "b.npz", x=np.zeros(3), y=np.zeros(4))
+    with pytest.raises(LearnerError, match=r"b\.npz: an ArrayDataset needs arrays with a common first axis"):
+        sources.numpy_arrays(str(tmp_path / "b.npz"))
+
+
+def test_encodings_that_fail_as_a_whole(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(LearnerError, match=r"a\.csv: it is no utf-16 \(UTF-16 stream does not start with BOM\)"):
+        sources.csv(tmp_path / "a.csv", encoding="utf-16")
+
+
+def test_millions_of_wrong_cells_make_few_messages(tmp_path):
+    (tmp_path / "a.csv").write_text("a\n" + "x\n" * 100_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match=r"line 2: .*(?s:.*)and 99995 more"):
+            sources.csv(tmp_path / "a.csv", labels={"a": ["y"]})
+        assert tracemalloc.get_traced_memory()[1] < 24 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+def test_images_that_claim_too_much(tmp_path):
+    (tmp_path / "class").mkdir()
+    Image.new("L", (20_000, 10_000)).save(tmp_path / "class" / "a.png")
+    data = ImageFolder(tmp_path)
+    with pytest.raises(LearnerError, match=r"a\.png .*exceeds limit"):
+        data[0]
+    tracemalloc.start()
+    try:
+        with pytest.raises(LearnerError, match=r"a\.png .*exceeds limit"):
+            data[0]
+        assert tracemalloc.get_traced_memory()[1] < MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+def test_texts_in_lists_are_not_made_an_array(tmp_path):
+    """NumPy's arrays of texts are as wide as the longest: 40 GB here, from 40 KB."""
+    (tmp_path / "a.jsonl").write_text('{"a": ["' + "x" * 1_000_000 + '"' + ', ""' * 10_000 + "]}\n")
+    with pytest.raises(LearnerError, match=r"line 1: column 'a': a list of other things than numbers"):
+        sources.json_lines(tmp_path / "a.jsonl")
+
+
+def test_lists_of_other_things(tmp_path):
+    for content in ('[1, "b"]', "[1, null]", "[{}]", "[" * 40 + "]" * 40, "[[1], 2]", "[[1, 2], [3]]", f"[{10**30}]"):
+        (tmp_path / "a.jsonl").write_text(f'{{"a": {content}}}\n')
+        with pytest.raises(LearnerError, match=r"a\.jsonl, line 1: column 'a': .*it needs numbers of the shape"):
+            sources.json_lines(tmp_path / "a.jsonl")
+
+
+def test_numbers_in_one_piece_stay_on_the_disk_whatever_their_size(tmp_path):
+    for chunk, path in ((MEGABYTE, tmp_path / "a.arrow"), (MEGABYTE // 2, tmp_path / "b.arrow")):
+        table = pa.table({"x": np.arange(MEGABYTE)})
+        pa.feather.write_feather(table, str(path), compression="uncompressed", chunksize=chunk)
+    assert sources.arrow(tmp_path / "a.arrow", max_memory=100).arrays["x"][-1] == MEGABYTE - 1
+    with pytest.raises(LearnerError, match=r"b\.arrow has .* needs more than 100 bytes of memory"):
+        sources.arrow(tmp_path / "b.arrow", max_memory=100)
