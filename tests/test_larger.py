@@ -346,10 +346,9 @@ TOPOLOGIES = {
     "model": lambda kind: Sharded({"data": 2, "model": 2}, KINDS[kind].rules, devices=4),
 }
 LARGE = [name for name in TOPOLOGIES if name.endswith("-8")]
-CROSSINGS = [
-    (a, b, kind, stop)
-    for a, b in itertools.permutations(TOPOLOGIES, 2)
-    for kind, stop in (("cnn", 6), ("mlp", 8))
+CROSSINGS = [  # each topology is left and taken up with either model
+    (a, b, *((("cnn", 6), ("mlp", 8))[number % 2]))
+    for number, (a, b) in enumerate(itertools.permutations(TOPOLOGIES, 2))
     if a in LARGE or b in LARGE
 ]
 CROSSED = ("fsdp-2", "single", "mlp", 6)  # soon compiled
