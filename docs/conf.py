@@ -1,7 +1,6 @@
 """The site: `sphinx-build -W --keep-going -b html docs site`. It needs no network, neither to build nor to read."""
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -9,13 +8,15 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # modules are imported for their docstrings, nothing is computed
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-for package in ("learner.renderers",):  # names that are imported when they are used
+from learner.distribution import VERSION  # noqa: E402
+
+for package in ("learner.optimizers", "learner.renderers"):  # names that are imported when they are used
     module = importlib.import_module(package)
     vars(module).update({name: getattr(module, name) for name in module.__all__})
 
 project = "learner"
 copyright = "the authors of learner"
-release = importlib.metadata.version("learner")
+release = VERSION
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "plain", "sources", "usage"]
 exclude_patterns = ["site", "_build"]

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from examples.models import CharTransformer
 from learner import LearnerBuilder, LearningResult
 from learner.data import DataLoaderBuilder, stdlib_text
+from learner.examples.models import CharTransformer
 from learner.metrics import Accuracy, Perplexity
 from learner.strategies import Strategy
 

@@ -1,22 +1,24 @@
 """A loop written by hand, which prints every iteration, and ends with the very numbers of `Learner.fit`.
 
 The learner's pure functions are the pieces: `init` makes a state, `train_step` and `valid_step` compute what `fit`
-dispatches, and metrics, seen batch by batch, are added up with their weights.
+dispatches, and metrics, seen batch by batch, are averaged by weight. `RunWriter` leaves the files of a run, which
+`learner compare`, `learner report` and `learner watch` read.
 
 python -m examples.custom_loop
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import optax
 from flax import nnx
 
-from examples.models import MLP
-from learner import Checkpointer, Learner, LearnerBuilder, TrainState
+from learner import Checkpointer, Learner, LearnerBuilder, RunWriter, TrainState
 from learner.data import DataLoader, DataLoaderBuilder, digits
-from learner.metrics import Accuracy, Mean
+from learner.examples.models import MLP
+from learner.metrics import Accuracy
 
 
 def build(directory: str, num_epochs: int) -> Learner:
@@ -32,14 +34,16 @@ def loaders() -> tuple[DataLoader, DataLoader]:
     return train, DataLoaderBuilder().batch_size(360).build(digits("valid"))
 
 
+def mean(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean of each metric over steps, by their weights."""
+    columns = {name: np.array([float(values[name]) for values in steps]) for name in steps[0]}
+    weights = columns.pop("weight")
+    return {name: float(np.average(column, weights=weights)) for name, column in columns.items()}
+
+
 def validate(learner: Learner, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
-    """The weighted mean of each metric over the batches."""
-    means: dict[str, Mean] = {}
-    for batch in batches:
-        values = learner.valid_step(state, batch)
-        weight = values.pop("weight")
-        means = {name: means.get(name, Mean.zero()).add(value, weight) for name, value in values.items()}
-    return {name: float(mean.value()) for name, mean in means.items()}
+    """Return the mean of each metric over the batches."""
+    return mean([learner.valid_step(state, batch) for batch in batches])
 
 
 def main(directory: str = "runs/custom_loop", num_epochs: int = 3) -> tuple[Any, dict[str, float]]:
@@ -50,14 +54,20 @@ def main(directory: str = "runs/custom_loop", num_epochs: int = 3) -> tuple[Any,
         if checkpointer.steps:
             restored = checkpointer.restore(state)
             state, first = restored.state, restored.info["epoch"] + 1
-        for epoch in range(first, num_epochs + 1):
-            for iteration, batch in enumerate(train.epoch(epoch), 1):
-                state, values = learner.train_step(state, batch)
-                loss, accuracy = float(values["Loss"]), float(values["Accuracy"])
-                print(f"epoch {epoch} iteration {iteration:2} loss {loss:.4f} accuracy {accuracy:.3f}")
-            metrics = validate(learner, state, valid)
-            print(f"epoch {epoch} valid loss {metrics['Loss']:.4f} accuracy {metrics['Accuracy']:.3f}")
-            checkpointer.save(int(state.step), state, score=metrics["Loss"], info={"epoch": epoch})
+        config = {"num_epochs": num_epochs, "optimizer": "adamw"}
+        with RunWriter(directory, config=config, metrics=[Accuracy()], resume_at=int(state.step)) as run:
+            for epoch in range(first, num_epochs + 1):
+                steps = []
+                for iteration, batch in enumerate(train.epoch(epoch), 1):
+                    state, values = learner.train_step(state, batch)
+                    loss, accuracy = float(values["Loss"]), float(values["Accuracy"])
+                    print(f"epoch {epoch} iteration {iteration:2} loss {loss:.4f} accuracy {accuracy:.3f}")
+                    run.step({"Loss": loss, "Accuracy": accuracy}, weight=float(values["weight"]))
+                    steps.append(values)
+                metrics = validate(learner, state, valid)
+                print(f"epoch {epoch} valid loss {metrics['Loss']:.4f} accuracy {metrics['Accuracy']:.3f}")
+                run.end_epoch(int(state.step), {"train": mean(steps), "valid": metrics})
+                checkpointer.save(int(state.step), state, score=metrics["Loss"], info={"epoch": epoch})
     return learner.model_of(state), validate(learner, state, valid)
 
 

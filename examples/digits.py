@@ -8,9 +8,9 @@ from functools import partial
 import optax
 from flax import nnx
 
-from examples.models import MLP
 from learner import LearnerBuilder, LearningResult
 from learner.data import DataLoaderBuilder, digits
+from learner.examples.models import MLP
 from learner.metrics import Accuracy
 
 

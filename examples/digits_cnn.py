@@ -7,9 +7,9 @@ python -m examples.digits_cnn
 import optax
 from flax import nnx
 
-from examples.models import CNN
 from learner import LearnerBuilder, LearningResult, MetricEarlyStopping
 from learner.data import DataLoaderBuilder, digits
+from learner.examples.models import CNN
 from learner.metrics import Accuracy, LearningRate, TopKAccuracy
 
 

@@ -13,9 +13,9 @@ import jax
 import optax
 from flax import nnx
 
-from examples.models import MLP
 from learner import ClassificationOutput, LearnerBuilder, LearningResult, eval_mode
 from learner.data import DataLoader, DataLoaderBuilder, digits
+from learner.examples.models import MLP
 from learner.metrics import Accuracy
 
 TEMPERATURE = 3.0

@@ -15,9 +15,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from examples.models import MLP
 from learner import ClassificationOutput, LearnerBuilder, LearningResult, load_model, save_model
 from learner.data import DataLoaderBuilder, digits
+from learner.examples.models import MLP
 from learner.metrics import Accuracy
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from examples.models import MLP
 from learner import LearnerBuilder, LearningResult
 from learner.data import DataLoaderBuilder, digits
+from learner.examples.models import MLP
 from learner.metrics import Info, Metric
 
 

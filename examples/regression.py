@@ -6,9 +6,9 @@ python -m examples.regression
 import optax
 from flax import nnx
 
-from examples.models import Regressor
 from learner import LearnerBuilder, LearningResult, ReduceOnPlateau
 from learner.data import DataLoaderBuilder, diabetes
+from learner.examples.models import Regressor
 from learner.metrics import LearningRate, MeanAbsoluteError
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.records import load_model, save_model
     from learner.result import LearningResult
     from learner.run import EpochInfo
+    from learner.run_writer import RunWriter
     from learner.schedules import ReduceOnPlateau
     from learner.steps.gradients import GradientsAccumulator, value_and_grad
     from learner.steps.model import Linen
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     )
     from learner.steps.parts import eval_mode, parameters, take, train_mode, with_parameters
     from learner.steps.precision import LossScale, Policy
+    from learner.steps.protocols import TrainStep, ValidStep
     from learner.steps.state import TrainState
     from learner.steps.update import Optimizer
     from learner.stopping import Interrupter, MetricEarlyStopping
@@ -71,10 +73,13 @@ __all__ = [
     "RangeTest",
     "ReduceOnPlateau",
     "RegressionOutput",
+    "RunWriter",
     "SegmentationOutput",
     "SequenceOutput",
     "TrainOutput",
     "TrainState",
+    "TrainStep",
+    "ValidStep",
     "connect",
     "eval_mode",
     "load_checkpoint",
@@ -113,10 +118,13 @@ _PLACES = {
     "RangeTest": "learner.rate_range",
     "ReduceOnPlateau": "learner.schedules",
     "RegressionOutput": "learner.steps.outputs",
+    "RunWriter": "learner.run_writer",
     "SegmentationOutput": "learner.steps.outputs",
     "SequenceOutput": "learner.steps.outputs",
     "TrainOutput": "learner.steps.outputs",
     "TrainState": "learner.steps.state",
+    "TrainStep": "learner.steps.protocols",
+    "ValidStep": "learner.steps.protocols",
     "connect": "learner.hosts",
     "eval_mode": "learner.steps.parts",
     "load_checkpoint": "learner.loading",

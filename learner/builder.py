@@ -81,22 +81,22 @@ class LearnerBuilder:
         return self
 
     def metric_train(self, metric: MetricBase) -> Self:
-        """A metric of the train split."""
-        return self._add(metric, "train", plotted=_metric(metric).numeric)
+        """Register a metric of the train split. One that gives a number is plotted, one that gives a text is logged."""
+        return self._add(_metric(metric), "train")
 
     def metric_valid(self, metric: MetricBase) -> Self:
-        """A metric of the validation splits."""
-        return self._add(metric, "valid", plotted=_metric(metric).numeric)
+        """Register a metric of the validation splits, as `metric_train` does."""
+        return self._add(_metric(metric), "valid")
 
     def metric_train_numeric(self, metric: MetricBase) -> Self:
-        """A metric of the train split that is plotted; one that gives no number is refused."""
-        return self._add(_numeric(metric), "train", plotted=True)
+        """Do as `metric_train`, and refuse a metric that gives a text: what is registered is sure to be plotted."""
+        return self._add(_numeric(metric), "train")
 
     def metric_valid_numeric(self, metric: MetricBase) -> Self:
-        """A metric of the validation splits that is plotted; one that gives no number is refused."""
-        return self._add(_numeric(metric), "valid", plotted=True)
+        """Do as `metric_valid`, and refuse a metric that gives a text: what is registered is sure to be plotted."""
+        return self._add(_numeric(metric), "valid")
 
-    def _add(self, metric: MetricBase, kind: str, plotted: bool) -> Self:
+    def _add(self, metric: MetricBase, kind: str) -> Self:
         metrics = self._options.train_metrics if kind == "train" else self._options.valid_metrics
         if kind not in metric.splits:
             raise LearnerError(
@@ -108,8 +108,6 @@ class LearnerBuilder:
             )
         refuse_same_files([*(m.name for m in metrics), metric.name])
         metrics.append(metric)
-        if plotted:
-            self._options.plotted.add((kind, metric.name))
         return self
 
     def metric_loggers(self, *loggers: Listener) -> Self:
@@ -577,7 +575,7 @@ class LearnerBuilder:
             raise one_error(problems, "this learner cannot be built")
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
-                self._add(Loss(), kind, plotted=True)
+                self._add(Loss(), kind)
         options = options.copy()
         if options.num_epochs is None and options.num_steps is None:
             options.num_epochs = 1

@@ -200,6 +200,11 @@ class Config:
         return value.to_dict() if type(value) is cls else tagged(value)
 
 
+def is_config(kind: Any) -> bool:
+    """Return whether a type is a `Config`."""
+    return isinstance(kind, type) and issubclass(kind, Config)
+
+
 def _check_class(cls: type[Config]) -> None:
     """Refuses what would be overlooked."""
     if "__init__" in vars(cls):

@@ -19,14 +19,13 @@ MOST = 64  # times the size of a queue: what may wait of the events that are not
 
 @dataclasses.dataclass(frozen=True)
 class MetricInfo:
-    """What is known of a metric before it has a value."""
+    """A metric before it has a value. It is plotted if its values are numbers (`numeric`), else they are texts."""
 
     split: str
     name: str
     unit: str = ""
     higher_is_better: bool | None = None
     numeric: bool = True
-    plotted: bool = True
 
     @property
     def key(self) -> str:

@@ -1,6 +1,5 @@
 """What a run is made of, in words that JSON can say: for its journal and for loggers."""
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -8,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.distribution import versions
 from learner.journal import UNTOLD, encode
 from learner.optimizers.lengths import OF_RUN
 from learner.options import Options
@@ -62,8 +62,7 @@ def environment() -> dict[str, Any]:
     >>> sorted(environment())[:4]
     ['cores', 'device', 'devices', 'flax']
     """
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {**platform_facts(), **versions, "system": platform.platform(), "cores": os.cpu_count()}
+    return {**platform_facts(), **versions(*PACKAGES), "system": platform.platform(), "cores": os.cpu_count()}
 
 
 def commit(directory: str | Path = ".") -> str | None:

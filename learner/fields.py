@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from learner.errors import near
-from learner.kinds import DICTS, LISTS, SCALARS, inner_types, is_config, name_of, plain_type, same_shape, shown
+from learner.kinds import DICTS, LISTS, SCALARS, inner_types, name_of, plain_type, reads_itself, same_shape, shown
 
 
 def read(kind: Any, value: Any, place: str, found: list[str]) -> Any:
@@ -36,7 +36,7 @@ def read(kind: Any, value: Any, place: str, found: list[str]) -> Any:
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (Union, types.UnionType):
         return _read_union(kind, arguments, value, place, found)
-    if is_config(kind):
+    if reads_itself(kind):
         return kind.read_fields(value, place, found)
     if origin in LISTS:
         return _read_list(kind, origin, arguments, value, place, found)
@@ -62,11 +62,11 @@ def write(kind: Any, value: Any) -> Any:
     kind = plain_type(kind)
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (Union, types.UnionType):
-        configs = [member for member in arguments if is_config(member)]
+        configs = [member for member in arguments if reads_itself(member)]
         if any(isinstance(value, member) for member in configs):
             return configs[0].write_fields(value) if len(configs) == 1 else tagged(value)
         return write(_member(arguments, value), value)
-    if is_config(kind):
+    if reads_itself(kind):
         return kind.write_fields(value)
     if isinstance(value, list | tuple):
         return [write(inner, item) for inner, item in zip(inner_types(arguments, len(value)), value, strict=True)]
@@ -159,7 +159,7 @@ def _member(arguments: Sequence[Any], value: Any) -> Any:
 
 
 def _read_union(kind: Any, arguments: Sequence[Any], value: Any, place: str, found: list[str]) -> Any:
-    configs = [member for member in arguments if is_config(member)]
+    configs = [member for member in arguments if reads_itself(member)]
     if configs and isinstance(value, Mapping) and "class_path" in value:
         return configs[0].read_tagged(configs, value, place, found)
     problems: dict[Any, list[str]] = {member: [] for member in arguments}

@@ -8,7 +8,6 @@ else.
 
 import dataclasses
 import functools
-import importlib.metadata
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learner.distribution import versions
 from learner.inputs import Inputs
 from learner.metrics.base import CollectingMetric, Metric
 from learner.optimizers.description import describe_optimizer, optimizer_change
@@ -89,8 +89,8 @@ def _programs(step: Step, state: TrainState, inputs: Inputs) -> JSON:
         traced = jax.make_jaxpr(functools.partial(rate_at, schedule))(shapes.step, shapes.lr_scale)
         hashes[f"{OF_RUN} of {place}" if place else OF_RUN] = jaxpr_fingerprint(traced)
     batches = {split: inputs.batch_shapes(split) for split in inputs.programs}
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"hashes": hashes, "batches": batches, "versions": {**versions, "platform": jax.default_backend()}}
+    installed = {**versions(*PACKAGES), "platform": jax.default_backend()}
+    return {"hashes": hashes, "batches": batches, "versions": installed}
 
 
 def _hash_of_update(step: Step, shapes: TrainState) -> str:

@@ -25,8 +25,8 @@ SCALARS: dict[Any, Callable[[Any], bool]] = {
 """What is a value of each of them."""
 
 
-def is_config(kind: Any) -> bool:
-    """Whether a type is a `learner.Config`: it reads itself (`read_fields`) and writes itself (`write_fields`)."""
+def reads_itself(kind: Any) -> bool:
+    """Return whether a type reads and writes itself (`read_fields`, `write_fields`), as a `learner.Config` does."""
     return isinstance(kind, type) and hasattr(kind, "read_fields")
 
 
@@ -49,7 +49,7 @@ def same_shape(kind: Any, value: Any) -> bool:
     kind = plain_type(kind)
     origin = typing.get_origin(kind) or kind
     if isinstance(value, Mapping):
-        return is_config(kind) or origin in DICTS
+        return reads_itself(kind) or origin in DICTS
     if isinstance(value, str):
         return origin is Literal or (isinstance(kind, type) and issubclass(kind, enum.Enum))
     return isinstance(value, list | tuple) and origin in LISTS

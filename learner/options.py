@@ -28,7 +28,6 @@ class Options:
     overwrite: bool = False
     train_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
     valid_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
-    plotted: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     loggers: list[Listener] = dataclasses.field(default_factory=list)
     renderer: Listener | str | None = "auto"
     accumulate: int = 1
@@ -116,10 +115,8 @@ class Options:
 
     def metric_infos(self, splits: list[str]) -> tuple[MetricInfo, ...]:
         """What is known of every metric of these splits."""
-        infos = []
-        for split in splits:
-            kind = "train" if split == "train" else "valid"
-            for m in self.metrics_of(split):
-                plotted = m.numeric and (kind, m.name) in self.plotted
-                infos.append(MetricInfo(split, m.name, m.unit, m.higher_is_better, m.numeric, plotted))
-        return tuple(infos)
+        return tuple(
+            MetricInfo(split, m.name, m.unit, m.higher_is_better, m.numeric)
+            for split in splits
+            for m in self.metrics_of(split)
+        )

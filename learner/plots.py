@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from learner.distribution import install_hint
 from learner.errors import LearnerError
 
 Line = tuple[Sequence[float], Sequence[float]]
@@ -208,7 +209,7 @@ def package(name: str, what: str = "plots") -> Any:
     except ModuleNotFoundError as error:
         if error.name != root:
             raise
-        raise LearnerError(f'{what} need {root}, which is not installed: pip install "learner[{what}]"') from error
+        raise LearnerError(f"{what} need {root}, which is not installed: {install_hint(what)}") from error
     return importlib.import_module(name)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import logging
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import jax
 from learner.checkpoint import CheckpointStore, Retention
 from learner.checkpoint.options import CheckpointOptions
 from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
+from learner.distribution import versions
 from learner.errors import LearnerError
 from learner.hosts import Alone, Hosts
 from learner.inputs import Inputs, default_monitor, direction_of
@@ -135,10 +135,9 @@ def make_runner(step: Step, state: TrainState, strategy: Strategy) -> Runner:
 
 def describe(log: logging.Logger, options: Options, step: Step, state: TrainState, strategy: Strategy) -> int:
     """Writes what a run is into its log; returns the number of parameters."""
-    packages = ("learner", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    versions = {package: importlib.metadata.version(package) for package in packages}
-    versions["python"] = sys.version.split()[0]
-    log.info("versions: %s", ", ".join(f"{name} {v}" for name, v in versions.items()))
+    found = versions("learner", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    found["python"] = sys.version.split()[0]
+    log.info("versions: %s", ", ".join(f"{name} {v}" for name, v in found.items()))
     log.info("devices: %s of %d", strategy.description, jax.device_count())
     if jax.device_count() > 1 and options.devices is None and len(strategy.devices) == 1:
         log.info("there are %d devices and one is used: devices('all') uses all", jax.device_count())

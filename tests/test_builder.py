@@ -270,8 +270,8 @@ def test_a_text_is_shown_and_not_plotted(tmp_path):
     assert result.history["train/Words"] == ["24 rows"]
     assert (tmp_path / "run/valid/epoch-1/Words.log").read_text() == '"20 rows",final\n'
     infos = {info.key: info for info in learner._options.metric_infos(["train", "valid"])}
-    assert not infos["train/Words"].plotted
-    assert infos["train/Loss"].plotted
+    assert not infos["train/Words"].numeric
+    assert infos["train/Loss"].numeric
 
 
 def made_of(kind):

@@ -1,6 +1,5 @@
 """What loggers and the journal are told of a run besides its numbers."""
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -14,6 +13,7 @@ import pytest
 from runs import batches, build_line, journal_of, quiet
 
 from learner import facts
+from learner.distribution import VERSION
 from learner.events import RunStarted
 from learner.facts import commit, environment
 from learner.loggers import MemoryLogger
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 def test_the_environment():
     found = environment()
     assert (found["jax"], found["flax"], found["optax"]) == (jax.__version__, flax.__version__, optax.__version__)
-    assert found["learner"] == importlib.metadata.version("learner")
+    assert found["learner"] == VERSION
     assert found["python"] == platform.python_version()
     assert (found["platform"], found["devices"], found["processes"]) == ("cpu", 8, 1)
     assert json.loads(json.dumps(found)) == found

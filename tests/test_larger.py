@@ -300,7 +300,7 @@ def test_the_example_s_transformer_is_split_by_its_rules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     rules = importlib.import_module("examples.charlm").TENSOR_PARALLEL
     make = functools.partial(
-        importlib.import_module("examples.models").CharTransformer, width=32, layers=2, heads=4, dropout=0.1
+        importlib.import_module("learner.examples.models").CharTransformer, width=32, layers=2, heads=4, dropout=0.1
     )
     left = {}
     for name, strategy in {

@@ -221,7 +221,7 @@ def test_data_of_each_process_of_its_own(tmp_path):
 
 
 CONFIG = """\
-model: {class_path: examples.models.MLP, init_args: {features: [64, 8, 10]}}
+model: {class_path: learner.examples.models.MLP, init_args: {features: [64, 8, 10]}}
 optimizer: SGD
 lr: 0.1
 train: {dataset: {class_path: learner.data.digits, init_args: {split: train}}, batch_size: 256, shuffle: 0}

@@ -3,13 +3,13 @@
 import argparse
 from pathlib import Path
 
-import optax
 from data import loaders
 from flax import nnx
 from model import ModelConfig
 
 from learner import Config, LearnerBuilder, LearnerError, LearningResult
 from learner.metrics import Accuracy
+from learner.optimizers import Adam, OptimizerConfig
 from learner.records import CompactRecorder, save_model
 
 
@@ -17,6 +17,7 @@ class TrainingConfig(Config):
     """Everything that decides about the result of a training."""
 
     model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = Adam()
     num_epochs: int = 8
     batch_size: int = 64
     lr: float = 2e-3
@@ -33,7 +34,7 @@ def train(config: TrainingConfig, directory: str, mnist: str | None = None) -> L
         .seed(config.seed)
         .with_file_checkpointer(keep_last=1, keep_best=1)
         .summary()
-        .build(config.model.init(nnx.Rngs(config.seed)), optax.adam, config.lr)
+        .build(config.model.init(nnx.Rngs(config.seed)), config.optimizer, config.lr)
     )
     result = learner.fit(train_loader, valid_loader)
     config.save(Path(directory) / "training.json")

@@ -14,6 +14,9 @@ from learner.cli.processes import HELP
 from learner.cli.recipes import named
 from learner.cli.signatures import random_parameters, signature_parser
 from learner.errors import LearnerError, near
+from learner.examples import CONFIGS as BUNDLED
+
+CONFIGS = "\n".join(sorted(f"  configs/{path.name}" for path in BUNDLED.glob("*.yaml")))
 
 FIT = f"""\
 usage: learner fit CONFIG [--KEY=VALUE ...]
@@ -29,6 +32,9 @@ line, also inside of mappings, lists and arguments:
   --KEY.help [CLASS]      what KEY can be, or the arguments of CLASS:
                           --optimizer.help AdamW
   -h, --help              this text
+
+configs that come with learner, and are used where there is no such file:
+{CONFIGS}
 
 of a process, and never a part of the config that is saved:
 {HELP}"""

@@ -6,9 +6,9 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 
 from learner.cli.importing import current_directory_importable
+from learner.distribution import VERSION
 from learner.errors import LearnerError, near
 from learner.signals import TERMINATED, of_a_command
 from learner.text import printable
@@ -110,7 +110,7 @@ def _run(words: list[str]) -> int:
         print(USAGE.format(**{name: about for name, (_, about) in COMMANDS.items()}), end="")
         return 0
     if command == "--version":
-        print("learner", version("learner"))
+        print("learner", VERSION)
         return 0
     if command not in COMMANDS:
         raise LearnerError(f"there is no command {command!r}: {near(command, list(COMMANDS))}")

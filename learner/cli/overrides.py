@@ -1,6 +1,8 @@
 """The config file, and what the command line changes in it: `--num_epochs=3 --model.hidden=64`."""
 
 import dataclasses
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import yaml
 
 from learner.errors import LearnerError
+from learner.examples import bundled_config
 from learner.mappings import read_mapping, yaml_loader
 
 SHORT = {"-h": "--help", "-o": "--output"}
@@ -57,11 +60,14 @@ def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A config file's content.
+    """Return a config file's content; of `configs/NAME.yaml` that is not there, the content of the bundled config.
 
     Raises:
       LearnerError: there is no such file, it is not YAML, not a mapping, says a key twice, or is absurdly large.
     """
+    if not os.path.lexists(path) and (bundled := bundled_config(path)) is not None:
+        print(f"learner: there is no {os.fspath(path)} here; using {bundled}", file=sys.stderr)
+        path = bundled
     return read_mapping(path)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from learner.cli.config import Config
 from learner.cli.overrides import CommandLine, read_yaml, split, value_of
 from learner.cli.training import changed
+from learner.distribution import install_hint
 from learner.errors import LearnerError, one_error
 from learner.optimizers.lengths import schedules_of, told
 from learner.plots import Plot, package, refuse_path
@@ -20,7 +21,7 @@ from learner.schedules.whole import early_end, not_reached, rates, settled, text
 from learner.steps.optimizer import check_schedule, is_schedule
 from learner.text import count
 
-PLOT = """\
+PLOT = f"""\
 usage: learner plot-lr CONFIG [--KEY=VALUE ...] [-o FILE]
 
 Draws the learning rate over the run that a config describes. Nothing is trained, and no model is made: of the training
@@ -29,10 +30,10 @@ data only its length is looked at.
   -o, --output FILE       a .png file instead of the terminal
   --lr.last=1e-5          keys of the config, as for learner fit
 
-It trusts CONFIG: the code that it names is imported and run. Plots need: pip install "learner[plots]"
+It trusts CONFIG: the code that it names is imported and run. Plots need: {install_hint("plots")}
 """
 
-FIND = """\
+FIND = f"""\
 usage: learner find-lr CONFIG [--KEY=VALUE ...] [-o FILE]
 
 The range test: trains for some steps, each with a greater learning rate than the one before, and shows how the loss
@@ -46,7 +47,7 @@ does, and the rates which that suggests. It ends where the loss diverges, and le
   -o, --output FILE       the plot, in a .png file; in the terminal it is shown where plotext is installed
   --optimizer=SGD         keys of the config, as for learner fit
 
-It trusts CONFIG: the code that it names is imported and run. Plots need: pip install "learner[plots]"
+It trusts CONFIG: the code that it names is imported and run. Plots need: {install_hint("plots")}
 """
 
 OWN = ("lowest", "highest", "steps", "smoothing", "diverges")

@@ -1,6 +1,6 @@
 """Objects that a config describes: an import path and arguments, all checked before anything is made.
 
-    class_path: examples.models.MLP
+    class_path: learner.examples.models.MLP
     init_args: {features: [64, 128, 10]}
 
 jsonargparse checks the arguments (`learner.cli.signatures`). What it has no form for is here: functions in the place of
@@ -18,8 +18,8 @@ from learner.cli.importing import import_path
 from learner.cli.keys import OBJECTS, names_for
 from learner.cli.places import GROUP, PREDICATE, inner_places, refuse_other
 from learner.cli.signatures import Arguments, check, random_parameters
+from learner.config import is_config
 from learner.errors import LearnerError, near
-from learner.kinds import is_config
 
 
 class Seeds:

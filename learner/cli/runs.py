@@ -10,6 +10,7 @@ from pathlib import Path
 
 from learner import asking
 from learner.cli.parsing import Parser
+from learner.distribution import install_hint
 from learner.errors import LearnerError, one_error
 from learner.journal import encode
 from learner.lock import is_held
@@ -28,19 +29,19 @@ COMPARE = """\
 Prints a table of runs: what differs in their configs, and the best and the last value of each metric, with the epoch of
 the best. A directory that is no run stands for all the runs in it."""
 
-REPORT = """\
+REPORT = f"""\
 Writes one HTML file about a run or several, to look at in a browser: curves, best values, confusion matrices, where the
 time went, parameters, what differs in the configs, texts, warnings and logs. It needs no network. A directory that is
-no run stands for all the runs in it. Reports need: pip install "learner[reports]\""""
+no run stands for all the runs in it. Reports need: {install_hint("reports")}"""
 
 ASK = """\
 Asks runs that are under way, on this machine or on another with the same file system, for something. A directory that
 is no run stands for those in it that are under way. A run looks for what is asked once a second; a file of the name
 stop.ask or save.ask in its directory does the same."""
 
-PLOT = """\
+PLOT = f"""\
 Draws a metric of one run or of several, in the terminal or to a PNG file. A directory that is no run stands for all the
-runs in it. Plots need: pip install "learner[plots]\""""
+runs in it. Plots need: {install_hint("plots")}"""
 
 
 def compare(words: Sequence[str]) -> int:

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import optax
 
-from learner.cli.generated import make_class
 from learner.errors import LearnerError
+from learner.optimizers.generated import make_class
 
 
 class Schedule:

@@ -10,9 +10,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from learner.cli.arguments import config_kinds, default_of, parameters_of, read_argument
+from learner.config import is_config
 from learner.errors import LearnerError, near, one_error
 from learner.fields import write
-from learner.kinds import is_config
 
 
 @dataclasses.dataclass(frozen=True)

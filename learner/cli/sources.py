@@ -29,8 +29,8 @@ from learner.cli.importing import exports
 from learner.cli.options import Option, methods, option
 from learner.cli.problems import Problems, placed
 from learner.cli.recipes import Recipe, recipe
+from learner.config import is_config
 from learner.errors import LearnerError, near
-from learner.kinds import is_config
 
 PARTS = ("dataset", "views", "batcher")
 """Keys beside the methods of `DataLoaderBuilder`."""

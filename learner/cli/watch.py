@@ -4,14 +4,15 @@ import sys
 from collections.abc import Sequence
 
 from learner.cli.parsing import Parser
+from learner.distribution import install_hint
 from learner.errors import LearnerError, one_error
 from learner.loggers.base import refuse_missing
 from learner.runs.pictures import AXES
 
-WATCH = """\
+WATCH = f"""\
 Shows runs in the terminal: plots, a table, the log, figures of the system. It reads their files only, as they grow; a
 run may begin later, go on, or be over. A directory that is no run stands for all the runs in it. ? lists the keys, q
-quits. It needs: pip install "learner[watch]\""""
+quits. It needs: {install_hint("watch")}"""
 
 FASTEST, SLOWEST = 0.1, 3600.0  # seconds
 

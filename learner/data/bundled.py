@@ -9,6 +9,7 @@ import numpy as np
 
 from learner.data.dataset import ArrayDataset
 from learner.data.plan import whole_number
+from learner.distribution import install_hint
 from learner.errors import LearnerError, near
 
 __all__ = ["diabetes", "digits", "stdlib_text"]
@@ -128,7 +129,7 @@ def _sklearn(module: str) -> Any:
     try:
         return importlib.import_module(f"sklearn.{module}")
     except ModuleNotFoundError as error:
-        raise LearnerError('this data set comes with scikit-learn: pip install "learner[examples]"') from error
+        raise LearnerError(f"this data set comes with scikit-learn: {install_hint('examples')}") from error
 
 
 def _rows(split: str, target: np.ndarray, valid_fraction: float, seed: int, stratified: bool) -> np.ndarray:

@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 
+from learner.distribution import install_hint
 from learner.errors import LearnerError, one_error
 from learner.events import Event, Listener, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 
@@ -135,10 +136,10 @@ def refuse_missing(module: str, extra: str, what: str) -> None:
     """Raises `LearnerError` where a package is not installed. It is not imported yet: that can take seconds, which the
     logger's own thread has.
 
-    >>> refuse_missing("no_such_module", "nothing", "NoLogger")
+    >>> refuse_missing("no_such_module", "nothing", "NoLogger")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    learner.errors.LearnerError: NoLogger needs no_such_module, which is not installed: pip install "learner[nothing]"
+    learner.errors.LearnerError: NoLogger needs no_such_module, which is not installed: pip install ...
     """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:  # a directory of that name is no package
-        raise LearnerError(f'{what} needs {module}, which is not installed: pip install "learner[{extra}]"')
+        raise LearnerError(f"{what} needs {module}, which is not installed: {install_hint(extra)}")

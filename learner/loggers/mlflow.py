@@ -44,7 +44,7 @@ class MLflow(OnceLogger):
     the same id, which `mlflow.json` in its directory keeps, and what the server has stands.
 
     What a server does not take is sent again, with growing pauses; where that does not help either, there is one
-    warning, and nothing more is sent. Needs mlflow and pillow: `pip install "learner[mlflow]"`. Its telemetry and its
+    warning, and nothing more is sent. Needs mlflow and pillow, of the extra `mlflow`. Its telemetry and its
     own retries are off, unless the environment says otherwise.
 
     Args:

@@ -28,7 +28,7 @@ class TensorBoard(RunLogger):
     commit and summary are texts too, and the config is the run's hyper-parameters. A run that goes on writes a further
     file, whose beginning tells TensorBoard to forget the later steps of those before.
 
-    Needs tensorboardX: `pip install "learner[tensorboard]"`.
+    Needs tensorboardX, of the extra `tensorboard`.
 
     Args:
       directory: of the files; default: `tensorboard` in the run's directory.

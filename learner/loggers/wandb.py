@@ -27,7 +27,7 @@ class WandB(OnceLogger):
     environment in the config, messages in its log. A run that goes on goes on under the same id, which `wandb.json` in
     its directory keeps, and what was logged stands.
 
-    Needs wandb and pillow: `pip install "learner[wandb]"`. It reads the key of the account by itself. Offline the files
+    Needs wandb and pillow, of the extra `wandb`. It reads the key of the account by itself. Offline the files
     lie in `wandb/` of the run's directory, one directory for each start; `wandb sync` sends them.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from learner.distribution import install_hint
 from learner.errors import LearnerError
 from learner.metrics.base import HostMetric
 
@@ -71,8 +72,8 @@ class HostCPU(_Reading):
     """How busy the machine's processors are, from 0 to 1: busy core seconds over core seconds, by all processes.
 
     A step has what was measured between the last two readings. Of an epoch: all that was busy from its first reading to
-    its last one; of one that is over before a second reading: since the epoch before. It needs psutil: `pip install
-    'learner[system]'`.
+    its last one; of one that is over before a second reading: since the epoch before. It needs psutil, of the
+    extra `system`.
 
     Args:
       every: seconds between two readings.
@@ -123,7 +124,7 @@ class HostCPU(_Reading):
 class HostMemory(_Most):
     """The main memory that the process takes, in MB (10⁶ bytes): its resident set. Of an epoch: the most that was read.
 
-    It is that of the run's own process, without those of its workers. It needs psutil: `pip install 'learner[system]'`.
+    It is that of the run's own process, without those of its workers. It needs psutil, of the extra `system`.
 
     Args:
       every: seconds between two readings.
@@ -185,7 +186,7 @@ class GPUUse(_Reading):
     """How busy the GPUs are, from 0 to 1: the part of the time in which a kernel was running, mean over GPUs.
 
     It is NVML's `utilization.gpu`, over the last moment (up to a second) before a reading. Of an epoch: the mean of its
-    readings. It needs nvidia-ml-py: `pip install 'learner[system]'`; without an NVIDIA driver it is NaN.
+    readings. It needs nvidia-ml-py, of the extra `system`; without an NVIDIA driver it is NaN.
 
     Args:
       gpus: their numbers, as `nvidia-smi` counts them; default: all of the machine.
@@ -249,4 +250,4 @@ def _package(name: str, metric: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = {"pynvml": "nvidia-ml-py"}.get(name, name)
-        raise LearnerError(f"{metric} needs {package}: pip install 'learner[system]'") from error
+        raise LearnerError(f"{metric} needs {package}: {install_hint('system')}") from error

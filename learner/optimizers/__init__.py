@@ -3,11 +3,29 @@
 An optimizer is a function of the learning rate, such as `optax.adamw`, and so is each of these, so that they nest:
 
     Ema(Clipped(Groups(optax.adamw, [Group("^head", lr=10.0)]), norm=1.0), decay=0.999)
+
+For each optimizer of optax there is a class, too, which a `learner.Config` can hold: `AdamW(weight_decay=1e-4)`; see
+`OptimizerConfig`.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from learner.optimizers.averages import Ema, Swa
 from learner.optimizers.base import RateFunction
 from learner.optimizers.gradients import Clipped, Noisy, kernels
 from learner.optimizers.groups import Group, Groups
 
-__all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "RateFunction", "Swa", "kernels"]
+if TYPE_CHECKING:
+    from learner.optimizers.configs import OptimizerConfig
+
+__all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "RateFunction", "Swa", "kernels"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class of `learner.optimizers.configs`, which are made when the first one is needed."""
+    if not name.startswith("_"):
+        configs = importlib.import_module("learner.optimizers.configs")
+        if name == "OptimizerConfig" or name in configs.OPTIMIZERS:
+            return getattr(configs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

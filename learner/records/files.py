@@ -10,6 +10,7 @@ from learner.errors import LearnerError, near
 from learner.records.fitting import LoadReport, Rename
 from learner.records.json import JsonRecorder
 from learner.records.messagepack import MessagePackRecorder
+from learner.records.pytorch import PICKLES, how_to_convert
 from learner.records.recorder import Recorder
 from learner.records.safetensors import SafetensorsRecorder
 
@@ -98,6 +99,8 @@ def load_model(
     >>> model["backbone"]
     {'w': Array([1., 1.], dtype=float32)}
     """
+    if isinstance(path, str | os.PathLike) and Path(path).suffix in PICKLES:
+        raise LearnerError(how_to_convert(path))
     recorder, place = recorder_for(path, recorder), Path(path)
     if not place.is_file():
         raise LearnerError(_absent(place))

@@ -13,7 +13,9 @@ Arrays that have the same path in both, as those of Equinox, are taken as they a
 axes of length 1. `num_batches_tracked` has no counterpart and is left out.
 """
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,23 @@ from learner.steps.model import is_instance_of
 NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
 COLLECTIONS = ("params.", "batch_stats.")  # of linen
 COUNTER = "num_batches_tracked"
+PICKLES = (".pt", ".pth")  # what torch.save is used to write
+
+
+def how_to_convert(path: str | os.PathLike[str]) -> str:
+    """Return the message for a file of `torch.save`, which is a pickle and is not read.
+
+    >>> print(how_to_convert("model.pt"))
+    model.pt is a pickle of PyTorch, and reading a pickle runs code. Convert it once, where PyTorch is installed: \
+safetensors.torch.save_file(torch.load('model.pt', weights_only=True), 'model.safetensors'); then \
+load_model('model.safetensors', model, layout="torch")
+    """
+    old, new = repr(os.fspath(path)), repr(str(Path(path).with_suffix(".safetensors")))
+    return (
+        f"{os.fspath(path)} is a pickle of PyTorch, and reading a pickle runs code. Convert it once, where PyTorch is "
+        f"installed: safetensors.torch.save_file(torch.load({old}, weights_only=True), {new}); then "
+        f'load_model({new}, model, layout="torch")'
+    )
 
 
 def as_flax(

@@ -46,8 +46,8 @@ def table(trends: Sequence[Trend], monitor: str | None = None) -> str:
 
 
 def charts(trends: Sequence[Trend], monitor: str | None = None) -> str:
-    """A chart for each metric that is plotted, with its splits; the most important ones where there are many."""
-    plotted = [trend for trend in trends if trend.info.plotted and len(trend.curve)]
+    """Return a chart for each numeric metric, with its splits; the most important ones where there are many."""
+    plotted = [trend for trend in trends if len(trend.curve)]
     splits = dict.fromkeys(trend.info.split for trend in plotted)  # each looks the same in all charts
     first = sorted(plotted, key=lambda trend: (trend.info.key != monitor, trend.info.name != "Loss"))
     figures = []

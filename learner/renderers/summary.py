@@ -2,6 +2,7 @@
 be done next.
 """
 
+import importlib.util
 import math
 import os
 import shlex
@@ -64,7 +65,8 @@ def times(summary: Mapping[str, Any]) -> list[str]:
 
 
 def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
-    """What can be done with the run next, in a line: commands where it has a `config.yaml`, else calls in Python.
+    """Return a line with the commands for a run that has a `config.yaml`, else the calls in Python. `learner report` is
+    left out where plotly is not installed.
 
     >>> saved = {"stopped_by": "num_epochs", "epochs": 3, "checkpoints": [{}], "metrics": {"valid/Loss": {}}}
     >>> print(*following({**saved, "artifacts": ["config.yaml"]}, "runs/a"))
@@ -84,7 +86,9 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
         told.append(f"learner resume {place} --{why}={longer}" if has_config else f".{why}({longer}).resume()")
     elif summary["checkpoints"] and not why.startswith("early stopping"):
         told.append(f"learner resume {place}" if has_config else ".resume()")
-    return ["next: " + " | ".join([*told, f"learner report {place}"])]
+    if importlib.util.find_spec("plotly") is not None:  # advice that this installation can follow
+        told.append(f"learner report {place}")
+    return ["next: " + " | ".join(told)] if told else []
 
 
 def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from learner.distribution import install_hint
 from learner.errors import LearnerError, near
 from learner.journal import encode
 from learner.runs.run import Run
@@ -103,7 +104,7 @@ def _parquet(path: Path, given: Iterable[Row]) -> None:
         pyarrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
-        raise LearnerError('Parquet needs pyarrow, which is not installed: pip install "learner[parquet]"') from error
+        raise LearnerError(f"Parquet needs pyarrow, which is not installed: {install_hint('parquet')}") from error
     types = {"epoch": pyarrow.int64(), "step": pyarrow.int64(), "value": pyarrow.float64()}
     schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in COLUMNS])
     iterator = iter(given)

@@ -6,9 +6,9 @@ from flax import nnx
 
 from learner import LossScale, Policy
 from learner.cli.config import Config
-from learner.cli.optimizers import AdamW
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
+from learner.optimizers.configs import AdamW
 from learner.schedules import Cosine
 
 

@@ -3,10 +3,10 @@ import pytest
 from learner.builder import LearnerBuilder
 from learner.cli.help import fit_help, key_help
 from learner.cli.keys import PARTS
-from learner.cli.optimizers import OPTIMIZERS
 from learner.cli.options import methods
 from learner.cli.schedules import SCHEDULES
 from learner.errors import LearnerError
+from learner.optimizers.configs import OPTIMIZERS
 
 
 def test_the_help_lists_all_keys_and_all_of_optaxs_classes_with_their_parameters():

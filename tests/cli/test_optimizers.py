@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from learner.cli import optimizers
-from learner.cli.optimizers import OPTIMIZERS, AdamW, Optimizer, ScheduleFree
 from learner.errors import LearnerError
+from learner.optimizers import configs as optimizers
+from learner.optimizers.configs import OPTIMIZERS, AdamW, OptimizerConfig, ScheduleFree
 
 NEEDED = {
     "DPSGD": {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "seed": 0},
@@ -99,7 +99,7 @@ def test_biases_need_not_decay():
 def test_the_optimizer_inside_gets_the_same_rate():
     rates = []
 
-    class Recorder(Optimizer):
+    class Recorder(OptimizerConfig):
         def __call__(self, learning_rate):
             rates.append(learning_rate)
             return optax.sgd(learning_rate)
@@ -117,7 +117,7 @@ def test_the_rate_may_be_traced():
 
 
 def test_what_optax_refuses_is_an_error_that_names_the_optimizer():
-    class Picky(Optimizer):
+    class Picky(OptimizerConfig):
         function = staticmethod(lambda learning_rate: (_ for _ in ()).throw(ValueError("too picky")))
 
     picky = dataclasses.make_dataclass("Picky", [("clip_norm", float | None, None)], bases=(Picky,))

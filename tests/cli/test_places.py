@@ -7,10 +7,10 @@ import yaml
 from optax import contrib
 
 from learner.cli.config import Config
-from learner.cli.optimizers import SGD, Adam, AdamW, ScheduleFree
 from learner.cli.places import kind_of
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
+from learner.optimizers.configs import SGD, Adam, AdamW, ScheduleFree
 from learner.schedules import Cosine, ReduceOnPlateau
 
 

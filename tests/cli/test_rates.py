@@ -6,6 +6,7 @@ import yaml
 from runs import tree_of
 
 from learner.cli.rates import range_plot, rate_plot
+from learner.distribution import install_hint
 from learner.rate_range import RangeTest
 from learner.schedules import RunLength
 
@@ -129,7 +130,7 @@ def test_a_package_that_is_missing(learner, config, monkeypatch, words, package)
     monkeypatch.setitem(__import__("sys").modules, package, None)
     code, out, err = learner("plot-lr", config, *words)
     assert (code, out) == (2, "")
-    assert f'plots need {package}, which is not installed: pip install "learner[plots]"' in err
+    assert f"plots need {package}, which is not installed: {install_hint('plots')}" in err
 
 
 def test_the_range_test(learner, config, workplace):

@@ -1,4 +1,5 @@
 import os
+import re
 import sys
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 
 from learner.data import diabetes, digits, stdlib_text
 from learner.data.bundled import TEXT_TRAIN, TEXT_VALID
+from learner.distribution import install_hint
 from learner.errors import LearnerError
 
 
@@ -117,5 +119,5 @@ def test_wrong_sizes(option, value):
 @pytest.mark.parametrize("source", [digits, diabetes])
 def test_without_scikit_learn_the_error_says_what_to_install(source, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(LearnerError, match=r'pip install "learner\[examples\]"'):
+    with pytest.raises(LearnerError, match=re.escape(install_hint("examples"))):
         source("train")

@@ -144,6 +144,10 @@ def test_a_loop_by_hand_ends_with_the_bits_of_fit(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 45 + 1
     result = module.build("runs/fit", 2).fit(*module.loaders())
     assert model_bits(model) == model_bits(result.model)
+    ours, theirs = read_history("runs/hand"), result.history
+    assert ours.keys() == theirs.keys()
+    for key in ours:
+        np.testing.assert_allclose(ours[key], theirs[key], rtol=1e-6, err_msg=key)
     for name, value in metrics.items():
         assert np.float32(value) == np.float32(result.history[f"valid/{name}"][-1])
 

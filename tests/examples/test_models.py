@@ -1,5 +1,4 @@
 import importlib
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from stopped import some
-
-ROOT = Path(__file__).parents[2]
 
 CASES = {
     "MLP": ({"features": [64, 16, 10]}, {"image": (5, 8, 8)}, (5, 10)),
@@ -19,9 +16,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def models():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        return importlib.import_module("examples.models")
+    return importlib.import_module("learner.examples.models")
 
 
 @pytest.mark.parametrize("name", some(CASES, {"MLP"}))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from learner import LearnerError
+from learner.distribution import install_hint
 from learner.events import SplitEnded, StepsEnded
 from learner.loggers import JsonLines, MetricLogger, MLflow, TensorBoard, WandB
 from learner.loggers.base import RunLogger, refuse_missing
@@ -122,7 +123,7 @@ def test_all_that_is_wrong_is_one_error():
 @pytest.mark.parametrize(("make", "extra"), [(TensorBoard, "tensorboard"), (WandB, "wandb"), (MLflow, "mlflow")])
 def test_a_missing_package_is_an_error_that_says_what_to_install(make, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(LearnerError, match=re.escape(f'pip install "learner[{extra}]"')):
+    with pytest.raises(LearnerError, match=re.escape(install_hint(extra))):
         make()
 
 

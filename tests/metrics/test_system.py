@@ -127,9 +127,7 @@ def test_the_fullest_device_counts(monkeypatch):
 def test_a_missing_package_says_what_to_install(make, monkeypatch):
     for name in ("psutil", "pynvml"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        LearnerError, match=rf"{make.__name__} needs (psutil|nvidia-ml-py): pip install 'learner\[system"
-    ):
+    with pytest.raises(LearnerError, match=rf"{make.__name__} needs (psutil|nvidia-ml-py): pip install .*\[system"):
         make()
 
 

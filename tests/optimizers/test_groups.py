@@ -9,9 +9,9 @@ import optax
 import pytest
 from runs import T, X, batches, line_step, quiet
 
-from learner.cli.optimizers import AdamW
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
+from learner.optimizers.configs import AdamW
 from learner.optimizers.groups import with_weight_decay
 from learner.schedules import Cosine
 from learner.steps.state import named_leaves

@@ -8,8 +8,8 @@ import optax.contrib
 import pytest
 from runs import T, X, line, line_step, quiet
 
-from learner.cli.optimizers import OPTIMIZERS, Optimizer
 from learner.optimizers import Group, Groups
+from learner.optimizers.configs import OPTIMIZERS, OptimizerConfig
 from learner.steps.optimizer import check_optimizer
 
 PARAMS = {"body": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones((4,))}, "head": {"kernel": jnp.ones((4, 2))}}
@@ -40,7 +40,7 @@ def test_every_optimizer_of_optax_in_a_group_and_as_the_rest(name):
 
 
 def test_the_registry_has_all_of_them():
-    assert all(isinstance(each, Optimizer) for name, each in ALL.items() if name not in MORE)
+    assert all(isinstance(each, OptimizerConfig) for name, each in ALL.items() if name not in MORE)
     assert len(ALL) > 45
 
 

@@ -188,3 +188,14 @@ def test_layers_that_may_fit_by_chance_are_refused():
 
     with pytest.raises(LearnerError, match=r"does not know how PyTorch holds up \(ConvTranspose\)"):
         read({"up.weight": numbers(3, 3, 2, 2), "up.bias": numbers(3)}, Model(nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth"])
+def test_a_pickle_of_pytorch_is_refused_with_its_conversion(tmp_path, suffix):
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(b"PK\3\4")
+    with pytest.raises(LearnerError) as caught:
+        load_model(path, {"w": jnp.zeros(1)})
+    converted = str(tmp_path / "model.safetensors")
+    assert f"torch.save_file(torch.load({str(path)!r}, weights_only=True), {converted!r})" in str(caught.value)
+    assert f'load_model({converted!r}, model, layout="torch")' in str(caught.value)

@@ -65,6 +65,12 @@ def test_what_to_do_next(changes, expected):
     assert following(RUN | changes, "runs/a") == ["next: " + " | ".join([*expected, "learner report runs/a"])]
 
 
+def test_only_what_is_installed_is_advised(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert following(RUN, "runs/a") == ["next: learner evaluate runs/a | learner resume runs/a --num_epochs=40"]
+    assert following(RUN | {"checkpoints": []}, "runs/a") == []
+
+
 def test_directories_can_be_pasted_and_steer_nothing():
     (line,) = following(RUN, "my runs/it's")
     assert "learner evaluate 'my runs/it'\"'\"'s' | " in line

@@ -12,6 +12,7 @@ from PIL import Image
 from written import write_run, write_steps
 
 from learner import LearnerError
+from learner.distribution import install_hint
 from learner.runs import find_runs
 from learner.runs.report import report, write_report
 
@@ -130,7 +131,7 @@ def test_a_place_that_cannot_be_written(runs, tmp_path):
 def test_without_plotly(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
-    with pytest.raises(LearnerError, match=r'pip install "learner\[reports\]"'):
+    with pytest.raises(LearnerError, match=re.escape(install_hint("reports"))):
         report(runs)
 
 

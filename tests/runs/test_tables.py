@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import sys
 
 import pyarrow.parquet
@@ -10,6 +11,7 @@ import pytest
 from written import write_run, write_steps
 
 from learner import LearnerError
+from learner.distribution import install_hint
 from learner.runs import Run
 from learner.runs.curves import curves
 from learner.runs.pictures import picture
@@ -112,7 +114,7 @@ def test_no_numbers_and_no_such_format(run, tmp_path):
 
 def test_without_pyarrow(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(LearnerError, match=r'pip install "learner\[parquet\]"'):
+    with pytest.raises(LearnerError, match=re.escape(install_hint("parquet"))):
         write_table(tmp_path / "m.parquet", run, "parquet")
 
 

@@ -37,7 +37,7 @@ def parquet(
       A `Table`: an `ArrayDataset` with the names of labels.
 
     Raises:
-      LearnerError: pyarrow is not there (`pip install "learner[parquet]"`); there is no such file or column; the
+      LearnerError: pyarrow is not installed (the extra `parquet`); there is no such file or column; the
         file is damaged or needs too much memory; values that do not fit, with their rows, counted from 1.
 
     >>> import tempfile, os, pyarrow, pyarrow.parquet

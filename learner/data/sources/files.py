@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 from learner.data.npz import LARGEST_RATIO, machine_memory
 from learner.data.plan import whole_number
+from learner.distribution import install_hint
 from learner.errors import LearnerError
 
 PathLike = str | os.PathLike[str]
@@ -224,11 +225,11 @@ def needed(module: str, package: str, extra: str, what: str) -> Any:
     Raises:
       LearnerError: it is not there; it says what to install.
 
-    >>> needed("no_such_module", "Pillow", "images", "an image folder")
+    >>> needed("no_such_module", "Pillow", "images", "an image folder")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    learner.errors.LearnerError: an image folder needs Pillow: pip install "learner[images]"
+    learner.errors.LearnerError: an image folder needs Pillow: pip install ...
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise LearnerError(f'{what} needs {package}: pip install "learner[{extra}]"') from error
+        raise LearnerError(f"{what} needs {package}: {install_hint(extra)}") from error

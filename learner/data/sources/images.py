@@ -39,7 +39,7 @@ class ImageFolder(Dataset):
     Items are `image` float32 `[height, width, 3]` (RGBA: 4; grey: `[height, width]`) and `label` int32.
 
     Raises:
-      LearnerError: Pillow is not there (`pip install "learner[images]"`); there is no such directory, no class in it, a
+      LearnerError: Pillow is not installed (the extra `images`); there is no such directory, no class in it, a
         class without images; or, when it is read, an image that is damaged or too large.
 
     >>> import tempfile

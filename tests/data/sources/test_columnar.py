@@ -1,6 +1,7 @@
 """Parquet and Arrow files, written by pyarrow."""
 
 import datetime
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from learner.data import DataLoaderBuilder, arrow, parquet
+from learner.distribution import install_hint
 from learner.errors import LearnerError
 
 COLUMNS = {
@@ -110,5 +112,5 @@ def test_damaged_files(kind, tmp_path):
 def test_without_pyarrow_the_error_says_what_to_install(read, monkeypatch, tmp_path):
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(LearnerError, match=r'needs pyarrow: pip install "learner\[parquet\]"'):
+    with pytest.raises(LearnerError, match=re.escape(f"needs pyarrow: {install_hint('parquet')}")):
         read(tmp_path / "a")

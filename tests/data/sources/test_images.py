@@ -1,6 +1,7 @@
 """Folders of images, drawn here."""
 
 import pickle
+import re
 import struct
 import sys
 import zlib
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from learner.data import DataLoaderBuilder, ImageFolder
+from learner.distribution import install_hint
 from learner.errors import LearnerError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
@@ -130,5 +132,5 @@ def test_folders_that_are_wrong(place, tmp_path_factory):
 
 def test_without_pillow_the_error_says_what_to_install(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(LearnerError, match=r'ImageFolder needs Pillow: pip install "learner\[images\]"'):
+    with pytest.raises(LearnerError, match=re.escape(f"ImageFolder needs Pillow: {install_hint('images')}")):
         ImageFolder(place)

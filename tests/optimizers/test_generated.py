@@ -4,7 +4,7 @@ from typing import Any, Literal
 import jax
 import pytest
 
-from learner.cli.generated import camel_case, make_class, yaml_type
+from learner.optimizers.generated import camel_case, make_class, yaml_type
 
 
 class Ours:

@@ -1,0 +1,184 @@
+"""optax's optimizers for configs: `AdamW(weight_decay=1e-4)` is a function of the learning rate.
+
+There is a class for every function of `optax` and `optax.contrib` that takes a `learning_rate`, with its other
+parameters. Each also has `clip_norm`, which clips the gradients to a global norm before the optimizer sees them, and
+those with a weight decay have `weight_decay_on`, which says of what. `learner.optimizers` has what is made of other
+optimizers: groups, averages, other ways to clip.
+
+    optimizer:
+      class_path: AdamW
+      init_args: {weight_decay: 1.0e-4, clip_norm: 1.0}
+
+A `learner.Config` has one as a field, `optimizer: OptimizerConfig = AdamW(weight_decay=1e-4)`. In other
+Python optax itself is as short: `partial(optax.adamw, weight_decay=1e-4)`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, Literal
+
+import optax
+import optax.contrib
+
+from learner.errors import LearnerError, near
+from learner.fields import read, write, wrong
+from learner.optimizers.generated import make_class
+from learner.optimizers.gradients import kernels
+
+
+class OptimizerConfig:
+    """An optax optimizer without its learning rate: calling it with a rate makes the `optax.GradientTransformation`.
+
+    There is a subclass for each optimizer of optax. They are fields of a `learner.Config`, too, whose files name them:
+
+    >>> from learner import Config
+    >>> class Training(Config):
+    ...     optimizer: OptimizerConfig = AdamW(weight_decay=1e-4)
+    >>> Training.from_dict({"optimizer": {"class_path": "SGD", "init_args": {"momentum": 0.9}}}).optimizer
+    SGD(momentum=0.9, nesterov=False, accumulator_dtype=None, clip_norm=None)
+    >>> Training.from_dict({"optimizer": {"class_path": "SGD", "init_args": {"momentun": 0.9}}})
+    Traceback (most recent call last):
+    learner.errors.LearnerError: Training.optimizer has no 'momentun': did you mean 'momentum'?
+
+    >>> SGD(momentum=0.9)
+    SGD(momentum=0.9, nesterov=False, accumulator_dtype=None, clip_norm=None)
+    >>> transformation = AdamW(weight_decay=1e-4, weight_decay_on="kernels", clip_norm=1.0)(1e-3)
+    >>> sorted(transformation._fields)
+    ['init', 'update']
+    """
+
+    function: ClassVar[Callable[..., Any]]
+    function_name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        limit = getattr(self, "clip_norm", None)
+        if limit is not None and not limit > 0:
+            raise LearnerError(f"clip_norm of {type(self).__name__} is {limit!r}; it needs a positive number")
+
+    def __call__(self, learning_rate: Any) -> Any:
+        """The optimizer at this rate, a float or a traced scalar."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        clip_norm = settings.pop("clip_norm")
+        if settings.pop("weight_decay_on", "all") == "kernels":
+            settings[_mask_of(self.function)] = kernels
+        for name, value in settings.items():
+            if isinstance(value, OptimizerConfig):
+                settings[name] = value(learning_rate)
+        try:
+            made = self.function(learning_rate=learning_rate, **settings)
+        except ValueError as error:
+            raise LearnerError(f"{self!r}: {error}") from error
+        return made if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), made)
+
+    @classmethod
+    def read_fields(cls, value: Any, place: str, found: list[str]) -> Any:
+        """Return the optimizer of a file's value, for `learner.Config`; append what is wrong to `found`.
+
+        `value` is a name, a mapping of `class_path` and `init_args`, or where the field has the type of one optimizer,
+        a mapping of its parameters.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls.read_tagged([cls], {"class_path": value}, place, found)
+        if not isinstance(value, Mapping):
+            return wrong(
+                place, value, "the name of an optimizer, such as AdamW, or {class_path: ..., init_args: ...}", found
+            )
+        if "class_path" in value or cls is OptimizerConfig:
+            return cls.read_tagged([cls], value, place, found)
+        kinds = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        problems = [f"{place} has no {key!r}: {near(str(key), list(kinds))}" for key in value if key not in kinds]
+        needed = [name for name, field in kinds.items() if field.default is dataclasses.MISSING and name not in value]
+        problems += [f"{place} needs {name!r}" for name in needed]
+        settings = {
+            key: read(kinds[key].type, setting, f"{place}.{key}", problems)
+            for key, setting in value.items()
+            if key in kinds
+        }
+        made = None
+        if not problems:
+            try:
+                made = cls(**settings)
+            except (ValueError, TypeError) as error:
+                problems.append(f"{place}: {error}")
+        found += problems
+        return made
+
+    @staticmethod
+    def read_tagged(
+        members: "Sequence[type[OptimizerConfig]]", value: Mapping[str, Any], place: str, found: list[str]
+    ) -> Any:
+        """Return the optimizer that `class_path` names, one of `members`. Nothing is imported to find it."""
+        allowed = {name: kind for name, kind in OPTIMIZERS.items() if issubclass(kind, tuple(members))}
+        name = str(value.get("class_path", "")).rpartition(".")[2]
+        others = [key for key in value if key not in ("class_path", "init_args")]
+        found += [f"{place} has {key!r} beside class_path: parameters belong under init_args" for key in others]
+        if name not in allowed:
+            found.append(f"{place} names the optimizer {name!r}: {near(name, list(allowed))}")
+            return None
+        return allowed[name].read_fields(value.get("init_args") or {}, place, found)
+
+    @classmethod
+    def write_fields(cls, value: "OptimizerConfig") -> dict[str, Any]:
+        """Return the mapping that `read_fields` of this class reads, with all parameters."""
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        settings = {field.name: write(field.type, getattr(value, field.name)) for field in fields}
+        return settings if type(value) is cls else {"class_path": type(value).__name__, "init_args": settings}
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The module's optimizers: what takes a learning rate, except for the pieces (`scale_by_...`) they are made of."""
+    found = {}
+    for name, value in vars(module).items():
+        if name.startswith(("_", "scale_by_")) or inspect.isclass(value) or not callable(value):
+            continue
+        try:
+            parameters = inspect.signature(value).parameters
+        except ValueError:  # type aliases are callable, but have no signature
+            continue
+        if "learning_rate" in parameters:
+            found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def _mask_of(function: Callable[..., Any]) -> str:
+    """The parameter that says which arrays decay, or nothing."""
+    parameters = inspect.signature(function).parameters
+    found = [name for name in ("mask", "weight_decay_mask") if name in parameters and "weight_decay" in parameters]
+    return found[0] if found else ""
+
+
+_CLIP_NORM = ("clip_norm", float | None, None, "Clip the gradients to this global norm first. null: as they are.")
+_DECAY = (
+    "weight_decay_on",
+    Literal["all", "kernels"],
+    "all",
+    "What decays: all arrays, or not the biases and the parameters of norms.",
+)
+
+_made = [
+    make_class(
+        function,
+        name,
+        OptimizerConfig,
+        {"learning_rate"},
+        {optax.GradientTransformation: OptimizerConfig},
+        [*([_DECAY] if _mask_of(function) else []), _CLIP_NORM],
+    )
+    for name, function in (_functions(optax) | _functions(optax.contrib)).items()
+]
+
+OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
+    made.__name__: made for made in sorted(_made, key=lambda m: m.__name__.lower())
+}
+"""Every class by its name."""
+
+globals().update(OPTIMIZERS)
+__all__ = list(OPTIMIZERS)
+
+
+def __getattr__(name: str) -> Any:  # for type checkers; the classes are in `globals()`
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,51 @@
+"""The protocols of models that bring their steps."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from learner import TrainStep, ValidStep
+
+
+class Both:
+    def train_step(self, batch):
+        return batch
+
+    valid_step = train_step
+
+
+class Random:
+    def train_step(self, batch, rng):
+        return batch
+
+
+def test_isinstance_looks_at_the_names():
+    assert isinstance(Both(), TrainStep)
+    assert isinstance(Both(), ValidStep)
+    assert isinstance(Random(), TrainStep)
+    assert not isinstance(Random(), ValidStep)
+    assert not isinstance(lambda model, batch: batch, TrainStep)
+
+
+@pytest.mark.full
+def test_a_type_checker_reads_them(tmp_path):
+    """A model fits by its method alone, and one whose step takes other batches is noticed."""
+    (tmp_path / "annotated.py").write_text(
+        textwrap.dedent("""
+        from learner import TrainStep
+
+        class Model:
+            def train_step(self, batch: dict[str, int], /) -> float:
+                return 0.0
+
+        good: TrainStep[dict[str, int], float] = Model()
+        bad: TrainStep[str, float] = Model()
+        """)
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(tmp_path / "annotated.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    errors = [line for line in ran.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1, ran.stdout
+    assert "annotated.py:9" in errors[0]
