@@ -12,7 +12,14 @@ Bring a model, an optax optimizer and data; `LearnerBuilder` configures the rest
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+
+if sys.platform == "win32":
+    # There `os.kill(pid, 0)`, which asks elsewhere whether a process lives, sends it Ctrl-C.
+    raise ImportError("learner does not run on Windows: use WSL, the Windows Subsystem for Linux")
+
+# Not from `typing`: `python -m learner` imports this with the current directory first on the import path.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that only read files do without JAX
     from learner.builder import LearnerBuilder
@@ -140,7 +147,7 @@ _PLACES = {
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         """What is public, and the modules in here."""
         if name in _PLACES:
             value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)

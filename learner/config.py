@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 from learner.errors import LearnerError, near, one_error
 from learner.fields import read, tagged, write, wrong
 from learner.kinds import shown
-from learner.mappings import SUFFIXES, json_text, read_mapping, yaml_text
+from learner.mappings import DEEPEST, SUFFIXES, is_deep, json_text, read_mapping, yaml_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,7 @@ class Config:
         Raises:
           LearnerError: all that is wrong, each with its path.
         """
+        _refuse_deep(content, cls)
         found: list[str] = []
         made: Self = cls.read_fields(content, cls.__name__, found)
         if found:
@@ -223,6 +224,7 @@ def _checked(fill: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(fill)
     def __init__(self: Config, *arguments: Any, **given: Any) -> None:  # noqa: N807
         cls = type(self)
+        _refuse_deep(given, cls)
         found: list[str] = []
         if arguments:
             found.append(f"{cls.__name__} takes its fields by name, and got {arguments[0]!r} without one")
@@ -232,6 +234,11 @@ def _checked(fill: Callable[..., None]) -> Callable[..., None]:
         fill(self, **values)
 
     return __init__
+
+
+def _refuse_deep(content: Any, cls: type[Config]) -> None:
+    if is_deep(content):
+        raise LearnerError(f"{cls.__name__} is given values that are nested more than {DEEPEST} levels deep")
 
 
 def fields_of(cls: type[Config]) -> dict[str, Field]:

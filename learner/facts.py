@@ -31,9 +31,9 @@ def hyperparameters(options: Options, step: Step, settings: Mapping[str, Any]) -
     builder. What only watches it (`metric_loggers`, `renderer`) is left out.
     """
     if options.config_text is not None:
-        from learner.mappings import yaml_loader
+        from learner.untrusted import parse_yaml
 
-        said = yaml_loader()(options.config_text)
+        said = parse_yaml(options.config_text)
         return {str(key): encode(value) for key, value in said.items() if key not in UNTOLD}
     named = {KEYS.get(name, name): getattr(options, name) for name in PLAIN}
     rate = settings["schedules"].get(OF_RUN, settings["learning rate"])

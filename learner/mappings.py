@@ -9,7 +9,8 @@ from typing import Any
 from learner.errors import LearnerError, near
 
 SUFFIXES = (".json", ".yaml", ".yml")
-LARGEST = 2**20  # of a file, in characters
+LARGEST, DEEPEST = 2**20, 50  # of a file, in characters and levels
+BITS = 1024  # of an integer, as of the largest float
 
 
 def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dict[str, Any]:
@@ -23,21 +24,25 @@ def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dic
       LearnerError: there is no such file, it is neither YAML nor JSON, not a mapping, says a key twice, or is absurdly
         large.
     """
+    from learner.untrusted import read_bounded
+
     named = f"the {what} {os.fspath(path)}"
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read(LARGEST + 1)
+        content = read_bounded(path)
+        if len(content) > LARGEST:
+            raise LearnerError(f"{named} has more than {LARGEST} bytes")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
         beside = sorted(str(other) for other in Path(path).parent.glob("*") if other.suffix in SUFFIXES)
         hint = f": {near(str(path), beside)}" if beside else ""
         raise LearnerError(f"there is no {what} {os.fspath(path)}{hint}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise LearnerError(f"{named} cannot be read: {error}") from error
-    content = _json(text, named) if Path(path).suffix == ".json" else _yaml(text, named)
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        found = "is empty" if content is None else f"is a {type(content).__name__}"
+    mapping = _json(text, named) if Path(path).suffix == ".json" else _yaml(text, named)
+    if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
+        found = "is empty" if mapping is None else f"is a {type(mapping).__name__}"
         raise LearnerError(f"{named} {found}; it needs a mapping of options by name")
-    return content
+    return mapping
 
 
 def json_text(content: Mapping[str, Any]) -> str:
@@ -68,27 +73,38 @@ def yaml_text(content: Any) -> str:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    loader = yaml_loader()
-    Dumper.add_representer(str, lambda dumper, text: _scalar(dumper, text, loader))
+    Dumper.add_representer(str, _scalar)
     text: str = yaml.dump(
         content, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
     )
     return text
 
 
-def yaml_loader() -> Any:
-    """What reads YAML: as PyYAML does, but for `1e-3`, which is a number."""
-    from jsonargparse import get_loader
+def is_deep(value: Any, deepest: int = DEEPEST) -> bool:
+    """Return True if mappings and lists are nested in a value more than `deepest` levels: functions that walk through
+    them would exceed Python's limit of recursion.
 
-    return get_loader("yaml")
+    >>> import functools
+    >>> is_deep({"a": [{"b": 1}]}), is_deep(functools.reduce(lambda inner, _: [inner], range(51), 1))
+    (False, True)
+    """
+    level = [value]
+    for _ in range(deepest + 1):
+        level = [each for each in level if isinstance(each, Mapping | list | tuple)]
+        if not level:
+            return False
+        level = [item for each in level for item in (each.values() if isinstance(each, Mapping) else each)]
+    return True
 
 
-def _scalar(dumper: Any, text: str, loader: Any) -> Any:
+def _scalar(dumper: Any, text: str) -> Any:
     import yaml
+
+    from learner.untrusted import parse_yaml
 
     node = dumper.represent_scalar("tag:yaml.org,2002:str", text)
     try:
-        same = "\n" in text or loader(text) == text
+        same = "\n" in text or parse_yaml(text) == text
     except yaml.YAMLError:  # such as ": "; PyYAML quotes those by itself
         same = True
     return node if same else dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
@@ -107,14 +123,24 @@ def _indented(value: Any, indent: str) -> str:
 
 
 def _json(text: str, named: str) -> Any:
-    if len(text) > LARGEST:
-        raise LearnerError(f"{named} has more than {LARGEST} characters")
+    deep = f"{named} is nested more than {DEEPEST} levels deep"
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, named))
-    except json.JSONDecodeError as error:
+        content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, named), parse_int=_integer)
+    except LearnerError:
+        raise
+    except ValueError as error:
         raise LearnerError(f"{named} is not JSON: {error}") from error
     except RecursionError as error:
-        raise LearnerError(f"{named} is nested too deeply") from error
+        raise LearnerError(deep) from error
+    if is_deep(content):
+        raise LearnerError(deep)
+    return content
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > BITS or (value := int(digits)).bit_length() > BITS:
+        raise ValueError("an integer that is absurdly large")
+    return value
 
 
 def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
@@ -129,11 +155,11 @@ def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
 def _yaml(text: str, named: str) -> Any:
     import yaml
 
-    from learner.untrusted import said_twice, too_large
+    from learner.untrusted import RefusedError, parse_yaml
 
     try:
-        if problem := too_large(text) or said_twice(text):
-            raise LearnerError(f"{named} {problem}")
-        return yaml_loader()(text)
+        return parse_yaml(text)
+    except RefusedError as error:
+        raise LearnerError(f"{named} {error}") from error
     except yaml.YAMLError as error:
         raise LearnerError(f"{named} is not YAML: {' '.join(str(error).split())}") from error

@@ -1,9 +1,92 @@
-"""What of a YAML text is refused before anything is made of it."""
+"""Limits of files and texts that are not trusted, checked before anything is made of them."""
+
+import os
+import re
+import stat
+from typing import Any
 
 import yaml
 
-LARGEST, DEEPEST = 2**20, 50  # of a file, in characters and levels
+from learner.mappings import BITS, DEEPEST, LARGEST
+
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class RefusedError(yaml.YAMLError):
+    """A YAML text that is absurdly large or deep, or has a key twice."""
+
+
+class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
+    """PyYAML's safe loader with `true` and `false` as the only booleans, as in YAML 1.2 (`on`, `off`, `yes` and `no`
+    are texts), with `1e-3` as a number, and without dates. Every fault of a text is a `yaml.YAMLError`.
+    """
+
+    def __init__(self, text: str) -> None:
+        # Before anything is composed: PyYAML composes recursively, and deep texts would overflow C's stack.
+        if problem := too_large(text) or said_twice(text):
+            raise RefusedError(problem)
+        super().__init__(text)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Return the value of a node. What PyYAML's constructors raise becomes a `ConstructorError` with its line."""
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # such as of `!!int abc`
+            raise yaml.constructor.ConstructorError(None, None, f"no {node.tag}: {error}", node.start_mark) from error
+        if isinstance(value, int) and value.bit_length() > BITS:
+            raise yaml.constructor.ConstructorError(None, None, "an integer that is absurdly large", node.start_mark)
+        return value
+
+
+_BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
+ConfigLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _FLOAT, _DATE)]
+    for first, resolvers in LOADER.yaml_implicit_resolvers.items()
+}
+ConfigLoader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+ConfigLoader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(
+        r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+            |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+            |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+            |[-+]?\.(?:inf|Inf|INF)
+            |\.(?:nan|NaN|NAN))$""",
+        re.VERBOSE,
+    ),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the content of a YAML text.
+
+    Raises:
+      RefusedError: the text is absurdly large or deep, or has a key twice.
+      yaml.YAMLError: it is not YAML.
+
+    >>> parse_yaml("{on: [epoch, 1e-3], off: true, date: 2001-01-01}")
+    {'on': ['epoch', 0.001], 'off': True, 'date': '2001-01-01'}
+    """
+    loader = ConfigLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def read_bounded(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+    """Return the content of a regular file, or its first `most + 1` bytes if it is larger.
+
+    Raises:
+      OSError: the file cannot be read, or it is a pipe or a device, which may have no end.
+    """
+    # A pipe without a writer would block the call of `open`.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is a pipe or a device; write the content to a regular file")
+        return file.read(most + 1)
 
 
 def too_large(text: str) -> str | None:

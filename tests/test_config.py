@@ -213,7 +213,7 @@ def test_what_a_class_itself_refuses_is_told_with_the_rest(tmp_path):
         ("a.json", "{width: 3}", r"the Layer file .*a\.json is not JSON: .* line 1 column 2"),
         ("a.yaml", "width: [", r"the Layer file .*a\.yaml is not YAML"),
         ("a.yaml", "- 3", r"is a list; it needs a mapping"),
-        ("a.json", "[" * 100_000, r"nested too deeply"),
+        ("a.json", "[" * 100_000, r"nested more than 50 levels deep"),
         ("a.yaml", "[" * 100, r"nested more than 50 levels"),
         ("a.json", '{"width": 3, "width": 4}', r"says 'width' twice$"),
         ("a.yaml", "width: 3\nactivation: relu\nwidth: 4", r"says 'width' twice \(line 3\)$"),

@@ -143,13 +143,15 @@ class Config:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
         """
         problems, made = self._problems, dict[str, Any]()
+        refused = bool(problems)  # then no code of the user's is called, only what adds to the mistakes
         builder = self._configured()
         for key, part in self._recipes.items():
             with problems.noted():
-                made[key] = self._model() if key == "model" else part.make()
+                if part.is_ours or not refused:
+                    made[key] = self._model() if key == "model" else part.make()
         for key in self._sources if with_data else ():
             with problems.noted():
-                made[key] = self.data(key)
+                made[key] = _of_each(self._sources[key], Source.check_options) if refused else self.data(key)
         text = self.text()
         assert builder is not None
         return builder._config_text(HEADER + text).build(**{"lr": self._content["lr"], "optimizer": None, **made})
@@ -161,6 +163,7 @@ class Config:
         Raises:
           LearnerError: all that is wrong with the config.
         """
+        self._problems.raise_all()  # before anything that the config names is called
         builder = self._configured()
         lr, optimizer, data = self._content.get("lr"), None, None
         with self._problems.noted():
@@ -179,9 +182,11 @@ class Config:
         builder = None
         with self._problems.noted():
             builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
+        refused = bool(self._problems)
         for each in self._options if builder is not None else ():
             with self._problems.noted():
-                each.apply(builder)
+                if each.is_ours or not refused:
+                    each.apply(builder)
         return builder
 
     def model(self) -> tuple[Any, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 from learner.cli.config import Config
 from learner.cli.overrides import CommandLine, split, value_of
 from learner.cli.training import changed, saved_config
+from learner.cli.trust import HELP as TRUST_HELP
+from learner.cli.trust import TRUST, require_trust
 from learner.errors import LearnerError, near
 from learner.loading import load_checkpoint
 from learner.records import recorder_for, save_model
@@ -17,7 +19,7 @@ from learner.runs.tensorboard import KIND as TENSORBOARD
 from learner.runs.tensorboard import write_events
 from learner.text import count, printable, size
 
-EXPORT = """\
+EXPORT = f"""\
 usage: learner export DIR -o FILE [--KEY=VALUE ...]
        learner export DIR --format=csv|jsonl|parquet [-o FILE]
        learner export DIR --format=tensorboard [-o DIR]
@@ -27,7 +29,7 @@ Writes the model of the newest checkpoint of the run in DIR to a file, for load_
   -o, --output FILE       where to write; .mpk, .json or .safetensors is the format, with .gz behind it it is compressed
   --precision=half        in half precision, or in double; default: full
   --checkpoint=best       of the best checkpoint instead; also an epoch
-
+{TRUST_HELP}
 It trusts config.yaml: the code that it names is imported and run.
 
 With --format it writes the numbers instead: every metric at every step and at the end of every split, as one table with
@@ -43,7 +45,7 @@ FORMATS = (*KINDS, TENSORBOARD)
 
 def export(words: Sequence[str]) -> int:
     """`learner export DIR -o FILE [--KEY=VALUE ...]`."""
-    line = split(words)
+    line = split(words, ("help", TRUST))
     if "help" in line.switches:
         print(EXPORT, end="")
         return 0
@@ -57,6 +59,7 @@ def export(words: Sequence[str]) -> int:
     if not output.absolute().parent.is_dir():
         raise LearnerError(f"the output is {output}; it needs the name of a file in a directory that exists")
     line.overrides = [(key, text) for key, text in line.overrides if key not in OWN]
+    require_trust(directory, line)
     content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
     content = changed(content, line)
     model, trainable = Config({**content, "directory": directory}).model()

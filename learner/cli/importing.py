@@ -14,6 +14,9 @@ from typing import Any
 from learner.errors import LearnerError, near
 from learner.signals import TERMINATED
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Python's environment variable that keeps the current directory off the import path of a new process."""
+
 
 def import_path(path: str, key: str) -> Any:
     """What `path` names.
@@ -45,6 +48,7 @@ def import_path(path: str, key: str) -> Any:
         if found is None:
             raise LearnerError(
                 f"{key} is {path!r}, but {'.'.join(parts[:done])} has no {part!r}: {near(part, _names(value))}"
+                f"{_shadowed(parts[0])}"
             )
         value = found
     return value
@@ -78,6 +82,15 @@ def _broken(name: str, key: str, path: str, error: BaseException) -> LearnerErro
     )
 
 
+def _shadowed(name: str) -> str:
+    """A hint where a module of the current directory has the name of one that is found before it."""
+    found = getattr(sys.modules[name], "__file__", None) or "a part of Python"
+    own = [place for place in (f"{name}.py", os.path.join(name, "__init__.py")) if os.path.isfile(place)]
+    if not own or (os.path.exists(found) and os.path.samefile(found, own[0])):
+        return ""
+    return f" ({name} is {found}, which is found before {own[0]} in the current directory: rename that one)"
+
+
 def _names(value: Any) -> list[str]:
     names = [name for name in dir(value) if not name.startswith("_")]
     return names + [module.name for module in pkgutil.iter_modules(getattr(value, "__path__", []))]
@@ -104,11 +117,25 @@ def exports(module: str, base: str | None = None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def current_directory_importable() -> Iterator[None]:
-    """The current directory is first on the import path, as with `python -m`, so that configs can name own modules."""
-    before = list(sys.path)
-    sys.path.insert(0, os.getcwd())
+def import_order(*, own: bool) -> Iterator[None]:
+    """Let no file of the current directory be imported in place of a module of Python, an installed package or ours.
+
+    Args:
+      own: append the current directory to the import path, so that configs can name modules in it; otherwise remove it.
+    """
+    try:
+        here, names = os.path.realpath(os.getcwd()), {name.partition(".")[0] for name in os.listdir(".")}
+    except OSError:  # of a directory that is removed, or may not be listed
+        yield
+        return
+    before, safe_path = list(sys.path), os.environ.get(SAFE_PATH)
+    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here] + ([here] if own else [])
+    if names & sys.stdlib_module_names:
+        # New Python processes, such as worker processes of loaders, import modules before they get this import path.
+        os.environ[SAFE_PATH] = "1"
     try:
         yield
     finally:
         sys.path[:] = before
+        if safe_path is None:
+            os.environ.pop(SAFE_PATH, None)

@@ -5,9 +5,10 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from learner.cli.importing import current_directory_importable
+from learner.cli.importing import import_order
 from learner.distribution import VERSION
 from learner.errors import LearnerError, near
 from learner.signals import TERMINATED, of_a_command
@@ -33,6 +34,7 @@ COMMANDS = {
 }
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
+OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
 READING = ("summary", "compare", "plot", "report", "ask", "watch", "devices")
 """Commands that run no code of the user's: they import nothing from the current directory, which may be a run's."""
@@ -70,16 +72,23 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 2 for wrong input, after one message on standard error; 130 after Ctrl-C, 143 after SIGTERM,
-        141 where the output is not read any more, 75 where the watchdog ended it.
+        141 where the output is not read any more, 74 where it cannot be written, 75 where the watchdog ended it.
     """
+    _open_standard_streams()
+    failed: list[OSError] = []
     try:
-        with of_a_command():
+        with of_a_command(), _noting_failures(failed):
             code = _run(list(sys.argv[1:] if words is None else words))
             sys.stdout.flush()
             return code
-    except BrokenPipeError:  # whoever read the output has seen enough; Python would complain at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+    except OSError as error:
+        if error not in failed:  # of another file
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        if isinstance(error, BrokenPipeError):  # whoever read the output has seen enough
+            return PIPE_CLOSED
+        print(f"learner: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return OUTPUT_FAILED
     except LearnerError as error:
         notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("while ")]  # not those of others
         text = "\n  ".join([str(error), *notes])
@@ -94,6 +103,44 @@ def main(words: Sequence[str] | None = None) -> int:
             raise
         print("learner: interrupted", file=sys.stderr)
         return TERMINATED
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null in the place of standard streams that are closed: otherwise the next file that is opened, such as
+    a run's journal, gets the number of one of them, and whatever a library prints there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+@contextlib.contextmanager
+def _noting_failures(failed: list[OSError]) -> Iterator[None]:
+    """Note the errors of writing to standard output, which nothing in them tells from those of other files."""
+    stream = sys.stdout
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return method(*arguments)
+            except OSError as error:
+                failed.append(error)
+                raise
+
+        return call
+
+    names = ("write", "flush")
+    for name in names:
+        setattr(stream, name, noting(getattr(stream, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(stream, name)
 
 
 @contextlib.contextmanager
@@ -114,9 +161,11 @@ def _run(words: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise LearnerError(f"there is no command {command!r}: {near(command, list(COMMANDS))}")
-    if command not in READING:
-        importlib.import_module("learner.builder")  # first: what it needs is not to be found in the current directory
-    with _plain_warnings() if command in READING else current_directory_importable():
+    reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
+    with import_order(own=False):  # what ours need is not to be found in the current directory
+        if not reading:
+            importlib.import_module("learner.builder")
         module = importlib.import_module(COMMANDS[command][0])
+    with _plain_warnings() if reading else contextlib.nullcontext(), import_order(own=not reading):
         code: int = getattr(module, command.replace("-", "_"))(rest)
         return code

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learner.cli.keys import names_for
-from learner.cli.recipes import Recipe, mapped, nested, objects, predicate, recipe
+from learner.cli.recipes import Recipe, mapped, nested, objects, predicate, recipe, recipes_in
 from learner.cli.signatures import check
 from learner.errors import LearnerError
 
@@ -39,6 +39,12 @@ class Option:
     name: str
     calls: tuple[tuple[tuple[Any, ...], Recipe], ...]
     value: Any
+
+    @property
+    def is_ours(self) -> bool:
+        """See `Recipe.is_ours`."""
+        given = [part for positional, named in self.calls for part in (*positional, *named.given.values())]
+        return not any(not each.is_ours for part in given for each in recipes_in(part))
 
     def apply(self, builder: Any) -> None:
         """Calls the builder's method."""

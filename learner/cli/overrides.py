@@ -11,7 +11,9 @@ import yaml
 
 from learner.errors import LearnerError
 from learner.examples import bundled_config
-from learner.mappings import read_mapping, yaml_loader
+from learner.kinds import shown
+from learner.mappings import DEEPEST, read_mapping
+from learner.untrusted import RefusedError, parse_yaml
 
 SHORT = {"-h": "--help", "-o": "--output"}
 
@@ -44,6 +46,8 @@ def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config
         word = rest.pop(0)
         key, equals, value = SHORT.get(word, word).removeprefix("--").partition("=")
         takes_value = bool(rest) and not rest[0].startswith("--")
+        if word == "-":
+            raise LearnerError("standard input is not read: write the config to a file, and give its name")
         if word.startswith("-") and not word.startswith("--") and word not in SHORT:
             raise LearnerError(f"there is no option {word}: options are --KEY=VALUE")
         if not word.startswith("-"):
@@ -74,13 +78,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def value_of(text: str) -> Any:
     """An option's value, read as YAML; what is no YAML is a text.
 
-    >>> value_of("1e-3"), value_of("[64, 10]"), value_of("true"), value_of("a: b: c")
-    (0.001, [64, 10], True, 'a: b: c')
+    Raises:
+      LearnerError: it is absurdly large or deep, or has a key twice.
+
+    >>> value_of("1e-3"), value_of("[64, 10]"), value_of("true"), value_of("a: b: c"), value_of("Warning:")
+    (0.001, [64, 10], True, 'a: b: c', 'Warning:')
     """
     try:
-        return yaml_loader()(text) if text else ""
+        value = parse_yaml(text) if text else ""
+    except RefusedError as error:
+        raise LearnerError(f"the value {shown(text)} {error}") from error
     except yaml.YAMLError:
         return text
+    bare = isinstance(value, dict) and value and not any(value.values()) and ": " not in text
+    return text if bare else value
 
 
 def override(config: dict[str, Any], key: str, value: Any) -> None:
@@ -100,6 +111,8 @@ def override(config: dict[str, Any], key: str, value: Any) -> None:
     """
     place: Any = config
     steps = key.split(".")
+    if len(steps) > DEEPEST:
+        raise LearnerError(f"--{shown(key)} leads more than {DEEPEST} levels deep")
     for done, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
         if isinstance(place, dict) and "class_path" in place and step not in ("class_path", "init_args"):
             place = place.setdefault("init_args", {})

@@ -56,6 +56,9 @@ class Problems:
         except LearnerError as error:
             self._found += [f"{place}{problem}" for problem in told(error)]
 
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
     def raise_all(self) -> None:
         """Raises one `LearnerError` of all that was noted."""
         if self._found:

@@ -16,6 +16,7 @@ from typing import Any
 from learner.cli.arguments import config_kinds, imported
 from learner.cli.importing import import_path
 from learner.cli.keys import OBJECTS, names_for
+from learner.cli.kind_checks import OURS, check_target, package_of
 from learner.cli.places import GROUP, PREDICATE, inner_places, refuse_other
 from learner.cli.signatures import Arguments, check, random_parameters
 from learner.config import is_config
@@ -68,6 +69,11 @@ class Recipe:
     checked: Arguments | None = None
     random: tuple[str, ...] = ()
     partial: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """True if nothing that is called to make it is defined outside of this project and optax."""
+        return package_of(self.target) in OURS and all(part.is_ours for part in recipes_in(dict(self.given)))
 
     def config(self) -> Any:
         """The recipe as a config says it in full."""
@@ -124,6 +130,7 @@ def recipe(
         refuse_other(kind, path, key)
     target = named(path, key, names)
     refuse_other(kind, path, key, target)
+    check_target(target, path, key)
     if not given and not inspect.isclass(target) and (alone or not callable(target)):
         return Recipe(path, target)
     if not callable(target):
@@ -208,7 +215,7 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
 
 def objects(given: Mapping[str, Any]) -> list[str]:
     """The names of arguments with recipes in them."""
-    return [name for name, argument in given.items() if any(_recipes(argument))]
+    return [name for name, argument in given.items() if any(recipes_in(argument))]
 
 
 def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
@@ -225,11 +232,12 @@ def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
     return value["class_path"], dict(given)
 
 
-def _recipes(value: Any) -> Iterator[Recipe]:
+def recipes_in(value: Any) -> Iterator[Recipe]:
+    """The recipes in a value, without those in their arguments."""
     if isinstance(value, Recipe):
         yield value
     for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _recipes(item)
+        yield from recipes_in(item)
 
 
 def mapped(value: Any, function: Callable[[Recipe], Any]) -> Any:

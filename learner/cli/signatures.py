@@ -1,5 +1,6 @@
 """Arguments from a config, checked against the signature of what they are for, by jsonargparse."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -7,12 +8,14 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 
 from learner.cli.arguments import config_kinds, default_of, parameters_of, read_argument
 from learner.config import is_config
 from learner.errors import LearnerError, near, one_error
 from learner.fields import write
+from learner.kinds import shown
+from learner.untrusted import ConfigLoader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Arguments:
 
     def values(self) -> dict[str, Any]:
         """What is given, in the types that the signature asks for."""
-        return {**vars(self.parser.instantiate(self.parsed)), **self.configs}
+        with _our_yaml():
+            return {**vars(self.parser.instantiate(self.parsed)), **self.configs}
 
 
 def check(
@@ -145,10 +149,29 @@ def _takes_anything(target: Callable[..., Any]) -> bool:
 
 def _parse(parser: ArgumentParser, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> Namespace:
     try:
-        parsed: Namespace = parser.parse_object(dict(given), defaults=False)
+        parsed = _parse_object(parser, given)
     except Exception as error:  # whatever a type of the user's raises; it is about the argument
         raise LearnerError(_message(str(error), given, key, target)) from error
     return parsed
+
+
+def _parse_object(parser: ArgumentParser, given: Mapping[str, Any]) -> Namespace:
+    with _our_yaml():
+        parsed: Namespace = parser.parse_object(dict(given), defaults=False)
+    return parsed
+
+
+@contextlib.contextmanager
+def _our_yaml() -> Iterator[None]:
+    """Make jsonargparse use our YAML loader: it reads texts in the place of other values as YAML again, by YAML 1.1 and
+    without a limit of depth. Its public `set_loader` does not reach all of these places.
+    """
+    before = _loaders_dumpers.yaml_default_loader
+    vars(_loaders_dumpers)["yaml_default_loader"] = ConfigLoader
+    try:
+        yield
+    finally:
+        vars(_loaders_dumpers)["yaml_default_loader"] = before
 
 
 def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> str:
@@ -163,7 +186,7 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
         annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
         said = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         reason = f"it needs {re.sub(r'collections[.]abc[.]|typing[.]', '', said).replace('Sequence[', 'list[')}"
-    return f"{key}.{name} is {given[name]!r}: {' '.join(reason.split())}"
+    return f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"
 
 
 def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, default: Any) -> bool:
@@ -172,7 +195,7 @@ def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, def
         return False
     try:
         written = list(default) if isinstance(default, tuple) else default
-        read = _as_dict(parser.parse_object({**given, name: written}, defaults=False)[name])
+        read = _as_dict(_parse_object(parser, {**given, name: written})[name])
     except Exception:  # a default of another type than its annotation
         return False
     return type(read) is type(default) and bool(read == default)

@@ -76,13 +76,22 @@ class Source:
             return data
         with placed(f"{self.key}.batcher"):
             builder = DataLoaderBuilder(*([self.batcher.make()] if self.batcher else []))
+        self._configure(builder)
+        with placed(self.key):
+            return builder.build(data)
+
+    def check_options(self) -> None:
+        """Raise `LearnerError` for options that the loader refuses. Nothing that the config names is called."""
+        from learner.data import DataLoaderBuilder
+
+        self._configure(DataLoaderBuilder())
+
+    def _configure(self, builder: Any) -> None:
         problems = Problems()
         for each in self.options:
             with problems.noted(), placed(f"{self.key}.{each.name}"):
                 each.apply(builder)
         problems.raise_all()
-        with placed(self.key):
-            return builder.build(data)
 
     def config(self) -> Any:
         """The source as a config says it in full."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.cli.importing import current_directory_importable
+from learner.cli.importing import import_order
 from learner.cli.parsing import Parser
 from learner.directory import read_summary
 from learner.errors import LearnerError
@@ -33,7 +33,7 @@ def summary(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON; of a run with its status, config and time")
     parser.add_argument("--depth", metavar="N", help="of a config: how many levels of the model are shown")
     if any(map(_is_config, words)) and not {"-h", "--help"} & set(words):
-        with current_directory_importable():
+        with import_order(own=True):
             return _overview(words)
     line = parser.read(words)
     if line is None:

@@ -14,12 +14,16 @@ from learner.cli.config import Config
 from learner.cli.help import fit_help, key_help
 from learner.cli.overrides import CommandLine, override, read_yaml, split, value_of
 from learner.cli.processes import HELP, SWITCHES, connected, taken
+from learner.cli.trust import HELP as TRUST_HELP
+from learner.cli.trust import TRUST, require_trust
 from learner.directory import read_summary
 from learner.errors import LearnerError
 from learner.hosts import hosts
 from learner.loggers.appended import replace
+from learner.mappings import DEEPEST, is_deep
 from learner.renderers.summary import heading
 from learner.signals import TERMINATED
+from learner.untrusted import read_bounded
 from learner.watchdog import EXIT
 
 RESUME = f"""\
@@ -30,7 +34,7 @@ Goes on with the newest checkpoint of the run in DIR, as its config.yaml says; -
   --resume.allow=metrics      the metrics of the epoch under way begin anew, where others were in flight
   --resume.allow=optimizer    the optimizer begins with a new state, where it is another one
   --resume.allow=logs         the logs go on as they are, where parts of them are missing
-{HELP}
+{TRUST_HELP}{HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -74,12 +78,13 @@ def fit(words: Sequence[str]) -> int:
 
 def resume(words: Sequence[str]) -> int:
     """`learner resume DIR [--KEY=VALUE ...]`."""
-    line = split(words, SWITCHES)
+    line = split(words, (*SWITCHES, TRUST))
     processes = taken(line)
     if "help" in line.switches:
         print(RESUME, end="")
         return 0
     directory = run_directory(line, "resume")
+    require_trust(directory, line)
     with connected(processes):
         content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
         content = changed(content, line)
@@ -90,6 +95,8 @@ def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
     """A config's content with what the command line changes in it."""
     for key, text in line.overrides:
         override(content, key, value_of(text))
+    if is_deep(content):
+        raise LearnerError(f"the config is nested more than {DEEPEST} levels deep")
     return content
 
 
@@ -110,8 +117,11 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
         raise LearnerError(f"there is no directory {directory}")
     path = Path(directory, "config.yaml")
     here = hosts()
-    here.once(lambda: _mend(path))
-    if not path.is_file():
+    try:
+        here.once(lambda: _mend(path))
+    except OSError as error:
+        raise LearnerError(f"the config file {path} cannot be read: {error}") from error
+    if not path.exists():
         if not Path(directory, "journal.jsonl").exists():
             raise LearnerError(
                 f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl"
@@ -126,7 +136,7 @@ def _mend(path: Path) -> None:
     """Writes the config of the newest checkpoint where the file is missing or cut off. One that somebody changed stays
     as it is.
     """
-    text = path.read_bytes() if path.is_file() else b""
+    text = read_bounded(path) if path.exists() else b""
     with contextlib.closing(CheckpointStore(path.parent.absolute() / "checkpoint")) as store:
         for entry in reversed(store.entries):
             with contextlib.suppress(DamagedError):

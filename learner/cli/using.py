@@ -12,6 +12,8 @@ from learner.cli.overrides import read_yaml, split
 from learner.cli.processes import HELP, SWITCHES, connected, taken
 from learner.cli.sources import source
 from learner.cli.training import changed, run_directory, saved_config
+from learner.cli.trust import HELP as TRUST_HELP
+from learner.cli.trust import TRUST, require_trust
 from learner.directory import holds_run
 from learner.errors import LearnerError
 from learner.text import aligned, short
@@ -23,11 +25,11 @@ Prints the metrics of the newest checkpoint of the run in DIR on its validation 
 
   --checkpoint=best       of the best one instead; also an epoch
   --valid.KEY=VALUE       on other data
-{HELP}
+{TRUST_HELP}{HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
-PREDICT = """\
+PREDICT = f"""\
 usage: learner predict DIR DATA -o FILE [--KEY=VALUE ...]
 
 Writes the outputs of the valid step of the newest checkpoint in DIR, row by row, to an .npz file.
@@ -36,7 +38,7 @@ Writes the outputs of the valid step of the newest checkpoint in DIR, row by row
                           in a config can say
   -o, --output FILE       where to write; one array for each field of the output that has a row for each row of DATA
   --checkpoint=best       of the best checkpoint instead; also an epoch
-
+{TRUST_HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -45,12 +47,13 @@ BATCH_SIZE = 256
 
 def evaluate(words: Sequence[str]) -> int:
     """`learner evaluate DIR [--KEY=VALUE ...]`."""
-    line = split(words, SWITCHES)
+    line = split(words, (*SWITCHES, TRUST))
     processes = taken(line)
     if "help" in line.switches:
         print(EVALUATE, end="")
         return 0
     directory = run_directory(line, "evaluate")
+    require_trust(directory, line)
     with connected(processes):
         content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
         config = _standing(changed(content, line), directory)
@@ -69,7 +72,7 @@ def evaluate(words: Sequence[str]) -> int:
 
 def predict(words: Sequence[str]) -> int:
     """`learner predict DIR DATA -o FILE`."""
-    line = split(words)
+    line = split(words, ("help", TRUST))
     if "help" in line.switches:
         print(PREDICT, end="")
         return 0
@@ -81,6 +84,7 @@ def predict(words: Sequence[str]) -> int:
     if output.suffix != ".npz" or not output.parent.is_dir():
         raise LearnerError(f"the output is {output}; it needs the name of an .npz file in a directory that exists")
     line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
+    require_trust(directory, line)
     content = saved_config(directory, "predicts", call=".predict(data)")
     config = _standing(changed(content, line), directory)
     rows: list[int] = []

@@ -86,5 +86,6 @@ def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
     console.print(render_overview(overview, console.width))
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Return True for a terminal that can move its cursor; Python has None in the place of a closed standard output."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

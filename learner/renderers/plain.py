@@ -108,6 +108,8 @@ class PlainRenderer(Listener):
 def write_lines(texts: Sequence[str], stream: TextIO | None = None) -> None:
     """Writes lines to a stream (`None`: `sys.stdout`), with question marks for what its encoding lacks."""
     stream = stream or sys.stdout
+    if stream is None:  # standard output is closed
+        return
     text = "".join(f"{line}\n" for line in texts)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))

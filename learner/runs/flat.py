@@ -33,23 +33,6 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else str(encode(value))
 
 
-def is_deep(value: Any) -> bool:
-    """Whether what JSON gave has mappings and lists nested more than 100 deep, as no run writes them: what
-    walks through them would not come to their end.
-
-    >>> import functools
-    >>> is_deep({"a": [{"b": 1}]}), is_deep(functools.reduce(lambda inner, _: [inner], range(101), 1))
-    (False, True)
-    """
-    level = [value]
-    for _ in range(DEEPEST + 1):
-        level = [each for each in level if isinstance(each, dict | list)]
-        if not level:
-            return False
-        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
-    return True
-
-
 def _pairs(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and "class_path" in value:
         yield key, value["class_path"]

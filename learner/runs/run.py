@@ -20,8 +20,8 @@ from learner.events import MetricInfo
 from learner.history import History, Point
 from learner.journal import LARGEST, NUMBERS, UNTOLD, entry_of
 from learner.lock import is_held
-from learner.mappings import read_mapping
-from learner.runs.flat import DEEPEST, flat, is_deep
+from learner.mappings import is_deep, read_mapping
+from learner.runs.flat import DEEPEST, flat
 from learner.runs.following import epochs_in
 from learner.runs.growing import GrowingLines
 from learner.runs.series import Floats, Series, has_steps, is_plain, step_values
@@ -384,7 +384,7 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
     entry = entry_of(line, where)
     if line.count(b"{") + line.count(b"[") <= DEEPEST:
         return entry
-    deep = [key for key, value in entry.items() if is_deep(value)]
+    deep = [key for key, value in entry.items() if is_deep(value, DEEPEST)]
     if deep:
         named = printable(", ".join(deep))
         warnings.warn(f"{where}: {named} is nested more than {DEEPEST} deep and is left out", stacklevel=3)

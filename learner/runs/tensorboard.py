@@ -16,8 +16,9 @@ from learner.journal import NUMBERS, decode
 from learner.loggers.appended import refuse_special
 from learner.loggers.base import refuse_missing
 from learner.loggers.tfevents import Records
+from learner.mappings import is_deep
 from learner.runs.confusion import read_matrix
-from learner.runs.flat import is_deep
+from learner.runs.flat import DEEPEST
 from learner.runs.run import Run
 from learner.text import sayable
 
@@ -139,7 +140,7 @@ def _texts(run: Run) -> dict[str, str | Mapping[str, Any]]:
         "environment": environment,
         "commit": commit,
         "status": str(run.status),
-        "summary": {} if is_deep(summary) else summary,
+        "summary": {} if is_deep(summary, DEEPEST) else summary,
         "log": log,
     }
 

@@ -96,6 +96,7 @@ class LiveRun:
         self._now = now
         if self.run.refresh(now):
             self._begin_anew()
+        _ = self.run.config  # kept by the run: a warning about it belongs here, and not to what draws
         self._gone = not is_plain(self.directory / "journal.jsonl")
         self._epochs = epochs_in(self.directory / "train")
         self.keys = self._find_keys()

@@ -10,6 +10,7 @@ from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
 from learner.optimizers.configs import AdamW
 from learner.schedules import Cosine
+from learner.untrusted import parse_yaml
 
 
 def reloaded(config):
@@ -339,3 +340,12 @@ def test_wrong_loggers_are_told(importable, line_config, said, message):
     with pytest.raises(LearnerError) as error:
         Config(line_config | {"metric_loggers": [said]}).learner(with_data=False)
     assert message in str(error.value)
+
+
+def test_an_argument_named_on_is_a_text_in_a_file_too(importable, line_config):
+    """YAML 1.1 has `true` in its place."""
+    logger = "{class_path: Webhook, init_args: {url: 'http://127.0.0.1:9/', on: [end, failure]}}"
+    loggers = parse_yaml(f"[{logger}]")
+    text = Config({**line_config, "metric_loggers": loggers}).text()
+    assert yaml.safe_load(text)["metric_loggers"][0]["init_args"]["on"] == ["end", "failure"]
+    assert Config(parse_yaml(text)).text() == text

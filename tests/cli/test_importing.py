@@ -1,8 +1,9 @@
+import os
 import sys
 
 import pytest
 
-from learner.cli.importing import current_directory_importable, exports, import_path
+from learner.cli.importing import exports, import_order, import_path
 from learner.errors import LearnerError
 
 
@@ -62,8 +63,40 @@ def test_exports():
     assert "digits" in exports("learner.data")
 
 
-def test_the_current_directory_is_importable_for_a_while(workplace):
+@pytest.mark.parametrize("first", ["", ".", "{here}"])
+def test_the_current_directory_is_the_last_on_the_import_path_for_a_while(workplace, monkeypatch, first):
+    monkeypatch.syspath_prepend(first.format(here=workplace))
     before = list(sys.path)
-    with current_directory_importable():
-        assert sys.path[0] == str(workplace)
+    others = before[1:]
+    with import_order(own=True):
+        assert sys.path == [*others, str(workplace)]
+    with import_order(own=False):
+        assert sys.path == others
     assert sys.path == before
+
+
+def test_new_processes_import_pythons_own_modules_where_a_file_has_the_name_of_one(workplace, monkeypatch):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with import_order(own=True):
+        assert "PYTHONSAFEPATH" not in os.environ
+    (workplace / "random.py").touch()
+    with import_order(own=True):
+        assert os.environ["PYTHONSAFEPATH"] == "1"
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_an_import_path_in_a_directory_that_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    before = list(sys.path)
+    with import_order(own=True):
+        assert sys.path == before
+
+
+def test_a_module_that_is_hidden_by_another_says_so(workplace):
+    (workplace / "yaml.py").write_text("class Model: ...\n")
+    with import_order(own=True), pytest.raises(LearnerError) as caught:
+        import_path("yaml.Model", "model")
+    assert "yaml has no 'Model'" in str(caught.value)
+    assert "which is found before yaml.py in the current directory: rename that one" in str(caught.value)

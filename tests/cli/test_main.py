@@ -570,12 +570,104 @@ def test_what_is_wrong_with_items_is_told_with_their_rows(workplace, line_config
     assert said.endswith("while making a batch of the rows [0, 1, 2, 3]\n")
 
 
+COMMAND = [sys.executable, "-m", "learner"]
+
+
 def test_output_that_nobody_reads_any_more_is_no_error(config):
     """As `learner ... | head -1`: the reader has gone before anything is written."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "learner", "--help"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = subprocess.run([*COMMAND, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.parametrize(
+    "command", ["--help", "compare run", pytest.param("fit line.yaml --print_config", marks=pytest.mark.full)]
+)
+def test_output_that_cannot_be_written_is_told(learner, config, command):
+    learner("fit", config)
+    with open("/dev/full", "w") as full:
+        words = [*COMMAND, *command.split()]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "learner: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (74, said)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("streams", [">/dev/full", pytest.param("<&- >&- 2>&-", marks=pytest.mark.full)])
+def test_a_run_goes_on_without_its_output(config, streams):
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m learner fit line.yaml --directory=run {streams}', sys.executable],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert summary()["epochs"] == 2
+    log = Path("run/experiment.log").read_text()
+    assert "ended by num_epochs" in log
+    assert ("PlainRenderer failed and is detached; training goes on" in log) == ("full" in streams)
+    for line in Path("run/journal.jsonl").read_text().splitlines():
+        json.loads(line)  # nothing that was printed stands in a file that got a standard stream's number
+
+
+def test_no_command_and_no_import_on_windows():
+    script = "import sys; sys.platform = 'win32'; import learner.cli.main"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    said = "ImportError: learner does not run on Windows: use WSL, the Windows Subsystem for Linux"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, said)
+
+
+PLANTED = ["yaml", "json", "numpy", "random", "socket", "csv", "secrets", "jax", "optax", "typing", "pickle", "rich"]
+ALL = """fit line.yaml --overwrite=true; resume run; evaluate run; predict run data.npz -o out.npz
+export run -o model.mpk; export run --format=csv; summary run; summary line.yaml; compare run; report run
+plot run valid/Loss -o plot.png; data line.yaml; devices; plot-lr line.yaml -o lr.png; fit workers.yaml
+profile line.yaml --steps=[1,2]; find-lr line.yaml --steps=3; ask save run; watch run"""
+
+
+@pytest.mark.parametrize(
+    ("way", "commands"),
+    [
+        ("script", "evaluate run"),
+        ("module", "export run --format=csv"),
+        pytest.param("script", ALL, marks=pytest.mark.full),
+        pytest.param("module", ALL, marks=pytest.mark.full),
+    ],
+)
+def test_files_of_the_current_directory_do_not_stand_for_other_modules(learner, config, workplace, way, commands):
+    """Each planted file writes its name when it is imported. `types` and others of which Python's `-m` itself needs the
+    real ones are planted for the script only.
+    """
+    learner("fit", config)
+    x = np.ones((4, 3), np.float32)
+    np.savez("data.npz", x=x, y=x.sum(1))
+    with open("mymodule.py", "a") as file:
+        file.write("\n\ndef items():\n    return [{'x': np.ones(3, np.float32), 'y': np.float32(1)}] * 8\n")
+    workers = {**yaml.safe_load(Path("line.yaml").read_text()), "directory": "with_workers"}
+    workers["train"] = {"dataset": "mymodule.items", "batch_size": 4, "num_workers": 1}
+    Path("workers.yaml").write_text(json.dumps(workers))
+    program = workplace.parent / f"{workplace.name}-bin" / "learner.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import sys\nfrom learner.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    program = program.rename(program.with_name("run-learner"))
+    for name in [*PLANTED, *(["types", "functools", "threading", "re"] if way == "script" else [])]:
+        (workplace / f"{name}.py").write_text(f"open('{workplace}/imported', 'a').write('{name} ')\n")
+    root = str(Path(sys.modules["learner.cli.main"].__file__).parents[2])
+    command = [sys.executable, str(program)] if way == "script" else COMMAND
+    for words in commands.replace("\n", ";").split(";"):
+        done = subprocess.run(
+            [*command, *words.split()],
+            env={**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        refused = {"ask": "no run is under way", "watch": "needs a terminal"}.get(words.split()[0])
+        assert done.returncode == (2 if refused else 0), (words, done.stderr)
+        assert (refused or "") in done.stderr
+        assert not (workplace / "imported").exists(), (words, (workplace / "imported").read_text())

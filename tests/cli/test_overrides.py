@@ -74,11 +74,36 @@ def test_a_list_needs_a_number_that_it_has():
         ("", ""),
         ("a: b: c", "a: b: c"),
         ("2020-01-01", "2020-01-01"),
+        ("on", "on"),
+        ("{no: yes}", {"no": "yes"}),
+        ("Warning:", "Warning:"),
+        ("{a, b}", "{a, b}"),
+        ("{a: null}", {"a": None}),
+        ("!!int abc", "!!int abc"),
     ],
 )
 def test_values(text, value):
     assert value_of(text) == value
     assert type(value_of(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 30_000, "is nested more than 50 levels deep"),
+        ("{a: 1, a: 2}", "says 'a' twice"),
+        ("[&a [1], *a, &b [*b]]", r"has the alias \*b inside of what it stands for"),
+    ],
+)
+def test_values_that_are_refused(text, message):
+    with pytest.raises(LearnerError, match=message) as caught:
+        value_of(text)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_key_that_leads_too_deep():
+    with pytest.raises(LearnerError, match="leads more than 50 levels deep"):
+        override({}, "a." * 30_000 + "a", 1)
 
 
 def test_words():
@@ -99,6 +124,7 @@ def test_words():
         (["--num_epochs"], "--num_epochs has no value: --num_epochs=VALUE"),
         (["--resume", "--a=1"], "--resume has no value"),
         (["-x"], "there is no option -x"),
+        (["-"], "standard input is not read: write the config to a file"),
     ],
 )
 def test_words_that_are_wrong(words, message):
@@ -124,7 +150,7 @@ def test_a_file(tmp_path):
         (b"a: !!python/name:os.system\n", "b.yaml is not YAML: .*python/name:os.system"),
         (b"a: " + b"[" * 1000 + b"]" * 1000, "b.yaml is nested more than 50 levels deep"),
         (b"- " * 500_000, "b.yaml is nested more than 50 levels deep"),
-        (b"a: " + b"x" * 2**20, "b.yaml has more than 1048576 characters"),
+        (b"a: " + b"x" * 2**20, "b.yaml has more than 1048576 bytes"),
         (b"a: &a [1, *a]\n", r"b.yaml has the alias \*a inside of what it stands for"),
         (b"a: &a {b: {<<: *a}}\n", r"b.yaml has the alias \*a inside of what it stands for"),
         (b"a: &a x\nb: &a [*a]\n", r"b.yaml has the alias \*a inside of what it stands for"),
@@ -178,7 +204,7 @@ def test_no_more_is_read_than_is_needed_to_see_that_it_is_too_much(tmp_path):
     os.truncate(tmp_path / "b.yaml", 64 * 2**20)
     tracemalloc.start()
     try:
-        with pytest.raises(LearnerError, match=r"b\.yaml has more than 1048576 characters"):
+        with pytest.raises(LearnerError, match=r"b\.yaml has more than 1048576 bytes"):
             read_yaml(tmp_path / "b.yaml")
         assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
     finally:

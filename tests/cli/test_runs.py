@@ -161,3 +161,20 @@ def test_warnings_are_for_people(two, learner):
         _, _, err = learner("compare", "runs")
     assert err.startswith("learner: the config file runs/b/config.yaml is a list")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "value", ["!!int abc", "!!timestamp x", "1" * 5000, "0x" + "f" * 5000, "[" * 30_000, "&a [*a]"]
+)
+def test_a_damaged_config_is_that_of_one_run_only(two, learner, value):
+    write_run("runs/c", config=f"seed: 2\nlr: {value}\n")
+    for command in (["compare", "runs"], ["summary", "runs/c", "--json"], ["report", "runs", "-o", "report.html"]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            code, out, err = learner(*command)
+        assert code == 0, err
+        damaged = [line for line in err.splitlines() if line.startswith("learner: the config file runs/c/config.yaml ")]
+        assert len(damaged) == 1
+        assert err.count("\n") == 1
+        if command[0] == "compare":
+            assert [line.split()[0] for line in out.splitlines()] == ["run", "a", "b", "c"]

@@ -143,3 +143,17 @@ def seed_is_a_name(seed: str = "a"): ...
 )
 def test_random_parameters(target, names):
     assert list(random_parameters(target)) == names
+
+
+def test_texts_in_the_place_of_other_values_are_read_by_the_rules_of_config_files():
+    def head(flag: bool = False, either: bool | str = False, count: int = 0, sizes: list[int] = [], any=None): ...  # noqa: B006
+
+    assert check(head, {"flag": "true", "either": "on"}, "k", "head").values() == {"flag": True, "either": "on"}
+    with pytest.raises(LearnerError, match=r"k\.flag is 'on': it needs bool"):
+        check(head, {"flag": "on"}, "k", "head")
+    deep = "[" * 30_000
+    for name in ("flag", "count", "sizes"):
+        with pytest.raises(LearnerError, match=rf"k\.{name} is ") as caught:
+            check(head, {name: deep}, "k", "head")
+        assert len(str(caught.value)) < 300
+    assert check(head, {"any": deep}, "k", "head").values() == {"any": deep}

@@ -53,6 +53,15 @@ def test_what_is_odd_is_told_once(runs, watch):
     assert "line 5 is damaged" in watched.odd[0]
 
 
+def test_a_damaged_config_is_odd_and_hides_no_run(runs, watch):
+    (runs / "a" / "config.yaml").write_text("num_epochs: !!int abc\n")
+    (runs / "b" / "config.yaml").write_text("num_epochs: 7\n")
+    watched = watch("runs")
+    assert [run.epochs for run in watched.runs] == [None, 7]
+    (odd,) = watched.odd
+    assert odd.startswith("the config file runs/a/config.yaml is not YAML")
+
+
 def test_a_file_is_no_place(tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(LearnerError, match="x is a file; learner watch needs the directory of a run"):

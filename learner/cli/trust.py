@@ -1,0 +1,58 @@
+"""Commands that run what the `config.yaml` of a run's directory names: they ask before they run that of another user.
+
+Like git, which refuses repositories of other users: whoever can write the file can run code as the one who reads it.
+"""
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+from learner.cli.overrides import CommandLine
+from learner.errors import LearnerError
+from learner.text import printable
+
+TRUST = "trust"
+"""The option `--trust`, which has no value."""
+
+HELP = """\
+  --trust                 run the code that config.yaml names although the run
+                          belongs to another user, or others can change it
+"""
+
+
+def require_trust(directory: str, line: CommandLine) -> None:
+    """Check that the run's directory and its `config.yaml` belong to this user and nobody else can write to them; else
+    `--trust` must be given, or the user must answer yes on a terminal. A file that is not there is trusted.
+
+    Raises:
+      LearnerError: the run is not trusted.
+    """
+    given = line.switches.get(TRUST, "false")
+    if given not in ("", "true", "false"):
+        raise LearnerError(f"--trust is {given!r}: it needs true or false, or nothing")
+    if given != "false":
+        return
+    doubts = [doubt for path in (Path(directory), Path(directory, "config.yaml")) if (doubt := doubt_about(path))]
+    if not doubts:
+        return
+    problem = f"{doubts[0]}; the code that its config.yaml names would be run as you"
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty():
+        print(f"learner: {printable(problem)}. Run it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise LearnerError(f"{problem}. Read {Path(directory, 'config.yaml')} first; --trust runs it")
+
+
+def doubt_about(path: Path) -> str | None:
+    """Return why a file or directory may hold what another user wrote, or None."""
+    try:
+        found = path.stat()
+    except OSError:  # whoever reads it says what is wrong
+        return None
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to another user (uid {found.st_uid})"
+    private_group = found.st_gid == found.st_uid  # where every user has a group of the same number
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not private_group):
+        return f"{path} can be changed by other users (mode {stat.S_IMODE(found.st_mode):o})"
+    return None
