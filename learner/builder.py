@@ -171,6 +171,14 @@ class LearnerBuilder:
         self._options.valid_every = _whole("valid_every", steps, 1)
         return self
 
+    def valid_batches(self, n: int) -> Self:
+        """At most how many batches of each validation split a validation in `fit` reads: the first ones. Default: all.
+
+        Data without an end needs it. `evaluate` reads all that it is given.
+        """
+        self._options.valid_batches = _whole("valid_batches", n, 1)
+        return self
+
     def grads_accumulation(self, n: int) -> Self:
         """How many micro-batches make one optimizer step (default: 1), weighted by `output.weight`."""
         self._options.accumulate = _whole("grads_accumulation", n, 1)
@@ -187,8 +195,8 @@ class LearnerBuilder:
         return self
 
     def with_batch_size(self, n: int) -> Self:
-        """The batch size for datasets that are passed where a loader is expected; the training data is then
-        shuffled.
+        """The batch size for datasets, and dicts of arrays, that are passed where a loader is expected; the training
+        data is then shuffled. A loader keeps its own size, with a warning if it is another.
         """
         self._options.batch_size = _whole("with_batch_size", n, 1)
         return self

@@ -15,7 +15,16 @@ from learner.run import platform_facts
 from learner.steps.optimizer import name_of
 from learner.steps.step import Step
 
-PLAIN = ("num_epochs", "num_steps", "valid_every", "accumulate", "steps_per_dispatch", "seed", "batch_size")
+PLAIN = (
+    "num_epochs",
+    "num_steps",
+    "valid_every",
+    "valid_batches",
+    "accumulate",
+    "steps_per_dispatch",
+    "seed",
+    "batch_size",
+)
 KEYS = {"accumulate": "grads_accumulation", "batch_size": "with_batch_size"}
 PACKAGES = ("learner", "flax", "optax", "orbax-checkpoint", "numpy")
 SECONDS = 5.0  # for git

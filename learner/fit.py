@@ -23,15 +23,16 @@ from learner import asking, directory
 from learner.check import GIVEN, Tracing, check_predict, check_train, check_valid, wrong_values
 from learner.checkpoint import DamagedError
 from learner.checkpoint.items import from_items, to_items
-from learner.data.feed import batch_arrays, bytes_of
+from learner.data.feed import batch_arrays, bytes_of, refuse_wrapped
 from learner.data.source import source_of
+from learner.data.workers import check_process
 from learner.directory import problem_with
 from learner.errors import LearnerError, one_error
 from learner.events import Overview
 from learner.fingerprints import fingerprint_of
 from learner.history import History, read_history
 from learner.hosts import Hosts, hosts
-from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid, run_length
+from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid, refuse_endless, run_length
 from learner.loading import Taken, take_initial
 from learner.lock import locked
 from learner.memory import Needs, RoomFor, explained
@@ -113,6 +114,7 @@ class Learner:
     def __init__(
         self, options: Options, step: Step, lr: float, plateau: ReduceOnPlateau | None, train: Any, valid: Any
     ):
+        check_process()
         self._options, self._step, self._lr, self._plateau = options, step, lr, plateau
         self._schedule = step.schedule if isinstance(step.schedule, Schedule) else None  # for a run of any length
         self._optimizer = step.optimizer  # the same; its groups may have schedules
@@ -248,6 +250,7 @@ class Learner:
           SystemExit: with the code 143, after SIGTERM and the checkpoint that it asks for; see
             `LearnerBuilder.on_sigterm`.
         """
+        check_process()
         if self._fitted:
             raise LearnerError(
                 "this learner was fitted already; build a new one, with resume() to go on where it ended or "
@@ -269,6 +272,11 @@ class Learner:
         if not going_on:
             self._take_initial()
         inputs = self._inputs(train, valid)
+        if options.valid_every is not None and not inputs.valid:
+            raise LearnerError(
+                f"valid_every is {options.valid_every}, and there is no validation data: give it to fit(train, valid) "
+                "or to build(..., valid=), or leave valid_every out"
+            )
         if options.checkpoints is not None:
             inputs.source("train").keep_state()
         lr = self._lr if self._step.schedule is None and self._plateau is None else None
@@ -465,6 +473,7 @@ class Learner:
         model as given.
         """
         runner, inputs = self._standing(data)
+        refuse_endless(inputs)
         firsts = inputs.firsts.items()
         if wrong := [p for split, first in firsts for p in check_valid(self._step, runner.state, first, split)]:
             raise one_error(wrong)
@@ -631,7 +640,9 @@ class Learner:
         source = next(iter(inputs.valid.values()))
         try:
             for number, batch in enumerate(source.open(1)):
-                yield jax.device_get(runner.outputs(batch_arrays(batch, "given"), number))
+                arrays = batch_arrays(batch, "given")
+                refuse_wrapped(arrays, "given")
+                yield jax.device_get(runner.outputs(arrays, number))
         finally:
             source.close()
 

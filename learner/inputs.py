@@ -69,7 +69,21 @@ def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) ->
     source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
     first = batch_arrays(source.peek(1), "train")
     inputs = read_valid(options, valid, strategy)
+    if options.valid_batches is not None:
+        for split in inputs.valid:
+            inputs.source(split).limit(options.valid_batches)
+    refuse_endless(inputs)
     return Inputs(source, inputs.valid, {"train": first, **inputs.firsts})
+
+
+def refuse_endless(inputs: Inputs) -> None:
+    """Raise `LearnerError` if a validation is known never to end."""
+    for split, source in inputs.valid.items():
+        if source.endless:
+            raise LearnerError(
+                f"the {split} data has no end, and a validation reads it to its end: limit it by valid_batches(n) of "
+                "the builder, or pass a function that returns itertools.islice(data, n)"
+            )
 
 
 def run_length(options: Options, batches: int | None) -> RunLength:
@@ -101,17 +115,34 @@ def valid_sources(options: Options, valid: Any, share: Share | None) -> dict[str
         return {}
     named = {"valid": valid}
     if isinstance(valid, dict):
-        arrays = [key for key, value in valid.items() if isinstance(value, np.ndarray | jax.Array)]
-        if arrays or not valid:
+        arrays = [isinstance(value, np.ndarray | jax.Array) for value in valid.values()]
+        if not valid or (any(arrays) and (options.batch_size is None or not _is_arrays(valid))):
             raise LearnerError(
                 f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a "
                 "loader, or a dict of "
                 "several loaders by name. Arrays become a loader by "
-                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
+                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})), or by with_batch_size(n)"
             )
-        named = {f"valid-{name}": loader for name, loader in valid.items()}
-        refuse_same_files(list(named))
+        if not any(arrays):  # otherwise they are the fields of one dataset
+            named = {f"valid-{name}": loader for name, loader in valid.items()}
+            refuse_same_files(list(named))
     return {split: source_of(data, split, batch_size=options.batch_size, share=share) for split, data in named.items()}
+
+
+def _is_arrays(data: PyTree) -> bool:
+    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(data))
+
+
+def unused_batch_size(options: Options, inputs: Inputs) -> str | None:
+    """Return a warning if `with_batch_size` is another size than that of the loader given as training data."""
+    facts = inputs.source("train").fingerprint()
+    size = facts["batch_size"] if facts["kind"] == "loader" else inputs.rows("train")
+    if options.batch_size in (None, size):
+        return None
+    return (
+        f"with_batch_size({options.batch_size}) is not used for the train data, which comes in batches of {size} "
+        "already: give its loader that size, or pass the dataset in the loader's place"
+    )
 
 
 def checked_step(

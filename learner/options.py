@@ -36,6 +36,7 @@ class Options:
     num_epochs: int | None = None
     num_steps: int | None = None
     valid_every: int | None = None
+    valid_batches: int | None = None
     devices: Any = None
     start: dict[str, Any] | None = None
     initial: dict[str, Any] | None = None

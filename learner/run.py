@@ -32,6 +32,8 @@ from learner.steps.state import TrainState
 from learner.stopping import Asked
 from learner.worker import Abandoned, Call, Closed, EpochClosed, Halt, Made, Pace, Worker
 
+MANY_BATCHES = 1000  # of a validation of unknown length
+
 
 @dataclasses.dataclass
 class Position:
@@ -262,12 +264,31 @@ class Run:
             self.worker.put(Call(self._mark_logs))
             feeder, batches = self.valid_feeders[split], self.valid_batches[split]
             where = split, batches, p.epoch, p.step, at_step
+            turn = self._counted_turn(split) if batches is None else lambda done: self._turn()
             with RoomFor(split):
-                if not validate(self.runner, feeder, self.worker, *where, self.is_pressed, self._turn, self.spent):
+                if not validate(self.runner, feeder, self.worker, *where, self.is_pressed, turn, self.spent):
                     return False
             p.left = p.left[1:]
         self.validated_step = p.step
         return True
+
+    def _counted_turn(self, split: str) -> Callable[[int], None]:
+        """The turn in a validation of unknown length, which warns of one that may have no end."""
+        trained = (self.position.step - (self.validated_step or 0)) * self.options.accumulate
+        many = max(MANY_BATCHES, 10 * trained)
+        warned = False
+
+        def turn(done: int) -> None:
+            nonlocal warned
+            self._turn()
+            if done >= many and not warned:
+                warned = True
+                self.warn(
+                    f"the {split} data has given {done} batches and has not ended, and training {trained} since the "
+                    "last validation: a validation reads all of it, and valid_batches(n) limits that"
+                )
+
+        return turn
 
     def _mark_logs(self) -> None:
         """On the worker's thread: a checkpoint of a validation that is cut short takes the logs back to its start."""
@@ -627,11 +648,11 @@ def validate(
     step: int,
     at_step: int | None,
     stopped: Callable[[], bool] = lambda: False,
-    turn: Callable[[], None] = lambda: None,
+    turn: Callable[[int], None] = lambda done: None,
     spent: Spent | None = None,
 ) -> bool:
-    """One pass over a validation split. It ends early, and returns `False`, once `stopped()`; `turn()` is called before
-    each dispatch.
+    """One pass over a validation split. It ends early, and returns `False`, once `stopped()`; `turn(done)` is called
+    before each dispatch with the batches so far.
     """
     tally, done, ended, since = runner.start("valid"), 0, False, worker.now()
     if spent is not None:
@@ -639,7 +660,7 @@ def validate(
     dispatches = feeder.open(1, 0, 0, 1, stopped)
     try:
         for dispatch in dispatches:
-            turn()
+            turn(done)
             if stopped():
                 break
             ended = dispatch.ends_epoch

@@ -19,7 +19,7 @@ from learner.events import Listener, Message, MetricInfo, Outlet, RunEnded, RunF
 from learner.facts import facts
 from learner.history import History, summarize
 from learner.hosts import Hosts
-from learner.inputs import Inputs, run_length
+from learner.inputs import Inputs, run_length, unused_batch_size
 from learner.journal import decode
 from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
@@ -267,6 +267,8 @@ def _feeders(
     options, inputs = start.options, start.inputs
     needs = Needs(inputs.firsts, bytes_of(start.state), options.accumulate, start.step.update is None)
     made: dict[str, tuple[Feeder, Plan]] = {}
+    if text := unused_batch_size(options, inputs):
+        warn(text)
     for split in ("train", *inputs.valid):
         feeder, plan = feeder_for(inputs, split, strategy, options, warn)
         how = decide_dispatch(runner, feeder, plan, options, "train" if split == "train" else "valid", strategy)

@@ -51,7 +51,8 @@ def description(
         source = inputs.source(split)
         facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}  # of its own share
         splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
-    plain = ("accumulate", "steps_per_dispatch", "num_epochs", "num_steps", "valid_every", "seed", "batch_size")
+    numbers = ("num_epochs", "num_steps", "valid_every", "valid_batches", "seed", "batch_size")
+    plain = ("accumulate", "steps_per_dispatch", *numbers)
     return {
         "config": options.config_text,
         "directory": str(options.directory),

@@ -85,6 +85,7 @@ OPTIONS = {
     "num_epochs": [(3,)],
     "num_steps": [(3,)],
     "valid_every": [(3,)],
+    "valid_batches": [(3,)],
     "grads_accumulation": [(3,)],
     "steps_per_dispatch": [(3,)],
     "with_batch_size": [(3,)],
@@ -125,7 +126,14 @@ def is_refused(name, part, *arguments):
 REFUSED = [
     *(
         is_refused(name, rf"{name}.* is {re.escape(repr(value))}; it needs a whole number, 1 or more", value)
-        for name in ("num_epochs", "num_steps", "valid_every", "grads_accumulation", "steps_per_dispatch")
+        for name in (
+            "num_epochs",
+            "num_steps",
+            "valid_every",
+            "valid_batches",
+            "grads_accumulation",
+            "steps_per_dispatch",
+        )
         for value in NO_COUNT
     ),
     *(is_refused("with_batch_size", "with_batch_size is", value) for value in NO_COUNT),

@@ -524,6 +524,12 @@ def test_evaluate_and_predict_after_training(tmp_path):
     assert tree_of(tmp_path) == before
 
 
+def test_predict_refuses_integers_that_the_device_would_wrap(tmp_path):
+    batch = {**batches(8)[0], "id": np.full(8, 2**40)}
+    with pytest.raises(LearnerError, match="'id' of a given batch holds 1099511627776"):
+        list(build_line(quiet(tmp_path / "run")).predict([batch]))
+
+
 def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):
     learner = build_line(quiet(tmp_path / "run"))
     assert learner.evaluate(batches(8)) == {"Loss": pytest.approx(np.mean(T.astype(np.float64) ** 2), rel=1e-5)}

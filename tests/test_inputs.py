@@ -1,8 +1,10 @@
 """Wrong data, steps and monitors: one clear error each, before anything is compiled or written."""
 
 import dataclasses
+import itertools
 import os
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,23 @@ import optax
 import pytest
 import runs
 from flax import nnx
-from runs import BATCH, ROWS, Net, T, X, Y, arrays, batches, build_line, line, line_step, quiet, tree_of, valid_data
+from runs import (
+    BATCH,
+    ROWS,
+    LastRow,
+    Net,
+    T,
+    X,
+    Y,
+    arrays,
+    batches,
+    build_line,
+    line,
+    line_step,
+    quiet,
+    tree_of,
+    valid_data,
+)
 
 from learner import (
     ClassificationOutput,
@@ -428,3 +446,123 @@ def test_what_is_right_is_not_refused(tmp_path):
     assert list(inputs.valid) == ["valid-a", "valid-b"]
     assert inputs.firsts["train"]["t"].tolist() == T[:BATCH].tolist()
     assert step.own_grads is False
+
+
+# -- sizes, and validation that never comes ----------------------------------------------------------------------------
+
+
+def warnings_of(directory):
+    return [line for line in (directory / "experiment.log").read_text().splitlines() if "WARNING" in line]
+
+
+@pytest.mark.parametrize("valid", [arrays(), {"a": arrays(), "b": arrays()}], ids=["one split", "several splits"])
+def test_a_dict_of_arrays_is_a_dataset_where_there_is_a_batch_size(tmp_path, valid):
+    splits = ["valid"] if "x" in valid else ["valid-a", "valid-b"]
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1).with_batch_size(BATCH))
+    result = learner.fit({name: jnp.asarray(x) for name, x in arrays().items()}, valid)
+    expected = build_line(quiet(tmp_path / "loaders").num_epochs(1)).fit(
+        DataLoaderBuilder().batch_size(BATCH).shuffle(0).build(arrays()),
+        {name: DataLoaderBuilder().batch_size(BATCH).build(arrays()) for name in ("a", "b")},
+    )
+    assert result.history["train/Loss"] == expected.history["train/Loss"]
+    assert [result.history[f"{split}/Loss"] for split in splits] == [expected.history["valid-a/Loss"]] * len(splits)
+    assert learner.evaluate(arrays()) == {"Loss": result.history[f"{splits[0]}/Loss"][-1]}
+    assert warnings_of(tmp_path / "run") == []
+
+
+def test_arrays_of_several_lengths_are_no_dataset(tmp_path):
+    wrong = {**arrays(), "t": T[:5]}
+    learner = build_line(quiet(tmp_path / "run").with_batch_size(BATCH))
+    assert "arrays with a common first axis" in refused(learner, wrong)
+    mixed = {"a": valid_data(), "x": X}
+    assert "the validation data is a dict with a, x" in refused(learner, batches(), mixed)
+
+
+SIZED = {
+    "a loader": lambda: DataLoaderBuilder().batch_size(5).build(arrays()),
+    "a list": lambda: batches(5),
+}
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_a_batch_size_that_is_not_used_is_warned_of(tmp_path, kind):
+    for size in (BATCH, 5):
+        build_line(quiet(tmp_path / str(size)).num_epochs(1).with_batch_size(size)).fit(SIZED[kind](), valid_data())
+    (text,) = warnings_of(tmp_path / str(BATCH))
+    assert f"with_batch_size({BATCH}) is not used for the train data, which comes in batches of 5 already" in text
+    assert warnings_of(tmp_path / "5") == []
+
+
+def test_validation_inside_epochs_needs_validation_data(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1).valid_every(2))
+    assert refused(learner, batches()).startswith("valid_every is 2, and there is no validation data: give it to fit")
+    learner.overview(batches())  # it is for the fit to have
+
+
+def endless_batches():
+    while True:
+        yield from batches()
+
+
+ENDLESS = {
+    "cycle": lambda: itertools.cycle(batches()),
+    "repeat": lambda: itertools.repeat(batches()[0]),
+    "Grain": lambda: (
+        grain.MapDataset.source([{k: v[i] for k, v in arrays().items()} for i in range(ROWS)]).batch(BATCH).repeat()
+    ),
+}
+
+
+@pytest.mark.parametrize("make", ENDLESS.values(), ids=ENDLESS)
+def test_validation_that_cannot_end_is_refused(tmp_path, make):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1))
+    message = "the valid data has no end, and a validation reads it to its end: limit it by valid_batches(n)"
+    assert refused(learner, batches(), make()).startswith(message)
+    with pytest.raises(LearnerError, match="has no end"):
+        learner.evaluate(make())
+    assert next(iter(learner.predict(make()))).loss >= 0  # whoever reads it can stop
+
+
+def test_a_repeat_with_an_end_is_data(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches(), itertools.repeat(batches()[0], 2))
+    assert len(result.history["valid/Loss"]) == 1
+
+
+VALID = {
+    "a function without an end": lambda: endless_batches,
+    "shuffled on the device": lambda: DataLoaderBuilder().batch_size(BATCH).shuffle(1).build(arrays()),
+    "Grain without an end": ENDLESS["Grain"],
+}
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_valid_batches_are_the_first_ones_of_each_validation(tmp_path, kind):
+    data = VALID[kind]()
+    first = list(itertools.islice(data() if callable(data) else data, 2))
+    build = lambda name: build_line(quiet(tmp_path / name).num_epochs(2).metrics(LastRow()))  # noqa: E731
+    limited = build_line(quiet(tmp_path / "run").num_epochs(2).metrics(LastRow()).valid_batches(2))
+    result, expected = limited.fit(batches(), VALID[kind]()), build("whole").fit(batches(), first)
+    for key in ("valid/Loss", "valid/Last Row"):
+        assert result.history[key] == expected.history[key]
+    assert len(limited.evaluate(batches())) == 2
+
+
+def test_more_valid_batches_than_there_are_is_all_of_them(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_epochs(1).valid_batches(99)).fit(batches(), batches())
+    expected = build_line(quiet(tmp_path / "whole").num_epochs(1)).fit(batches(), batches())
+    assert result.history["valid/Loss"] == expected.history["valid/Loss"]
+
+
+def test_a_validation_that_goes_on_and_on_is_warned_of_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("learner.run.MANY_BATCHES", 10)
+
+    def long():
+        for _ in range(20):
+            yield from batches()
+
+    builder = quiet(tmp_path / "run").num_epochs(1).valid_every(1).steps_per_dispatch(1)
+    build_line(builder).fit(batches()[:2], long)
+    texts = warnings_of(tmp_path / "run")
+    assert len(texts) == 2  # one for each validation
+    for text in texts:
+        assert "the valid data has given 10 batches and has not ended, and training 1 since the last" in text

@@ -133,6 +133,34 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(batch), list(arrays.values()))
 
 
+def refuse_wrapped(batch: PyTree, split: str) -> None:
+    """Raise `LearnerError` for integers that would be others on the device, where 64 bits become 32.
+
+    >>> refuse_wrapped({"label": np.array([1, 4294967196])}, "train")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: 'label' of a train batch holds 4294967196 (int64), which is -100 as int32, ...
+    """
+    for name, array in named_leaves(batch).items():
+        if _is_narrowed(array.dtype):
+            _refuse_wrapped(name, array, split)
+
+
+def _is_narrowed(dtype: np.dtype) -> bool:
+    return dtype.kind in "iu" and dtype.itemsize == 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype
+
+
+def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
+    narrow = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+    if not array.size or (array.min() >= narrow.min and array.max() <= narrow.max):
+        return
+    wrong = array[(array < narrow.min) | (array > narrow.max)][0]
+    raise LearnerError(
+        f"{_field(name)} of a {split} batch holds {wrong} ({array.dtype}), which is {wrong.astype(narrow.dtype)} as "
+        f"{narrow.dtype}, with which JAX computes: give integers from {narrow.min} to {narrow.max}, or set the option "
+        "jax_enable_x64 of JAX"
+    )
+
+
 def _yields(batch: PyTree) -> str:
     """A hint for what may be no batch: an item, a number, a text."""
     leaves = jax.tree.leaves(batch)
@@ -176,8 +204,11 @@ class Feeder:
         self._first = first
         self._regular = signature_of(first, source.first_part)
         self._shapes = {self._regular}
+        self._narrowed = any(_is_narrowed(x.dtype) for x in jax.tree.leaves(first))
         self._rows = source.rows if strategy.resident else None
         self._placed: tuple[int, Rows] | None = None
+        if self._rows is not None:  # once for all epochs
+            refuse_wrapped(self._rows[0], source.split)
         self._data = None if self._rows is None else strategy.place(jax.tree.map(_device_dtype, self._rows[0]))
         self._arrange = strategy.compile(_arranged)
         rows, devices = rows_of(first), len(strategy.devices)
@@ -324,11 +355,14 @@ class Feeder:
 
     def _groups(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[list[Micro], bool]]:
         """Groups of micro-batches, and whether each is the last of its epoch."""
-        batches = self._checked(self._source.open(epoch, batch, state, self._warn))
+        opened = self._source.open(epoch, batch, state, self._warn)
+        batches = self._checked(opened)
         group: list[Micro] = []
         current = next(batches, None)
         while current is not None:
             following = next(batches, None)
+            if following is None and opened.end is not None:
+                current = current._replace(state=opened.end())  # a sampler may draw once more when it ends
             group.append(current)
             if len(group) == self._plan.accumulate or following is None:
                 yield group, following is None
@@ -344,12 +378,16 @@ class Feeder:
             shapes = tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
             signature = tree, shapes, batches.part()
             if signature in self._shapes:  # it was looked at when the shape was new
+                if self._narrowed:
+                    refuse_wrapped(raw, self._source.split)
                 yield Micro(raw, signature, state)
                 continue
             batch = batch_arrays(raw, self._source.split)
             signature = signature_of(batch, batches.part())
             if signature not in self._shapes:
                 self._new_shape(batch, signature)
+            if self._narrowed:
+                refuse_wrapped(batch, self._source.split)
             yield Micro(batch, signature, state)
 
     def _new_shape(self, batch: PyTree, signature: Signature) -> None:

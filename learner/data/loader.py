@@ -62,8 +62,9 @@ class DataLoaderBuilder:
     def num_workers(self, n: int) -> "DataLoaderBuilder":
         """Processes that read the dataset and make the batches, in the same order; 0 (default): a thread does.
 
-        They take seconds to start (by "spawn", so a script needs `if __name__ == "__main__":`), and live from epoch to
-        epoch, until `DataLoader.close` or the loader's end.
+        They take seconds to start and live from epoch to epoch, until `DataLoader.close` or the loader's end. They
+        import the script that starts them, so it needs `if __name__ == "__main__":`; the first batch raises
+        `LearnerError` where it has none.
         """
         self._num_workers = whole_number("num_workers", n, least=0)
         return self

@@ -26,6 +26,7 @@ from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import field_name
 from learner.data.lazy import changes, read
 from learner.data.plan import Plan, Share
+from learner.data.workers import check_main_script
 from learner.errors import LearnerError
 
 
@@ -77,6 +78,7 @@ class Pipeline:
         if self._waiting and self._waiting[1] == share and self._follows(self._waiting[0], first):
             waiting, self._waiting = self._waiting[2], None
             return waiting
+        check_main_script()
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain 0.2.18 reads one of its flags here, parsed or not
         here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

@@ -10,8 +10,10 @@ again up to there, and an iterator that cannot be read again refuses.
 """
 
 import abc
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,14 +24,18 @@ from learner.data.fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.parts import Parts, PerProcess, refuse_small, rows_of, shards_itself
 from learner.data.plan import Share
+from learner.data.randomness import generators_of, restore, set_epoch, states_of
 from learner.data.sources.foreign import adopted
 from learner.data.state import from_json, to_json
+from learner.data.workers import check_process, forks_workers
 from learner.errors import LearnerError
 
 PyTree = Any
 # Data up to this size lives on the device; what is shuffled once more, in the order of the epoch.
 RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
+GENERATORS = "generators"  # the one key of a state that has those of random generators
+_IF_THE_SAME = ", and the rest of the epoch is right only if they are the same batches in the same order as before"
 
 
 class Batches(Iterator[Any]):
@@ -39,6 +45,7 @@ class Batches(Iterator[Any]):
       where: says where in the data the batch given last was, as JSON; `None`: that cannot be said, or need not be.
       part: says whether the batch given last is this process's part of it. It is whole where nothing is shared, and
         where its rows do not divide evenly.
+      end: returns the state once all batches were given, where that is another than after the last one.
     """
 
     def __init__(
@@ -46,8 +53,9 @@ class Batches(Iterator[Any]):
         batches: Iterator[Any],
         where: Callable[[], Any] | None = None,
         part: Callable[[], bool] = lambda: False,
+        end: Callable[[], Any] | None = None,
     ):
-        self._batches, self.where, self.part = batches, where, part
+        self._batches, self.where, self.part, self.end = batches, where, part, end
         self._first: list[Any] = []
 
     def __next__(self) -> Any:
@@ -68,6 +76,7 @@ class Source(abc.ABC):
       repeats: whether it can be read more than once.
       share: of the rows of every batch; `None`: batches are given whole.
       own: whether every process has data of its own, so that what `Batches.where` says is another in each.
+      endless: whether it is known to have no end.
       first_part: whether the batch that `peek` gave last is this process's part of one.
     """
 
@@ -78,9 +87,12 @@ class Source(abc.ABC):
         self.batches = batches
         self.share = share
         self.own = own
+        self.endless = False
         self.first_part = False
+        self._most: int | None = None
         self._kept: tuple[int, Batches] | None = None
         self._first: PyTree = None  # the batch that `peek` gave last
+        self._opened = self._resumed = False
 
     @property
     def shares(self) -> int:
@@ -90,6 +102,11 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
         """See `open`; the state is as `Batches.where` said it."""
+
+    def limit(self, batches: int) -> None:
+        """End each epoch after so many batches at most."""
+        self._most, self.endless = batches, False
+        self.batches = batches if self.batches is None else min(batches, self.batches)
 
     @abc.abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -148,12 +165,17 @@ class Source(abc.ABC):
         """Gives back what the data holds: worker processes, also those that read ahead of a first batch."""
         self._kept = None
 
-    def _given(self, batches: Iterator[Any], where: Callable[[], Any] | None = None) -> Batches:
+    def _given(
+        self,
+        batches: Iterator[Any],
+        where: Callable[[], Any] | None = None,
+        end: Callable[[], Any] | None = None,
+    ) -> Batches:
         """Batches of data that knows nothing of shares."""
         if self.share is None:
-            return Batches(batches, where)
+            return Batches(batches, where, end=end)
         parts = Parts(batches, self.share, self.own, self.split)
-        return Batches(parts, where, lambda: parts.part)
+        return Batches(parts, where, lambda: parts.part, end)
 
     def open(
         self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
@@ -167,11 +189,19 @@ class Source(abc.ABC):
             where `start` is 0. Data without a state of its own does not need it.
           warn: is told when the position costs something, or may be another one.
         """
+        self._resumed = not self._opened and (epoch, start) != (1, 0)
+        self._opened = True
         kept, self._kept = self._kept, None
         if kept is not None and kept[0] == epoch and start == 0 and state is None:
-            return kept[1]
+            return self._limited(kept[1], start)
         del kept  # its threads and processes end before the next ones start
-        return self._open(epoch, start, state, warn)
+        return self._limited(self._open(epoch, start, state, warn), start)
+
+    def _limited(self, batches: Batches, start: int) -> Batches:
+        if self._most is None:
+            return batches
+        first = itertools.islice(batches, max(0, self._most - start))
+        return Batches(first, batches.where, batches.part, batches.end)
 
     def peek(self, epoch: int) -> PyTree:
         """The first batch of an epoch. It stays part of the epoch."""
@@ -220,7 +250,11 @@ class _Loader(Source):
     @property
     def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
         """See `Source`."""
-        return (self._loader.arrays, self._loader.order, self._loader.batch_size) if self.has_rows else None
+        if not self.has_rows:
+            return None
+        size = self._loader.batch_size
+        most = None if self._most is None else self._most * size
+        return self._loader.arrays, lambda epoch: self._loader.order(epoch)[:most], size
 
 
 class _Foreign(Source):
@@ -288,7 +322,8 @@ class _Iterable(_Foreign):
     """Anything that gives a new iterator each time.
 
     A position is reached by the state of the iterator, as Grain's have one, or of the iterable itself, as torchdata's
-    have one; by skipping where there is none.
+    have one. Where there is none, the epoch begins again, with the random generators as they were at its beginning, and
+    batches are skipped.
     """
 
     def __init__(
@@ -298,14 +333,30 @@ class _Iterable(_Foreign):
         self._data = data
         self._kind = "iterable" if isinstance(data, Iterable) else "function"
 
+    def open(
+        self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
+    ) -> Batches:
+        """See `Source`."""
+        if not self._opened and forks_workers(self._data):
+            warn(
+                f"the {self.split} data ({type(self._data).__name__}) forks its worker processes, and JAX's threads "
+                "are not in a fork: a worker may wait for ever. Give the loader multiprocessing_context='forkserver', "
+                "or num_workers=0"
+            )
+        return super().open(epoch, start, state, warn)
+
     def _make(self) -> Iterable[Any]:
         return self._data if isinstance(self._data, Iterable) else _called(self._data, self.split)
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        order = None
+        if isinstance(state, dict) and set(state) == {GENERATORS}:
+            order, state = state[GENERATORS], None
         if state is not None and start == 0:
             self._end_epoch(epoch - 1, state, warn)
             state = None
         made = self._make()
+        ordered = self._order(made, epoch, start, order, warn)
         batches, told = self._iterator(made, epoch, start, state)
         if start and not told:
             if isinstance(made, list | tuple):
@@ -313,12 +364,40 @@ class _Iterable(_Foreign):
             warn(
                 f"the {self.split} data ({type(made).__name__}) cannot be put back to a position{self._flaw}. {start} "
                 f"batches of epoch {epoch} are read again and dropped. No steps are run for them and nothing is placed "
-                "on a device, but they take the time that it takes to make them, and the rest of the epoch is right "
-                "only if they are the same batches in the same order as before. A loader of ours (DataLoaderBuilder), "
-                "a Grain dataset, or an iterator with get_state and set_state goes there at once"
+                f"on a device, but they take the time that it takes to make them{'' if ordered else _IF_THE_SAME}. A "
+                "loader of ours (DataLoaderBuilder), a Grain dataset, or an iterator with get_state and set_state goes "
+                "there at once"
             )
             self._skip(batches, epoch, start)
+        elif self._resumed and not (ordered or told or batches.where or _has_one_order(made)):
+            warn(
+                f"the {self.split} data ({type(made).__name__}) may have another order in epoch {epoch} than without "
+                "the interruption: the checkpoint has no state of a random generator of it (an attribute such as "
+                "`generator` or `rng`), and it has no method set_epoch(epoch). Give PyTorch's DataLoader a "
+                "generator=torch.Generator().manual_seed(0), or take a loader of ours (DataLoaderBuilder) or of Grain"
+            )
         return batches
+
+    def _order(self, made: Iterable[Any], epoch: int, start: int, states: Any, warn: Callable[[str], None]) -> bool:
+        """Put an iterable to the beginning of an epoch; return True if its order is that of the epoch."""
+        told = self.split == "train" and set_epoch(made, epoch)
+        generators = generators_of(made)
+        if states is None:
+            return told
+        try:
+            restore(generators, from_json(states))
+        except Exception as error:
+            problem = (
+                f"the {self.split} data ({type(made).__name__}) does not take back the states of its random generators "
+                f"at the beginning of epoch {epoch}: {error!r}"
+            )
+            if start:
+                raise LearnerError(
+                    f"{problem}. Pass the data that the run was trained on, or go on from the end of an epoch: "
+                    "checkpoint(epoch)"
+                ) from error
+            warn(f"{problem}. It may have another order than without the interruption")
+        return True
 
     def _iterator(self, made: Iterable[Any], epoch: int, start: int, state: Any) -> tuple[Batches, bool]:
         """The batches, and whether they were told to start where the state says."""
@@ -327,6 +406,8 @@ class _Iterable(_Foreign):
                 f"the function given as the {self.split} data returned a Grain DataLoader that reads a shard: pass "
                 "PerProcess(function), so that no rows are lost"
             )
+        generators = generators_of(made)
+        before = states_of(generators)  # making an iterator may draw the order of its epoch
         iterator = iter(made)
         holder = made if _state_methods(iterator) is None else iterator
         told = state is not None and _state_methods(holder) is not None
@@ -334,7 +415,21 @@ class _Iterable(_Foreign):
             self._put_back(holder, epoch, start, state)
             if holder is made:  # its next iterator starts there
                 iterator = iter(made)
-        return self._given(iterator, self._where(holder)), told
+        where = self._where(holder)
+        if where is not None or not generators:
+            return self._given(iterator, where), told
+
+        @functools.cache
+        def stored() -> Any:  # one object for all batches of the epoch
+            return {GENERATORS: to_json(before, self.split)}
+
+        def began() -> Any:
+            return stored() if self._keeps else None
+
+        def ended() -> Any:
+            return {GENERATORS: to_json(states_of(generators), self.split)} if self._keeps else None
+
+        return self._given(iterator, began, ended), told
 
     def _skip(self, batches: Batches, epoch: int, start: int) -> None:
         for number in range(start):
@@ -360,6 +455,11 @@ class _Iterable(_Foreign):
             return
         if told:
             next(batches, None)
+
+
+def _has_one_order(made: Iterable[Any]) -> bool:
+    """Whether each epoch has the same order, or what makes it begins anew in each."""
+    return isinstance(made, list | tuple | Iterator) or describe_iterable(made)["order"] == "as given"
 
 
 class _Once(_Foreign):
@@ -427,7 +527,7 @@ def source_of(
     Args:
       data: see the module.
       split: its name.
-      batch_size: for datasets that are passed where a loader is expected.
+      batch_size: for datasets, and arrays, that are passed where a loader is expected.
       shuffle: the seed for such a dataset's order, or `None` to keep its order.
       share: what to give of every batch; `None`: all of it.
 
@@ -435,13 +535,14 @@ def source_of(
     >>> source.batches, source.peek(1).shape, sum(1 for _ in source.open(1))
     (3, (4, 2), 3)
     """
+    check_process()
     own = isinstance(data, PerProcess)
     data = adopted(data.data if isinstance(data, PerProcess) else data)
     if isinstance(data, DataLoaderBuilder):
         raise LearnerError(f"the {split} data is a DataLoaderBuilder; call .build(dataset) on it")
-    if isinstance(data, Dataset) or (
-        hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
-    ):
+    arrays = batch_size is not None and isinstance(data, Mapping | np.ndarray | jax.Array)
+    indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
+    if arrays or indexed or isinstance(data, Dataset):
         if batch_size is None:
             raise LearnerError(
                 f"the {split} data is a dataset ({type(data).__name__}), which has items but no batches; pass "
@@ -452,13 +553,16 @@ def source_of(
     if isinstance(data, DataLoader):
         return _Loader(split, data, share, own)
     if isinstance(data, Iterator):
-        return _Once(split, share, own, data)
-    if isinstance(data, dict | str | bytes | np.ndarray | jax.Array) or not (
+        once = _Once(split, share, own, data)
+        once.endless = _is_endless(data)
+        return once
+    if isinstance(data, Mapping | str | bytes | np.ndarray | jax.Array) or not (
         isinstance(data, Iterable) or callable(data)
     ):
         raise LearnerError(
             f"the {split} data is {_described(data)}; it needs a loader: an iterable of batches, such as "
-            "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...}))"
+            "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})). With with_batch_size(n) a dict of arrays "
+            "is enough"
         )
     if isinstance(data, tuple) and len({np.shape(each)[1:] for each in data if isinstance(each, np.ndarray)}) > 1:
         raise LearnerError(
@@ -467,7 +571,9 @@ def source_of(
         )
     if isinstance(data, Iterable):
         own = own or (share is not None and shards_itself(data, share, split))
-        return _Iterable(split, _length(data), share, own, data)
+        iterable = _Iterable(split, _length(data), share, own, data)
+        iterable.endless = _is_endless(data)
+        return iterable
     return _Iterable(split, None, share, own, data)
 
 
@@ -480,6 +586,17 @@ def _own_size(batch_size: int, share: Share | None, split: str) -> int:
             f"of {share.multiple}, so that each of {share.count} processes has as many rows"
         )
     return batch_size // share.count
+
+
+def _is_endless(data: Any) -> bool:
+    if isinstance(data, itertools.repeat):
+        return operator.length_hint(data, ENDLESS) >= ENDLESS
+    if isinstance(data, itertools.cycle | itertools.count):
+        return True
+    try:
+        return len(data) >= ENDLESS
+    except TypeError:
+        return False
 
 
 def _length(data: Any) -> int | None:

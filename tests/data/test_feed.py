@@ -712,3 +712,67 @@ def test_batches_that_are_skipped_are_not_placed():
 def test_a_state_behind_which_nothing_comes_is_an_error():
     with pytest.raises(LearnerError, match=r"is shorter than it was.*after batch 2 of epoch 1"):
         list(feeder_of(Numbered(4, 4), plan_of()).open(1, 2, 0, 1, state=2))
+
+
+# -- integers that the device has no room for --------------------------------------------------------------------------
+
+TOO_LARGE = 4294967196  # -100 as an int32
+WRAPPED = [
+    (np.int64, TOO_LARGE, "int32", "-100"),
+    (np.int64, -(2**31) - 1, "int32", "2147483647"),
+    (np.uint64, 2**32, "uint32", "0"),
+]
+
+
+def labelled(dtype, value, rows=6):
+    return {"x": np.arange(rows, dtype=np.float32), "label": np.array([0] * (rows - 1) + [value], dtype)}
+
+
+@pytest.mark.parametrize(("dtype", "value", "narrow", "wrapped"), WRAPPED)
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "on the device"])
+def test_integers_that_the_device_would_wrap_are_refused(dtype, value, narrow, wrapped, streams):
+    arrays = labelled(dtype, value)
+    data = DataLoaderBuilder().batch_size(2).build(arrays)
+    if streams:
+        data = list(data)
+    message = rf"'label' of a train batch holds {value} \({np.dtype(dtype)}\), which is {wrapped} as {narrow}, with "
+    with pytest.raises(LearnerError, match=message):
+        taken(feeder_of(data, plan_of()))
+
+
+def test_integers_that_fit_are_given_whatever_their_dtype():
+    for dtype, value in ((np.int64, 2**31 - 1), (np.int64, -(2**31)), (np.uint64, 2**32 - 1), (np.uint32, 2**32 - 1)):
+        arrays = labelled(dtype, value)
+        dispatches = taken(feeder_of([arrays], plan_of(loop=False)))
+        assert dispatches[0].feed.last["label"][-1] == value
+
+
+def test_with_64_bits_all_integers_fit():
+    jax.config.update("jax_enable_x64", True)  # for the thread that reads, too
+    try:
+        dispatches = taken(feeder_of([labelled(np.int64, TOO_LARGE)], plan_of(loop=False)))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert dispatches[0].feed.last["label"][-1] == TOO_LARGE
+
+
+def test_a_later_batch_and_one_of_tensors_are_looked_at_too():
+    class Tensor:
+        def __init__(self, array):
+            self.array = array
+
+        def __array__(self, dtype=None, copy=None):
+            return self.array
+
+    good, wrong = labelled(np.int64, 1), labelled(np.int64, TOO_LARGE)
+    for batches in ([good, wrong], [jax.tree.map(Tensor, good), jax.tree.map(Tensor, wrong)]):
+        feeder = feeder_of(batches, plan_of(loop=False))
+        with pytest.raises(LearnerError, match="holds 4294967196"):
+            taken(feeder)
+
+
+def test_arrays_on_the_device_are_looked_at_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(feed_module, "refuse_wrapped", lambda batch, split: seen.append(split))
+    taken(feeder_of(DataLoaderBuilder().batch_size(2).build(labelled(np.int64, 1)), plan_of()), last=3)
+    assert seen == ["train"]

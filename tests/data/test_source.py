@@ -478,7 +478,19 @@ def test_without_a_state_batches_are_skipped_with_one_warning(make, state):
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_no_warning_at_the_start_of_an_epoch(name):
     make, batch_size, _ = REPEATABLE[name]
-    assert numbers_of(source_of(make(), "train", batch_size=batch_size).open(3, warn=pytest.fail)) == EPOCH
+    source = source_of(make(), "train", batch_size=batch_size)
+    assert [numbers_of(source.open(epoch, warn=pytest.fail)) for epoch in (1, 2, 3)] == [EPOCH] * 3
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_a_resumed_run_is_warned_of_an_order_that_nothing_keeps(name):
+    make, batch_size, _ = REPEATABLE[name]
+    warnings = []
+    source = source_of(make(), "train", batch_size=batch_size)
+    assert numbers_of(source.open(3, warn=warnings.append)) == EPOCH
+    list(source.open(4, warn=pytest.fail))
+    assert len(warnings) == (name in ("iterable without a length", "iterable whose length raises"))
+    assert all("generator=torch.Generator().manual_seed(0)" in text for text in warnings)
 
 
 @pytest.mark.parametrize(

@@ -70,19 +70,103 @@ class Lying(Shuffling):
         return LyingIterator(self)
 
 
-class Forgetful(Shuffling):
-    """Cannot say where it is."""
+class Drawing(Shuffling):
+    """Its iterators have no state, so only its generator tells an order. It draws once more when an epoch ends, as
+    PyTorch's samplers do.
+    """
 
     def __iter__(self):
-        iterator = ShufflingIterator(self)
-        return (batch for batch in iterator)
+        yield from ShufflingIterator(self)
+        self.generator.permutation(ROWS)
+
+
+class Forgetful(Drawing):
+    """Cannot say where it is, nor show its generator."""
+
+    def __init__(self):
+        self.hidden, self.size, self.made = [np.random.default_rng(5)], SIZE, 0
+
+    @property
+    def generator(self):
+        return self.hidden[0]
+
+
+class Generator:
+    """As `torch.Generator`."""
+
+    def __init__(self, seed):
+        self.manual_seed(seed)
+
+    def manual_seed(self, seed):
+        self.numbers = np.random.RandomState(seed)
+
+    def get_state(self):
+        return self.numbers.get_state()[1:3]
+
+    def set_state(self, state):
+        self.numbers.set_state(("MT19937", *state))
+
+
+class RandomSampler:
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __iter__(self):
+        yield from self.generator.numbers.permutation(ROWS)
+        self.generator.numbers.permutation(ROWS)
+
+
+class SequentialSampler:
+    pass
+
+
+class TorchShuffled:
+    """As PyTorch's `DataLoader(shuffle=True, generator=generator)`, which draws a seed for its workers first."""
+
+    def __init__(self):
+        self.generator = Generator(5)
+        self.sampler = RandomSampler(self.generator)
+
+    def __iter__(self):
+        self.generator.numbers.random()
+        return self.batches()
+
+    def batches(self):
+        rows, sampler = [], iter(self.sampler)
+        for row in sampler:
+            rows.append(row)
+            if len(rows) == SIZE:
+                yield {name: x[rows] for name, x in ARRAYS.items()}
+                rows = []
+        yield {name: x[rows] for name, x in ARRAYS.items()}
+
+
+class DistributedSampler:
+    """Its order is a function of the epoch, which it has to be told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+class TorchTold:
+    """As PyTorch's `DataLoader` with such a sampler."""
+
+    def __init__(self):
+        self.sampler = DistributedSampler()
+
+    def __iter__(self):
+        order = np.random.default_rng([5, self.sampler.epoch]).permutation(ROWS)
+        for first in range(0, ROWS, SIZE):
+            yield {name: x[order[first : first + SIZE]] for name, x in ARRAYS.items()}
 
 
 class TorchLike:
     """As PyTorch's `DataLoader` with a fixed order: it has a length, and iterators without a state."""
 
     def __init__(self, seed=5):
-        self.order, self.made = np.random.default_rng(seed).permutation(ROWS), 0
+        self.order, self.made, self.sampler = np.random.default_rng(seed).permutation(ROWS), 0, SequentialSampler()
 
     def __len__(self):
         return -(-ROWS // SIZE)
@@ -123,8 +207,12 @@ KINDS = {
     "Grain's DataLoader": grain_loader,
     "PyTorch's": TorchLike,
     "generator function": lambda: TorchLike().__iter__,
+    "random generator": Drawing,
+    "PyTorch's random generator": TorchShuffled,
+    "PyTorch's set_epoch": TorchTold,
 }
-SKIPS = ("PyTorch's", "generator function")
+STATELESS = ("PyTorch's", "generator function", "PyTorch's set_epoch")
+SKIPS = (*STATELESS, "random generator", "PyTorch's random generator")
 
 
 def build(directory):
@@ -161,6 +249,7 @@ def some(kinds, steps, chosen):
 
 
 CHOSEN = {("own", 5), ("Grain's MapDataset", 4)}  # inside of the second epoch
+CHOSEN |= {("random generator", 5), ("PyTorch's random generator", 6)}
 
 
 @pytest.mark.parametrize(("kind", "step"), some(KINDS, range(1, 3 * STEPS), CHOSEN))
@@ -168,7 +257,7 @@ def test_resume_iterable_source(tmp_path, whole, kind, step):
     directory = tmp_path / "run"
     stopped = fit(stopping_at(build(directory), step), KINDS[kind]())
     assert (stopped.summary["steps"], saved_steps(directory)[-1]) == (step, step)
-    assert (progress_of(directory, step)["data"] is None) == (kind in SKIPS)
+    assert (progress_of(directory, step)["data"] is None) == (kind in STATELESS)
     same(all_of(directory, fit(build(directory).resume(), KINDS[kind]())), whole(kind))
     inside = step % STEPS * GROUP
     warned = warnings_of(directory)
@@ -187,9 +276,25 @@ def test_stopped_again_and_again(tmp_path, whole):
     same(all_of(directory, fit(build(directory).resume(), Shuffling())), whole("own"))
 
 
-def test_each_epoch_has_an_order_of_its_own(whole):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "own",
+        "random generator",
+        "PyTorch's random generator",
+        pytest.param("PyTorch's set_epoch", marks=pytest.mark.full),
+    ],
+)
+def test_each_epoch_has_an_order_of_its_own(whole, kind):
     """Otherwise the comparisons above would say nothing about what goes on from epoch to epoch."""
-    assert len({value for *_, value in whole("own")["history"]["train/Last Row"]}) == 3
+    assert len({value for *_, value in whole(kind)["history"]["train/Last Row"]}) == 3
+
+
+def test_an_order_that_nothing_keeps_is_warned_of_once(tmp_path):
+    fit(stopping_at(build(tmp_path / "run"), STEPS), Forgetful())
+    fit(build(tmp_path / "run").resume(), Forgetful())
+    (text,) = warnings_of(tmp_path / "run")
+    assert "the train data (Forgetful) may have another order in epoch 2 than without the interruption" in text
 
 
 @pytest.mark.parametrize(

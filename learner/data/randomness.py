@@ -1,0 +1,108 @@
+"""The order of an iterable that shuffles by itself: its random generators, and the epoch that it is told.
+
+A checkpoint keeps the states that the generators had when the epoch began, so that the same epoch begins again. They
+are found among the attributes of the iterable and of its `sampler`, `batch_sampler` and `dataset`, as PyTorch's
+`DataLoader` names them: `torch.Generator`, NumPy's `Generator` and `RandomState`, Python's `random.Random`. Global
+generators are not touched.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+_PARTS = ("", "sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
+
+
+def generators_of(data: Any) -> dict[str, Any]:
+    """Return the random generators of an iterable by the names of their attributes.
+
+    >>> class Shuffled:
+    ...     def __init__(self):
+    ...         self.rng, self.size = np.random.default_rng(0), 4
+    >>> list(generators_of(Shuffled()))
+    ['rng']
+    """
+    found: dict[str, Any] = {}
+    for prefix, part in _parts(data):
+        for name, value in getattr(part, "__dict__", {}).items():
+            if _is_generator(value) and not any(value is other for other in found.values()):
+                found[f"{prefix}.{name}" if prefix else name] = value
+    return found
+
+
+def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of generators, which do not change with them."""
+    return {name: _state_of(generator) for name, generator in generators.items()}
+
+
+def restore(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Set generators to the states that `states_of` returned.
+
+    Raises:
+      Exception: one of the generators is missing, or does not accept its state.
+
+    >>> generators = {"rng": np.random.default_rng(3)}
+    >>> states = states_of(generators)
+    >>> first = generators["rng"].random()
+    >>> restore(generators, states)
+    >>> generators["rng"].random() == first
+    True
+    """
+    for name, state in states.items():
+        _set_state(generators[name], state)
+
+
+def set_epoch(data: Any, epoch: int) -> bool:
+    """Call `set_epoch` of an iterable and of its parts with the number of the epoch, from 0 as they count; return True
+    if there is one.
+    """
+    methods = [method for _, part in _parts(data) if callable(method := getattr(part, "set_epoch", None))]
+    for method in methods:
+        method(epoch - 1)
+    return bool(methods)
+
+
+def _parts(data: Any) -> Iterator[tuple[str, Any]]:
+    for path in _PARTS:
+        part = data
+        for name in filter(None, path.split(".")):
+            part = getattr(part, name, None)
+        if part is not None:
+            yield path, part
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, np.random.Generator | np.random.RandomState | random.Random) or _is_torchs(value)
+
+
+def _is_torchs(value: Any) -> bool:
+    methods = ("get_state", "set_state", "manual_seed")
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+
+
+def _state_of(generator: Any) -> Any:
+    match generator:
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case np.random.RandomState():
+            return generator.get_state(legacy=False)
+        case random.Random():
+            return generator.getstate()
+    state = generator.get_state()
+    return np.asarray(state) if hasattr(state, "new_tensor") else state
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    match generator:
+        case np.random.Generator():
+            generator.bit_generator.state = state
+        case np.random.RandomState():
+            generator.set_state(state)
+        case random.Random():
+            generator.setstate(state)
+        case _:
+            now = generator.get_state()
+            # A tensor is made from a tensor, so that PyTorch need not be imported.
+            generator.set_state(now.new_tensor(state.tolist()) if hasattr(now, "new_tensor") else state)

@@ -1,0 +1,117 @@
+"""Processes that may train and read data, and those that must not.
+
+A process started by "spawn" imports the main script before it gets its work. A script without
+`if __name__ == "__main__":` would train there once more, and start processes of its own. Python refuses that with many
+lines of tracebacks, or never ends: the parent waits for ever for a process that ends while more than 64 KB, which is
+what a pipe holds, are being sent to it.
+
+A fork of a process in which JAX runs has none of JAX's threads, so that whatever it computes waits for ever.
+"""
+
+import multiprocessing
+import os
+import threading
+from multiprocessing import spawn
+from typing import Any
+
+from jax._src import xla_bridge  # the state of JAX has no public name
+
+from learner.errors import LearnerError
+
+READY, UNGUARDED = 81, 82  # exit codes
+TRIAL = "learner-import-of-main"
+_GUARD = 'put the code that trains below `if __name__ == "__main__":`, or read with num_workers(0)'
+# Names of processes whose parent reports that the script cannot be imported.
+_OURS = TRIAL, "grain-process-prefetch"
+_lock = threading.Lock()
+_importable: set[str] = set()
+_jax_ran = _without_threads = False
+
+
+def check_process() -> None:
+    """Raise `LearnerError` in a process that cannot train: a fork of one in which JAX ran, or one that is importing the
+    main script before it gets its work.
+
+    A worker of a loader that imports the script ends instead, at once and without a word: the process that started it
+    raises the error.
+    """
+    if _without_threads:
+        raise LearnerError(
+            "this process is a fork of one in which JAX ran, and JAX's threads are not in it, so it would wait for "
+            'ever: start it with multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is used'
+        )
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        return
+    if process.name.startswith(_OURS):
+        os._exit(UNGUARDED)
+    raise LearnerError(f"the main script trains while a process that was started imports it: {_GUARD}")
+
+
+def forks_workers(data: Any) -> bool:
+    """Return True for a loader that forks worker processes, told by the attributes that PyTorch's `DataLoader` has."""
+    workers, context = getattr(data, "num_workers", 0), getattr(data, "multiprocessing_context", ...)
+    if context is ... or type(workers) is not int or workers < 1:
+        return False
+    if context is None:
+        # The first one is the default, which asking for a context would fix for the user's program.
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        return method == "fork"
+    return bool(context.get_start_method() == "fork")
+
+
+def check_main_script() -> None:
+    """Raise `LearnerError` unless worker processes can import the main script.
+
+    One process tries it, once in the life of this one, and is sent next to nothing. Notebooks, `python -c` and
+    `python -m package` have no script that is imported.
+    """
+    check_process()
+    script = _main_script()
+    if script is None:
+        return
+    with _lock:
+        if script not in _importable:
+            _try_import(script)
+            _importable.add(script)
+
+
+def _before_fork() -> None:
+    # In the parent, because the child may wait for ever for the lock that this takes.
+    global _jax_ran
+    _jax_ran = xla_bridge.backends_are_initialized()
+
+
+def _after_fork() -> None:
+    global _without_threads
+    _without_threads = _without_threads or _jax_ran
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
+def _main_script() -> str | None:
+    data = spawn.get_preparation_data(TRIAL)
+    name = data.get("init_main_from_name")
+    if name is not None:
+        return None if name == "__main__" or name.endswith(".__main__") else name
+    return data.get("init_main_from_path")
+
+
+def _try_import(script: str) -> None:
+    if os.path.basename(script) == "<stdin>":
+        raise LearnerError(
+            "num_workers needs a script that worker processes can import, and this one came through standard input: "
+            f"save it in a file and {_GUARD}"
+        )
+    process = multiprocessing.get_context("spawn").Process(target=os._exit, args=(READY,), name=TRIAL, daemon=True)
+    process.start()
+    process.join()
+    if process.exitcode == UNGUARDED:
+        raise LearnerError(f"num_workers starts processes that import {script}, which trains when imported: {_GUARD}")
+    if process.exitcode != READY:
+        raise LearnerError(
+            f"num_workers starts processes that import {script}, and that ended with exit code {process.exitcode} (its "
+            f"error, if it had one, is printed above): {_GUARD}"
+        )

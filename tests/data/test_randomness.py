@@ -1,0 +1,175 @@
+"""Random generators of iterables, found, kept and put back; and epochs that are told."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from learner import LearnerError
+from learner.data.randomness import generators_of, restore, set_epoch, states_of
+from learner.data.source import source_of
+from learner.data.state import from_json, to_json
+
+ROWS, SIZE = 10, 4
+KINDS = {
+    "NumPy": lambda: np.random.default_rng(1),
+    "NumPy's Mersenne Twister": lambda: np.random.Generator(np.random.MT19937(1)),
+    "NumPy's older one": lambda: np.random.RandomState(1),
+    "Python": lambda: random.Random(1),
+}
+
+
+class Shuffled:
+    """Batches in an order that one generator draws anew in each epoch."""
+
+    def __init__(self, generator):
+        self._own = generator
+
+    def __iter__(self):
+        rows = list(range(ROWS))
+        self._own.shuffle(rows)
+        for first in range(0, ROWS, SIZE):
+            yield {"x": np.array(rows[first : first + SIZE])}
+        self._own.random()  # an end that draws
+
+
+def numbers_of(batches):
+    return [batch["x"].tolist() for batch in batches]
+
+
+def kept(data):
+    source = source_of(data, "train")
+    source.peek(1)
+    source.keep_state()
+    return source
+
+
+def with_states(batches):
+    return [(batch["x"].tolist(), batches.where()) for batch in batches]
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_state_goes_through_json_and_back_to_the_bit(make):
+    generator = make()
+    generator.random()
+    stored = json.loads(json.dumps(to_json(states_of({"own": generator}), "train")))
+    expected = [generator.random() for _ in range(3)]
+    again = make()
+    restore({"own": again}, from_json(stored))
+    assert [again.random() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_an_epoch_has_the_order_that_it_would_have_had(make):
+    source = kept(Shuffled(make()))
+    whole = [source.open(epoch) for epoch in (1,)]
+    first = with_states(whole[0])
+    state_inside, state_after = first[0][1], whole[0].end()
+    assert state_inside == first[-1][1] != state_after
+    second = with_states(source.open(2))
+    third = numbers_of(source.open(3))
+    assert len({repr(sorted(map(repr, [n for n, _ in e]))) for e in (first, second)}) == 2
+
+    inside = kept(Shuffled(make()))
+    warnings = []
+    assert numbers_of(inside.open(2, 1, json.loads(json.dumps(second[0][1])), warnings.append)) == [
+        numbers for numbers, _ in second[1:]
+    ]
+    assert numbers_of(inside.open(3)) == third
+    (warning,) = warnings
+    assert "1 batches of epoch 2 are read again and dropped" in warning
+    assert "is right only if" not in warning
+
+    between = kept(Shuffled(make()))
+    assert numbers_of(between.open(2, 0, state_after, pytest.fail)) == [numbers for numbers, _ in second]
+    assert numbers_of(between.open(3)) == third
+
+
+def test_nothing_is_kept_where_nothing_is_saved():
+    source = source_of(Shuffled(random.Random(1)), "train")
+    batches = source.open(1)
+    assert [state for _, state in with_states(batches)] == [None] * 3
+    assert batches.end() is None
+
+
+def test_a_loader_without_the_generator_is_refused_inside_an_epoch_and_warned_of_between_two():
+    source = kept(Shuffled(random.Random(1)))
+    batches = source.open(1)
+    state = with_states(batches)[0][1]
+    batch = [{"x": np.zeros(2)}] * 3
+    with pytest.raises(LearnerError, match=r"\(list\) does not take back the states of its random generators.*_own"):
+        source_of(batch, "train").open(1, 1, state)
+    warnings = []
+    list(source_of(batch, "train").open(2, 0, state, warnings.append))
+    (warning,) = warnings
+    assert "It may have another order" in warning
+
+
+class Parts:
+    """As PyTorch's `DataLoader`."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+        self.sampler = Shuffled(self.generator)
+        self.batch_sampler = Told()
+        self.batch_sampler.sampler = Told()
+        self.dataset = Shuffled(random.Random(0))
+
+
+class Told:
+    epochs = ()
+
+    def set_epoch(self, epoch):
+        self.epochs = (*self.epochs, epoch)
+
+
+def test_generators_are_found_in_the_parts_of_a_loader_and_each_once():
+    assert list(generators_of(Parts())) == ["generator", "dataset._own"]
+    assert generators_of([1, 2]) == {}
+    assert generators_of(np.random.default_rng) == {}
+
+
+def test_epochs_are_told_from_zero_to_all_parts():
+    loader = Parts()
+    assert set_epoch(loader, 3)
+    assert (loader.batch_sampler.epochs, loader.batch_sampler.sampler.epochs) == ((2,), (2,))
+    assert not set_epoch([1, 2], 3)
+
+
+@pytest.mark.parametrize(("split", "epochs"), [("train", (0, 1)), ("valid", ())])
+def test_only_training_data_is_told_its_epoch(split, epochs):
+    class Loader(Told, list):
+        pass
+
+    loader = Loader([{"x": np.zeros(2)}])
+    source = source_of(loader, split)
+    for epoch in (1, 2):
+        list(source.open(epoch, warn=pytest.fail))
+    assert loader.epochs == epochs
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pytorchs_loader_goes_on_with_its_generator(workers):
+    torch = pytest.importorskip("torch")
+
+    def loader():
+        data = torch.utils.data.TensorDataset(torch.arange(ROWS))
+        generator = torch.Generator().manual_seed(3)
+        return torch.utils.data.DataLoader(
+            data, batch_size=5, shuffle=True, generator=generator, num_workers=workers, multiprocessing_context=None
+        )
+
+    def read(batches):
+        return [batch[0].tolist() for batch in batches]
+
+    source = kept(loader())
+    batches = source.open(1)
+    first = read(batches)
+    state = json.loads(json.dumps(batches.end()))
+    second = source.open(2)
+    inside, expected = second.where(), read(second)
+    assert sorted(map(repr, first)) != sorted(map(repr, expected))
+    assert read(kept(loader()).open(2, 0, state, pytest.fail)) == expected
+    assert read(kept(loader()).open(2, 1, inside)) == expected[1:]

@@ -1,0 +1,194 @@
+"""Processes that must not train: imports of the main script, and forks; and scripts that start workers."""
+
+import multiprocessing
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from learner import LearnerError
+from learner.data import workers
+from learner.data.source import source_of
+
+# More than the 64 KB that a pipe holds, so that a parent could wait for ever; prints what the workers give.
+SCRIPT = """
+import sys
+import numpy as np
+from learner.data import DataLoaderBuilder, Dataset
+
+class Squares(Dataset):
+    table = np.arange(50_000, dtype=np.float32) ** 2
+    def __init__(self):
+        self.own = self.table.copy()
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return {"x": self.own[index]}
+
+def main():
+    loader = DataLoaderBuilder().batch_size(2).num_workers(1).build(Squares())
+    print([batch["x"].tolist() for batch in loader])
+"""
+UNGUARDED = SCRIPT + "\nmain()\n"
+GUARDED = SCRIPT + '\nif __name__ == "__main__":\n    main()\n'
+NEVER_IMPORTED = 'import sys\nif __name__ == "__mp_main__":\n    sys.exit(0)\n' + GUARDED
+READ = "[[0.0, 1.0], [4.0, 9.0]]\n"
+
+
+def run(*command, stdin=None):
+    return subprocess.run([sys.executable, *command], input=stdin, capture_output=True, text=True, timeout=120)
+
+
+def saved(directory, text):
+    path = directory / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def error_of(ended):
+    """The one error that a process ended with, and the whole of what it printed as errors."""
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback (most recent call last)") == 1, ended.stderr
+    return ended.stderr.splitlines()[-1]
+
+
+def test_a_script_without_a_guard_ends_with_one_error_that_names_it(tmp_path):
+    path = saved(tmp_path, UNGUARDED)
+    error = error_of(run(path))
+    assert error.startswith(f"learner.errors.LearnerError: num_workers starts processes that import {path}, which")
+    assert 'put the code that trains below `if __name__ == "__main__":`, or read with num_workers(0)' in error
+
+
+def test_a_script_that_cannot_be_imported_ends_with_one_error(tmp_path):
+    assert "ended with exit code 0" in error_of(run(saved(tmp_path, NEVER_IMPORTED)))
+
+
+NO_FILE = "came through standard input: save it in a file and put the code that trains below"
+
+
+def test_workers_cannot_import_standard_input(monkeypatch):
+    data = {"init_main_from_path": "/somewhere/<stdin>"}
+    monkeypatch.setattr(workers.spawn, "get_preparation_data", lambda _: data)
+    with pytest.raises(LearnerError, match=NO_FILE):
+        workers.check_main_script()
+
+
+@pytest.mark.full
+def test_a_script_from_standard_input_ends_with_one_error():
+    assert NO_FILE in error_of(run("-", stdin=GUARDED))
+
+
+@pytest.mark.full
+def test_scripts_with_a_guard_and_commands_without_a_file_read_by_workers(tmp_path):
+    for command in ([saved(tmp_path, GUARDED)], ["-c", UNGUARDED]):
+        ended = run(*command)
+        assert (ended.stdout, ended.stderr, ended.returncode) == (READ, "", 0)
+
+
+@pytest.mark.full
+def test_fit_without_a_guard_ends_with_one_error(tmp_path):
+    script = f"""
+import optax
+from flax import nnx
+from learner import LearnerBuilder, RegressionOutput
+from learner.data import DataLoaderBuilder, view
+def step(model, batch):
+    return RegressionOutput.from_predictions(model(batch["x"]), batch["x"])
+data = view([{{"x": [1.0]}}] * 4)
+builder = LearnerBuilder({str(tmp_path / "run")!r}).num_epochs(1).renderer(None)
+learner = builder.build(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd, 0.1, train_step=step, valid_step=step)
+learner.evaluate(DataLoaderBuilder().batch_size(2).build(data))  # which a worker must not do
+learner.fit(DataLoaderBuilder().batch_size(2).num_workers(1).build(data))
+"""
+    assert "num_workers starts processes" in error_of(run(saved(tmp_path, script)))
+
+
+def test_a_process_of_the_users_own_that_imports_the_script_raises(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(LearnerError, match="the main script trains while a process that was started imports it"):
+        source_of([{"x": np.zeros(2)}], "train")
+
+
+@pytest.mark.parametrize("name", ["learner-import-of-main", "grain-process-prefetch-ds 0"])
+def test_a_worker_that_imports_the_script_ends_at_once(monkeypatch, name):
+    codes = []
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    monkeypatch.setattr(multiprocessing.current_process(), "name", name)
+    monkeypatch.setattr(workers.os, "_exit", lambda code: codes.append(code) or sys.exit())
+    with pytest.raises(SystemExit):
+        workers.check_process()
+    assert codes == [workers.UNGUARDED]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "script"),
+    [(None, None, None), ("package.__main__", None, None), ("package.train", None, "package.train")],
+)
+def test_only_scripts_that_processes_import_are_tried(monkeypatch, name, path, script):
+    found = {"init_main_from_name": name, "init_main_from_path": path}
+    data = {key: value for key, value in found.items() if value is not None}
+    monkeypatch.setattr(workers.spawn, "get_preparation_data", lambda _: data)
+    assert workers._main_script() == script
+
+
+class TorchLike:
+    def __init__(self, workers, method):
+        self.num_workers = workers
+        self.multiprocessing_context = method and multiprocessing.get_context(method)
+
+    def __iter__(self):
+        yield {"x": np.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("workers_", "method", "warned"), [(2, "fork", 1), (2, "spawn", 0), (2, "forkserver", 0), (0, "fork", 0)]
+)
+def test_another_loaders_forked_workers_are_warned_of_once(workers_, method, warned):
+    warnings = []
+    source = source_of(TorchLike(workers_, method), "train")
+    source.peek(1)
+    for epoch in (1, 2):
+        list(source.open(epoch, warn=warnings.append))
+    assert len(warnings) == warned
+    assert all("(TorchLike) forks its worker processes" in text for text in warnings)
+
+
+@pytest.mark.parametrize("set_to", [None, "spawn"])
+def test_the_start_method_of_the_program_counts_where_a_loader_has_none(monkeypatch, set_to):
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: set_to)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
+    assert workers.forks_workers(TorchLike(2, None)) == (set_to is None)
+
+
+FORKS = """
+import os, warnings
+import jax
+warnings.simplefilter("ignore")
+import learner
+from learner.data.workers import check_process
+
+def child():
+    if os.fork() == 0:
+        try:
+            check_process()
+        except learner.LearnerError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
+
+child()
+print("JAX runs", len(jax.devices()), flush=True)
+child()
+check_process()
+print("the parent trains")
+"""
+
+
+def test_a_fork_is_refused_once_jax_ran():
+    ended = run("-c", FORKS)
+    before, refused, after = ended.stdout.splitlines()
+    assert before.startswith("JAX runs")
+    assert refused.startswith("this process is a fork of one in which JAX ran")
+    assert 'multiprocessing.get_context("spawn") or "forkserver"' in refused
+    assert after == "the parent trains"
