@@ -31,7 +31,7 @@ from learner.resuming import ALLOWED
 from learner.schedules import ReduceOnPlateau, Schedule
 from learner.steps.finite import POLICIES, Watch
 from learner.steps.measure import Measure
-from learner.steps.model import Family, NothingToTrainError, family_of, unmade_family
+from learner.steps.model import Family, NothingToTrainError, family_of, refuse_abstract, unmade_family
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
 from learner.steps.precision import MATMUL, Policy, policy_of
 from learner.steps.remat import remat_of
@@ -180,16 +180,19 @@ class LearnerBuilder:
         return self
 
     def grads_accumulation(self, n: int) -> Self:
-        """How many micro-batches make one optimizer step (default: 1), weighted by `output.weight`."""
+        """How many micro-batches make one optimizer step (default: 1), weighted by `output.weight`.
+
+        For a loss that is a mean over rows a step is that of one batch of all their rows. A loss over pairs of rows
+        (in-batch negatives) sees the rows of one micro-batch at a time, of which a run warns.
+        """
         self._options.accumulate = _whole("grads_accumulation", n, 1)
         return self
 
     def steps_per_dispatch(self, k: int) -> Self:
-        """At most how many optimizer steps the device is handed at once, in one compiled loop. It changes no bit of the
-        result.
+        """Hand the device at most `k` optimizer steps at once, in one compiled loop. It changes no bit of the result.
 
-        Default: as many as fit into 64 MiB, at most 32; on a CPU, programs with a convolution run step by step without
-          a loop.
+        Default: as many as fit into 64 MiB, at most 32. Programs with a convolution on a CPU, and streamed steps of
+        which no two fit into 64 MiB, run step by step without a loop, whatever `k` is.
         """
         self._options.steps_per_dispatch = _whole("steps_per_dispatch", k, 1)
         return self
@@ -211,6 +214,10 @@ class LearnerBuilder:
 
         Several are `Replicated`: each has a replica of everything and a share of every batch. Where there are several
         processes, all of their devices are used, `Sharded`, by default too. See `strategy` for more.
+
+        For a loss that is a mean over rows the numbers are those of one device. A loss over pairs of rows (in-batch
+        negatives) needs `strategy(Sharded())`: under `Replicated` each device sees its own rows alone, of which a run
+        warns.
         """
         self._options.devices = choose_devices(devices)
         return self
@@ -437,7 +444,7 @@ class LearnerBuilder:
         return self
 
     def on_nonfinite(self, what: str, in_a_row: int = 10) -> Self:
-        """What a loss or a gradient norm of the training that is NaN or infinite does.
+        """Set what follows a loss, a gradient norm or a weight of the training that is NaN or infinite.
 
         No checkpoint is made after such a step, unless it was skipped or ignored. The logs have the numbers as they
         were.
@@ -680,6 +687,7 @@ def _family_of(model: Any, trainable: Any, shared: bool, strategy: Strategy | No
     if strategy is not None and strategy.splits and makes_model(model):
         return unmade_family(model, trainable, shared=shared)
     model = made(model)
+    refuse_abstract(model)
     return family_of(model, trainable, shared=shared), model
 
 

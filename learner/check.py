@@ -18,13 +18,13 @@ from learner.data.feed import listed
 from learner.errors import LearnerError
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
 from learner.steps.measure import Measure
-from learner.steps.outputs import ClassificationOutput, SegmentationOutput, SequenceOutput, TrainOutput
+from learner.steps.outputs import OF_LABELS, TrainOutput
+from learner.steps.program import inner_jaxprs
 from learner.steps.state import TrainState, named_leaves
 from learner.steps.step import Step, weight_of
 
 PyTree = Any
 GIVEN = "the batch"  # in place of a split
-READ = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of their targets
 
 
 def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
@@ -95,6 +95,42 @@ def _arrays(tree: PyTree) -> list[Any]:
     return [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)]
 
 
+def rows_on_two_axes(step: Step, state: TrainState, batch: PyTree) -> str | None:
+    """Return the first array of a train step that has the batch's rows on two axes, such as `float32[16, 16]`; None
+    if there is none, or if it cannot be known.
+
+    The step is traced with the batch and with twice its rows: an axis that differs comes of the rows, whatever other
+    sizes are the same by chance. A step that is traced only with the rows that it is given cannot be known.
+    """
+    if step.train is None:
+        return None
+    key, jaxprs = state.rng, []
+    for times in (1, 2):
+        shapes = jax.tree.map(lambda x, n=times: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
+        try:
+            traced = jax.make_jaxpr(lambda *given: step.run_train(*given)[0])
+            jaxprs.append(traced(state.params, state.model_state, shapes, key).jaxpr)
+        except Exception:  # of the user's code, which may know how many rows a batch has
+            return None
+    return _differing_twice(*jaxprs)
+
+
+def _differing_twice(one: Any, other: Any) -> str | None:
+    """The first array in a traced program of which two axes differ from those in the other program."""
+    if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
+        return None
+    for a, b in zip(one.eqns, other.eqns, strict=True):
+        for x, y in zip(a.outvars, b.outvars, strict=True):
+            shapes = getattr(x.aval, "shape", ()), getattr(y.aval, "shape", ())
+            if sum(m != n for m, n in zip(*shapes, strict=False)) > 1:
+                return f"{x.aval.dtype}{list(shapes[0])}"
+        for p, q in zip(a.params.values(), b.params.values(), strict=False):
+            for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False):
+                if found := _differing_twice(*inner):
+                    return found
+    return None
+
+
 def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
     """Raises `LearnerError` where the valid step reads what the first batch does not have."""
     _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch, GIVEN)
@@ -105,12 +141,69 @@ def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, spli
         with Tracing(name, split, lambda: batch):
             return jax.make_jaxpr(once)(*arguments)
     except KeyError as error:
-        key = error.args[0] if error.args else None
-        if isinstance(batch, dict) and key not in batch:
+        if missed := _missed(once, arguments):
+            what, key, there = missed
+            which = "a batch" if what == "batch" else what
             raise LearnerError(
-                f"{name} reads batch[{key!r}], which is not there; a batch has {', '.join(map(repr, batch))}"
+                f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, there))}"
             ) from error
         raise
+
+
+def _missed(once: Any, arguments: tuple[Any, ...]) -> tuple[str, Any, list[Any]] | None:
+    """Return which dict of a batch lacks a key that the step reads, the key, and the keys that are there; None where a
+    KeyError came of something else. The step is traced again, with dicts that know what was not found in them: a batch
+    is of plain dicts everywhere else.
+    """
+    *others, batch = arguments
+    misses: list[tuple[str, Any, list[Any]]] = []
+    try:
+        jax.eval_shape(lambda *given: once(*given[:-1], _watched(given[-1], misses)), *others, batch)
+    except KeyError as error:
+        if misses and error.args == (misses[-1][1],):
+            return misses[-1]
+    except Exception:  # of another kind than before: nothing is known
+        return None
+    return None
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _WatchedDict(dict[Any, Any]):
+    """A dict of a batch that remembers a key that was not found."""
+
+    def __init__(self, content: dict[Any, Any], name: str, misses: list[tuple[str, Any, list[Any]]]):
+        super().__init__(content)
+        self.name, self.misses = name, misses
+
+    def __missing__(self, key: Any) -> Any:
+        self.misses.append((self.name, key, list(self)))
+        raise KeyError(key)
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        keys = sorted(self)
+        return [(jax.tree_util.DictKey(key), self[key]) for key in keys], (tuple(keys), self.name, _Same(self.misses))
+
+    @classmethod
+    def tree_unflatten(cls, fixed: Any, children: Any) -> "_WatchedDict":
+        keys, name, same = fixed
+        return cls(dict(zip(keys, children, strict=True)), name, same.value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Same:
+    """Something that is equal to itself alone."""
+
+    value: Any
+
+
+def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str = "batch") -> PyTree:
+    """The batch with its dicts watched, on the way through dicts, tuples and lists."""
+    if type(batch) is dict:
+        inner = {key: _watched(value, misses, f"{name}[{key!r}]") for key, value in batch.items()}
+        return _WatchedDict(inner, name, misses)
+    if type(batch) in (tuple, list):
+        return type(batch)(_watched(x, misses, f"{name}[{i}]") for i, x in enumerate(batch))
+    return batch
 
 
 class Tracing:
@@ -250,7 +343,7 @@ def _wrong_labels(output: Any, measure: Measure, name: str, traced: PyTree, batc
     ):
         return []
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
-    if not isinstance(output, READ) and not any("targets" in metric.fields for metric in metrics):
+    if not isinstance(output, OF_LABELS) and not any("targets" in metric.fields for metric in metrics):
         return []
     parts = [part for metric in metrics for part in all_within(metric)]
     classes = logits.shape[-1]
@@ -260,10 +353,13 @@ def _wrong_labels(output: Any, measure: Measure, name: str, traced: PyTree, batc
             labels = np.asarray(given)
             labels = labels[~np.isin(labels, [label for label in ignored if label is not None])]
             if labels.size and (labels.min() < 0 or labels.max() >= classes):
+                outside = _outside(labels, classes)
+                # A metric leaves a label out; the loss of an output of this package knows no such label.
+                by_metrics = "" if isinstance(output, OF_LABELS) else f", or its metrics ignore_label={outside}"
                 return [
                     f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have "
-                    f"{classes} classes (0 to {classes - 1}); where some are not to count, give the output a mask, or "
-                    f"its metrics ignore_label={_outside(labels, classes)}"
+                    f"{classes} classes (0 to {classes - 1}); where some are not to count, give the output a mask, "
+                    f"such as labels != {outside}{by_metrics}"
                 ]
     return []
 

@@ -204,7 +204,7 @@ class Learner:
 
     def _alone(self) -> OneByOne:
         if self._one_by_one is None or self._one_by_one.step is not self._step:
-            self._one_by_one = OneByOne(self._step, self._options, self._strategy.platform)
+            self._one_by_one = OneByOne(self._step, self._strategy.platform)
         return self._one_by_one
 
     def model_of(self, state: TrainState) -> Any:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.data.feed import bytes_of, steps_for
-from learner.options import Options
 from learner.steps.measure import Measure
 from learner.steps.program import Programs, Stack, has_convolution
 from learner.steps.state import TrainState
@@ -30,10 +29,10 @@ class OneByOne:
       step: what they compute.
     """
 
-    def __init__(self, step: Step, options: Options, platform: str):
+    def __init__(self, step: Step, platform: str):
         """`platform`: `cpu`, `gpu` or `tpu`."""
         self.step = step
-        self._options, self._platform = options, platform
+        self._platform = platform
         self._firsts: dict[str, PyTree] = {}  # of the regular shape
         self._loops: dict[str, bool] = {}
         self._train_loop, self._train_tail = jax.jit(self._in_loop), jax.jit(self._with_tail)
@@ -68,8 +67,8 @@ class OneByOne:
         """As `learner.start.decide_dispatch`."""
         if kind not in self._loops:
             step_bytes = bytes_of(arguments[1]) * (self.step.accumulate if kind == "train" else 1)
-            loop = self._options.steps_per_dispatch is not None or steps_for(step_bytes) > 1
-            if loop and self._options.steps_per_dispatch is None and self._platform == "cpu":
+            loop = steps_for(step_bytes) > 1
+            if loop and self._platform == "cpu":
                 program = self._train_loop if kind == "train" else self._valid_loop
                 loop = not has_convolution(program.trace(*arguments).jaxpr.jaxpr)
             self._loops[kind] = loop

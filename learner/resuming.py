@@ -5,11 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from learner.checkpoint import CheckpointStore, DamagedError, Entry
-from learner.checkpoint.items import Items, difference_text, from_items, key_impl, to_items
+from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, to_items
 from learner.errors import LearnerError, one_error
 from learner.fingerprints import changes, metrics_in_flight, saved_fingerprint
 from learner.history import History
@@ -104,7 +103,7 @@ def restore(
     items = store.restore(entry.step, needed)
     if "optim" in items:
         items["optim"]["extra"] |= {name: begun[name] for name in new}
-    key = jax.random.wrap_key_data(jnp.asarray(progress["root_key"], jnp.uint32), impl=key_impl(shapes.rng))
+    key = root_key_of(progress, shapes.rng)
     state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
     if int(state.step) != entry.step:
         raise LearnerError(f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}")

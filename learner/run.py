@@ -28,6 +28,7 @@ from learner.profiler import Profiler
 from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
 from learner.spent import Spent
+from learner.steps.finite import advice, nonfinite_text
 from learner.steps.state import TrainState
 from learner.stopping import Asked
 from learner.worker import Abandoned, Call, Closed, EpochClosed, Halt, Made, Pace, Worker
@@ -388,7 +389,7 @@ class Run:
         halted = self.worker.halted
         if halted is None or self.stopped is not None:
             return
-        text = f"the {halted.kind} of step {halted.step} is not finite"
+        text = nonfinite_text(halted.kind, halted.step)
         if self.options.on_nonfinite.policy != "stop":
             raise self._nonfinite(text, halted)
         self.stopped = f"on_nonfinite: {text}"
@@ -404,16 +405,13 @@ class Run:
             if saved is None or self.store is None
             else (f"The last checkpoint before it is {self.store.path(saved.step)}")
         )
-        return NonFiniteError(
-            f"{text} (epoch {halted.epoch}){before}. {good}. Try a lower learning rate, gradients that are clipped "
-            "(optax.clip_by_global_norm), or data without NaN; on_nonfinite says what else may be done"
-        )
+        return NonFiniteError(f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind)}")
 
     def skipped(self, step: int, kind: str) -> None:
         """On the worker's thread: a step has a loss or gradients that are not finite. People see the first one, the
         log has all.
         """
-        text = f"the {kind} of step {step} is not finite"
+        text = nonfinite_text(kind, step)
         if self.options.on_nonfinite.policy != "skip":
             self.log.warning(text)
         elif self.skipped_before:
@@ -568,6 +566,7 @@ class Run:
             "higher_is_better": self.higher_is_better,
             "score": point.value if point is not None and scored else None,
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
+            "key_impl": str(jax.random.key_impl(state.rng)),
             "history": self.worker.history.to_json(),
             "log": self.logs_before if p.due else self.files.position(),
             "epoch_values": self.worker.epoch_values,

@@ -56,6 +56,7 @@ from learner.start import (
     monitor_of,
     open_store,
     refuse_parts,
+    warning_of_pairs,
 )
 from learner.steps.state import TrainState
 from learner.steps.step import Step
@@ -155,6 +156,8 @@ def _started(
     parameters = describe(log, options, start.step, start.state, strategy)
     pace = Pace(compilations=lambda: times.count)
     refuse_parts(options, start.state)
+    if text := warning_of_pairs(start.step, start.state, inputs.firsts["train"], strategy):
+        warn(text)
     runner = make_runner(start.step, start.state, strategy)
     agreement = None if start.hosts.count == 1 else Agreement(start.hosts, p.step)
     limit = (lambda step: pace.steps) if agreement is None else (lambda step: agreement.batches)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from learner.check import rows_on_two_axes
 from learner.checkpoint import CheckpointStore, Retention
 from learner.checkpoint.options import CheckpointOptions
 from learner.data.feed import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
@@ -36,7 +37,9 @@ ALONE = Alone()
 
 @dataclasses.dataclass(frozen=True)
 class Dispatching:
-    """How steps are dispatched, and why; decided by the program, the data's size and the platform, never by a clock."""
+    """How steps are dispatched, and why; decided by the program, the data's size and the platform, never by a clock.
+    The option `steps_per_dispatch` limits how many are dispatched at once; no choice of a program depends on it.
+    """
 
     buffer: int
     loop: bool
@@ -53,7 +56,7 @@ def feeder_for(
     collects = any(isinstance(metric, CollectingMetric) for metric in options.metrics_of(split))
     resident = strategy.resident and source.has_rows
     fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
-    buffer = max(fit, options.steps_per_dispatch or 0)
+    buffer = max(fit, options.steps_per_dispatch or 0) if fit > 1 else 1
     plan = Plan(size, buffer, True, lambda step: buffer, options.steps_per_dispatch)
     return Feeder(source, strategy, plan, first, warn), plan
 
@@ -61,15 +64,33 @@ def feeder_for(
 def decide_dispatch(
     runner: Runner, feeder: Feeder, plan: Plan, options: Options, kind: str, strategy: Strategy
 ) -> Dispatching:
-    """Looks at the traced program: on a CPU a convolution is some 60 times slower in a loop."""
+    """Look at the traced program: on a CPU a convolution is some 60 times slower in a loop."""
     data = "the data lives on the device" if feeder.resident else "the data streams"
-    if options.steps_per_dispatch is not None:
-        return Dispatching(options.steps_per_dispatch, True, f"as set; {data}")
     if plan.buffer < 2:
         return Dispatching(1, False, f"the batches of two steps are larger than 64 MiB; {data}")
     if strategy.platform == "cpu" and has_convolution(runner.traced(kind, feeder.example())):
         return Dispatching(plan.buffer, False, f"it has a convolution, which is slow in a loop on a CPU; {data}")
+    if options.steps_per_dispatch is not None:
+        return Dispatching(options.steps_per_dispatch, True, f"as set; {data}")
     return Dispatching(plan.buffer, True, data)
+
+
+def warning_of_pairs(step: Step, state: TrainState, batch: PyTree, strategy: Strategy) -> str | None:
+    """Return the warning for a step that relates the rows of a batch to each other (in-batch negatives) in a run that
+    computes it on parts of a batch; None for other steps and runs.
+    """
+    parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
+    parts += [f"each of {step.accumulate} micro-batches sees its own rows alone"] if step.accumulate > 1 else []
+    shape = rows_on_two_axes(step, state, batch) if parts else None
+    if shape is None:
+        return None
+    advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
+    advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulate > 1 else []
+    return (
+        f"train_step has the batch's rows on two axes ({shape}), as a loss over pairs of rows has, and "
+        f"{' and '.join(parts)}: such a loss is another one than that of the whole batch. "
+        f"{'; '.join(advice)}. For a loss that is a mean over rows nothing changes"
+    )
 
 
 def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:

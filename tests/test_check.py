@@ -252,6 +252,59 @@ def test_another_key_error_is_the_steps_own():
         checked(train)
 
 
+CONFIG = {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("batch", [BATCH, {**BATCH, "more": ({"y": BATCH["label"]},)}])
+def test_a_key_error_of_something_else_is_not_blamed_on_the_batch(batch):
+    def train(model, batch):
+        assert type(batch) is dict
+        return Own((batch["x"] @ model["w"]).sum() / CONFIG["temprature"])
+
+    with pytest.raises(KeyError, match="temprature") as raised:
+        checked(train, batch=batch)
+    assert "while tracing train_step with a train batch" in "".join(raised.value.__notes__)
+
+
+def test_a_key_deep_in_a_batch_is_named_with_its_place():
+    batch = {"in": ({"pixels": BATCH["x"], "size": BATCH["label"]}, BATCH["x"])}
+
+    def train(model, batch):
+        return Own((jax.tree.map(lambda x: x, batch)["in"][0]["image"] @ model["w"]).sum())
+
+    message = r"reads batch\['in'\]\[0\]\['image'\], which is not there; batch\['in'\]\[0\] has 'pixels', 'size'$"
+    with pytest.raises(LearnerError, match=message):
+        checked(train, batch=batch)
+
+
+def test_a_key_that_a_step_does_without_is_no_error():
+    def train(model, batch):
+        assert batch.get("weights") is None
+        try:
+            batch["missing"]
+        except KeyError:
+            return Own(loss_of(model) / CONFIG["temprature"])
+
+    with pytest.raises(KeyError, match="temprature"):
+        checked(train)
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        (lambda m, b: (loss_of(m), {"logits": b["x"]}), r"float32\[\]"),
+        (lambda m, b: (loss_of(m), b["x"]), r"float32\[\]"),
+        (lambda m, b: (b["x"], b["label"]), r"float32\[4, 3\]"),
+        (lambda m, b: (None, m), "NoneType"),
+        (lambda m, b: ({"loss": loss_of(m)}, m), "dict"),
+    ],
+)
+def test_a_pair_of_a_loss_and_more_is_no_pair_of_an_output_and_a_model(returned, named):
+    message = rf"first element, {named}, has no field 'loss'; .* or \(output, model\)\. .*has_aux"
+    with pytest.raises(LearnerError, match=message):
+        checked(returned)
+
+
 def test_errors_of_the_step_come_as_they_are():
     def train(model, batch):
         raise RuntimeError("mine")
@@ -373,7 +426,9 @@ def test_labels_that_nothing_reads_may_be_anything():
 def test_the_error_of_labels_says_how_some_do_not_count():
     for labels, ignored in (((0, -100, -100, 7), -100), ((255, 0, 1, 2), 255)):
         (problem,), _ = checked(batch=labelled(*labels))
-        assert problem.endswith(f"not to count, give the output a mask, or its metrics ignore_label={ignored}")
+        assert problem.endswith(f"not to count, give the output a mask, such as labels != {ignored}")
+        (problem,), _ = checked(own_labels, Accuracy(), batch=labelled(*labels))
+        assert problem.endswith(f"such as labels != {ignored}, or its metrics ignore_label={ignored}")
 
 
 def test_labels_that_the_step_makes_cannot_be_told():

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import spread
 from runs import (
     BATCH,
     ROWS,
@@ -474,6 +475,22 @@ def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what):
     logs, expected = logs_of(tmp_path / "run"), logs_of(directory)
     assert {path for path in expected if path.startswith("train/")} <= set(logs)
     assert all(logs[path] == text for path, text in expected.items() if path.startswith("train/"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulate"),
+    some(list(itertools.product(["mlp", "cnn", "transformer"], [1, 3])), {("cnn", 1)}),
+)
+def test_steps_per_dispatch_change_no_bit(tmp_path, kind, accumulate):
+    """For programs with and without a loop, by the choice of `fit`: of the model, and of every step."""
+
+    def left(k):
+        option = {} if k is None else {"steps_per_dispatch": (k,)}
+        run = spread.train(tmp_path / str(k), kind, accumulate=accumulate, rows=100, **option)
+        return bits([run.model, run.steps, run.epochs])
+
+    default = left(None)
+    assert {k: left(k) == default for k in (1, 2, 5)} == {1: True, 2: True, 5: True}
 
 
 @pytest.mark.full

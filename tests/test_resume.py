@@ -3,11 +3,14 @@
 import json
 import shutil
 
+import jax
 import pytest
 from runs import (
     LastRow,
+    Net,
     batches,
     build_line,
+    build_net,
     journal_of,
     quiet,
     saved_steps,
@@ -15,9 +18,10 @@ from runs import (
     tree_of,
     valid_data,
 )
-from stopped import all_of, same, stopping_at
+from stopped import all_of, same, some, stopping_at
 
 from learner import LearnerError
+from learner.strategies import Replicated, Sharded
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -151,3 +155,47 @@ def test_data_that_cannot_be_repeated(tmp_path):
     with pytest.raises(LearnerError, match=r"cannot be repeated.*pass a loader"):
         build_line(make(6).resume()).fit(iter(batches()))
     assert tree_of(tmp_path) == before
+
+
+# -- random keys -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rbg():
+    """Random keys of another implementation, as `JAX_DEFAULT_PRNG_IMPL=rbg` makes them everywhere."""
+    before = jax.config.jax_default_prng_impl
+    jax.config.update("jax_default_prng_impl", "rbg")
+    yield
+    jax.config.update("jax_default_prng_impl", before)
+
+
+STRATEGIES = {
+    "one device": lambda: None,
+    "replicated": lambda: Replicated(2),
+    "sharded": lambda: Sharded(devices=2),
+}
+
+
+@pytest.mark.parametrize("where", some(list(STRATEGIES), {"one device"}))
+def test_random_keys_of_another_implementation(tmp_path, rbg, where):
+    def fit(name, epochs, resume=False):
+        builder = quiet(tmp_path / name).num_epochs(epochs).with_file_checkpointer()
+        if STRATEGIES[where]():
+            builder.strategy(STRATEGIES[where]())
+        return build_net(builder.resume() if resume else builder).fit(shuffled(), valid_data())
+
+    fit("run", 1)
+    result = fit("run", 2, resume=True)
+    same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", fit("whole", 2)))
+    jax.config.update("jax_default_prng_impl", "threefry2x32")
+    with pytest.raises(LearnerError, match=r"implementation rbg, and those of this process are of threefry2x32: set"):
+        fit("run", 3, resume=True)
+
+
+@pytest.mark.full
+def test_a_model_of_other_random_keys_than_the_run(tmp_path, rbg):
+    """Its streams are those of the run's root key."""
+    model = Net()
+    jax.config.update("jax_default_prng_impl", "threefry2x32")
+    result = build_net(quiet(tmp_path / "run"), model).fit(shuffled())
+    assert result.summary["steps"] > 0

@@ -130,12 +130,21 @@ def test_elsewhere_a_convolution_loops():
 
 @pytest.mark.parametrize("k", [1, 2, 5, 1000])
 @pytest.mark.parametrize("make", [resident, stream])
-def test_what_is_set_loops_also_with_a_convolution_and_for_large_steps(make, k, monkeypatch):
-    monkeypatch.setattr(feed_module, "BUFFER_BYTES", 1)
-    plan, how = decided(make(), convolution, k=k)
+def test_what_is_set_limits_a_dispatch(make, k):
+    plan, how = decided(make(), k=k)
     assert (how.loop, how.buffer, plan.most) == (True, k, k)
     assert plan.buffer >= k
     assert how.why.startswith("as set; ")
+
+
+@pytest.mark.parametrize("k", [None, 1, 2, 5])
+def test_what_is_set_chooses_no_program(k, monkeypatch):
+    """A loop rounds otherwise than the same step alone."""
+    assert decided(resident(), convolution, k=k)[1].loop is False
+    assert decided(resident(), convolution, Elsewhere(), k=k)[1].loop is True
+    monkeypatch.setattr(feed_module, "BUFFER_BYTES", 1)
+    assert decided(stream(), k=k)[1].loop is False
+    assert decided(resident(), k=k)[1].loop is True
 
 
 STEP = 4 * 3 * 4  # bytes of a batch

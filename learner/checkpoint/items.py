@@ -64,6 +64,27 @@ def key_impl(keys: Any) -> Any:
     return found[0]
 
 
+def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
+    """Return the random key that a checkpoint's progress has the numbers of, implemented as `key`, or its shape, is.
+
+    Raises:
+      LearnerError: it was saved of another implementation. A run has one, which all of its numbers are made with.
+    """
+    numbers, impl = jnp.asarray(progress["root_key"], jnp.uint32), key_impl(key)
+    length = jax.eval_shape(jax.random.key_data, key).shape[-1]
+    saved = progress.get("key_impl") or IMPLEMENTATIONS.get(numbers.size, f"{numbers.size} numbers")
+    if numbers.shape != (length,) or progress.get("key_impl") not in (None, str(impl)):
+        raise LearnerError(
+            f"the random keys of the checkpoint are of the implementation {saved}, and those of this process are of "
+            f"{impl}: set jax_default_prng_impl (or JAX_DEFAULT_PRNG_IMPL) to {saved} to resume, or begin another run "
+            "with the saved parameters (initial_from)"
+        )
+    return jax.random.wrap_key_data(numbers, impl=impl)
+
+
+IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the numbers of a key, where a checkpoint names none
+
+
 def _numbers(keys: Any) -> Any:
     if not isinstance(keys, jax.ShapeDtypeStruct):
         return jax.random.key_data(keys)

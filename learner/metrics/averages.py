@@ -9,7 +9,9 @@ from learner.metrics.base import Array
 
 
 def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:
-    """The average of what the classes have, over those where it is defined (not NaN); NaN where it is for none.
+    """Return the average of what the classes have, over those where it is defined (not NaN); NaN where it is for none.
+
+    Where no class of these has a label, `"weighted"` counts all of them the same, as scikit-learn does.
 
     Args:
       values: float `[classes]`.
@@ -26,7 +28,9 @@ def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:
         return values
     if average == "binary":
         return values[-1]
-    weights = xp.where(xp.isnan(values), 0, support if average == "weighted" else xp.ones_like(values))
+    equal = xp.where(xp.isnan(values), 0, xp.ones_like(values))
+    weights = equal * support if average == "weighted" else equal
+    weights = xp.where(weights.sum() > 0, weights, equal)
     total = weights.sum()
     mean = xp.where(weights > 0, values * weights, 0).sum() / xp.where(total > 0, total, 1)
     return xp.where(total > 0, mean, xp.nan)

@@ -145,7 +145,9 @@ def _predicted(name: str, scores: Scores, threshold: float | None, top_k: int | 
     if top_k is not None:
         if scores.several:
             raise LearnerError(f"{name} got several labels for each row; top_k is for one: use a threshold")
-        best = jax.lax.top_k(scores.logits, top_k)[1].astype(jnp.int32)
+        # jax.lax.top_k orders -0.0 below 0.0; comparisons, as in argmax and NumPy, do not.
+        logits = jnp.where(scores.logits == 0, 0, scores.logits)
+        best = jax.lax.top_k(logits, top_k)[1].astype(jnp.int32)
         return scores.one_of(best).any(1)
     best = decided(name, scores, threshold)
     return best == 1 if scores.several else scores.one_of(best)

@@ -121,7 +121,8 @@ class RankingMetric(CollectingMetric, abc.ABC):
         scores, present = scores[counted], present[counted]
         order = np.argsort(-scores, kind="stable")
         scores, hits = scores[order], np.cumsum(present[order], dtype=np.int64)
-        last = np.append(np.flatnonzero(np.diff(scores)), scores.size - 1)  # of each group of equal scores
+        # The end of each group of equal scores. They are compared: the difference of two infinities is NaN.
+        last = np.append(np.flatnonzero(scores[1:] != scores[:-1]), scores.size - 1)
         return self.area(hits[last], last + 1 - hits[last])
 
     def text(self, value: Any) -> str:

@@ -12,9 +12,15 @@ import jax.numpy as jnp
 Array = Any
 
 POLICIES = ("raise", "stop", "skip", "ignore")
-KINDS = {1: "loss", 2: "gradient norm"}
-HALTS = 4  # added to the kind by the step that ends the run
+LOSS, NORM, LABELS, WEIGHT = "loss", "gradient norm", "labels", "weight"
+KINDS = {1: LOSS, 2: NORM, 3: LABELS, 4: WEIGHT}  # of labels: a loss that is not finite because of them
+HALTS = 8  # added to the kind by the step that ends the run
 # In its place, for a step whose gradients overflowed in half precision: the loss scale after it, below 0.
+ADVICE = {
+    LABELS: "Give the labels of the classes numbers from 0 on, the model a logit for each of them, and a mask to the "
+    "output where labels are not to count",
+    WEIGHT: "Give the output a weight that is a number: how many rows or tokens its loss is the mean over",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +47,18 @@ class Watch:
         """
         return jnp.zeros(4, jnp.int32)
 
-    def look(self, mark: Array, step: Array, weight: Array, loss: Array, norm: Array) -> tuple[Array, Array]:
+    def look(
+        self, mark: Array, step: Array, weight: Array, loss: Array, norm: Array, wrong_labels: Array | bool = False
+    ) -> tuple[Array, Array]:
         """The mark after a step, and whether the step may change the parameters.
 
         Args:
           mark: int32 `[4]`, before it.
           step: int32 scalar, steps made before it.
-          weight: of the step; one without weight has no loss and no gradients.
+          weight: of the step; one of weight 0 has no loss and no gradients.
           loss: scalar.
           norm: scalar, of its gradients; 0 where they are not known.
+          wrong_labels: bool scalar, whether it had labels that are none of the classes, which is why its loss is NaN.
 
         >>> watch, mark = Watch("skip", in_a_row=2), Watch().fresh()
         >>> for loss in (0.5, jnp.nan, 0.25, jnp.inf, jnp.nan):
@@ -59,18 +68,40 @@ class Watch:
         [0 1 1 1] False
         [0 1 0 0] True
         [0 2 1 1] False
-        [7 3 2 5] False
+        [7 3 2 9] False
         """
         if self.policy == "ignore":
             return mark.at[3].set(0), jnp.bool_(True)
         over = mark[0] > 0
-        kind = jnp.where(~jnp.isfinite(loss), 1, jnp.where(~jnp.isfinite(norm), 2, 0)).astype(jnp.int32)
-        kind = jnp.where((weight > 0) & ~over, kind, 0)
+        of_loss = jnp.where(wrong_labels, 3, 1)
+        kind = jnp.where(~jnp.isfinite(loss), of_loss, jnp.where(~jnp.isfinite(norm), 2, 0))
+        kind = jnp.where(~jnp.isfinite(weight), 4, kind).astype(jnp.int32)
+        kind = jnp.where((weight <= 0) | over, 0, kind)  # a weight of NaN is neither
         bad = (kind > 0).astype(jnp.int32)
         in_a_row = jnp.where(over | (weight <= 0), mark[2], (mark[2] + 1) * bad)
         halts = bad * (in_a_row >= (self.in_a_row if self.policy == "skip" else 1)).astype(jnp.int32)
         halted = jnp.where(over, mark[0], halts * (step + 1))
         return jnp.stack([halted, mark[1] + bad, in_a_row, kind + HALTS * halts]), ~over & (bad == 0)
+
+
+def nonfinite_text(kind: str, step: int) -> str:
+    """Return the sentence that names a step and what of it is not finite, one of `KINDS`.
+
+    >>> nonfinite_text("gradient norm", 7)
+    'the gradient norm of step 7 is not finite'
+    """
+    if kind == LABELS:
+        return f"the loss of step {step} is not finite, because its batch has labels outside of 0..C-1 (of C classes)"
+    return f"the {kind} of step {step} is not finite"
+
+
+def advice(kind: str) -> str:
+    """Return what may be done about it."""
+    usual = (
+        "Try a lower learning rate, gradients that are clipped (optax.clip_by_global_norm), or data without NaN; "
+        "on_nonfinite says what else may be done"
+    )
+    return ADVICE.get(kind, usual)
 
 
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:

@@ -593,6 +593,7 @@ def unmade_family(make: Callable[[], Any], trainable: Trainable = None, *, share
 
     def split() -> tuple[PyTree, PyTree, PyTree]:
         model = make()
+        refuse_abstract(model)
         if is_instance_of(model, "flax.nnx", "Module"):
             _mark_traced(model)
         made.append((family_of(model, trainable, shared=shared), model))
@@ -628,6 +629,23 @@ def _mark_traced(model: Any) -> None:
     for node in [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Pytree)]:
         for name in [name for name, x in vars(node).items() if isinstance(x, jax.core.Tracer)]:
             setattr(node, name, nnx.data(getattr(node, name)))
+
+
+def refuse_abstract(model: Any) -> None:
+    """Raise `LearnerError` for a model of shapes without numbers."""
+    tree = model.variables if isinstance(model, Linen) else model
+    if is_instance_of(model, "flax.nnx", "Module"):
+        from flax import nnx
+
+        tree = nnx.to_pure_dict(nnx.state(model))
+    shapes = [path_name(p) for p, x in jax.tree_util.tree_leaves_with_path(tree) if isinstance(x, jax.ShapeDtypeStruct)]
+    if shapes:
+        more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+        raise LearnerError(
+            f"the model ({type(model).__name__}) has shapes in place of arrays ({', '.join(shapes[:3])}{more}), as "
+            "nnx.eval_shape and jax.eval_shape make them: pass the function that makes the model, "
+            "build(lambda: Model(...), ...); where the strategy splits models, each device makes its part of the arrays"
+        )
 
 
 def _whole(model: Any, trainable: Trainable, shared: bool, why: str) -> tuple[Family, Any]:

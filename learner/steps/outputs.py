@@ -1,5 +1,7 @@
 """What a step returns: a pytree with the loss, its weight, and what the metrics read.
 
+Losses are computed in float32, or in float64 where the model's numbers are (`jax_enable_x64`).
+
 Every mean of the project is `Σ(value·weight) / Σweight`; what has weight 0 contributes nothing, even when it is NaN.
 `weight` says how many examples (or tokens) the loss is the mean over, and it is what makes accumulation, ragged batches
 and several devices exact.
@@ -39,6 +41,8 @@ class ClassificationOutput:
     @classmethod
     def from_logits(cls, logits: Array, labels: Array, mask: Array | None = None) -> "ClassificationOutput":
         """Softmax cross-entropy of `logits` `[batch, classes]` and integer `labels` `[batch]`, in nats.
+
+        The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
 
         >>> out = ClassificationOutput.from_logits(jnp.zeros((4, 10)), jnp.arange(4))
         >>> print(f"{out.loss:.4f} over {out.weight} rows")   # ln(10)
@@ -90,8 +94,7 @@ class MultiLabelOutput:
                 "both must be [batch, labels]"
             )
         _check_mask(mask, logits.shape[:1])
-        kept = _kept(logits, mask).astype(jnp.float32), _kept(targets, mask).astype(jnp.float32)
-        each = optax.sigmoid_binary_cross_entropy(*kept).mean(-1)
+        each = optax.sigmoid_binary_cross_entropy(*_wide(_kept(logits, mask), _kept(targets, mask))).mean(-1)
         loss, weight = weighted_mean(each, mask)
         return cls(loss, logits, targets, weight, mask)
 
@@ -129,7 +132,7 @@ class RegressionOutput:
                 f"{targets.shape}; they must be the same (a missing [:, 0] is the usual reason)"
             )
         _check_mask(mask, predictions.shape[:1])
-        difference = _kept(predictions, mask).astype(jnp.float32) - _kept(targets, mask).astype(jnp.float32)
+        difference = jnp.subtract(*_wide(_kept(predictions, mask), _kept(targets, mask)))
         each = jnp.square(difference).reshape(difference.shape[0], -1).mean(-1)
         loss, weight = weighted_mean(each, mask)
         return cls(loss, predictions, targets, weight, mask)
@@ -157,6 +160,8 @@ class SequenceOutput:
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SequenceOutput":
         """Softmax cross-entropy per token; `mask` `[batch, length]` says which tokens count.
+
+        The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
 
         >>> logits, targets, mask = jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), int), jnp.array([[1, 1, 0], [1, 0, 0]])
         >>> out = SequenceOutput.from_logits(logits, targets, mask)
@@ -201,6 +206,8 @@ class SegmentationOutput:
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SegmentationOutput":
         """Softmax cross-entropy per pixel; `mask` says which pixels count.
+
+        The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
 
         >>> logits, targets = jnp.zeros((2, 5, 5, 4)), jnp.zeros((2, 5, 5), int)
         >>> out = SegmentationOutput.from_logits(logits, targets)
@@ -284,7 +291,7 @@ def weighted_mean(each: Array, mask: Array | None) -> tuple[Array, Array]:
     _check_mask(mask, each.shape)
     keep = mask.astype(bool)
     weight = keep.sum().astype(jnp.float32)
-    return jnp.where(keep, each, 0).sum() / jnp.maximum(weight, 1), weight
+    return jnp.where(keep, each, 0).sum() / jnp.maximum(weight, 1).astype(each.dtype), weight
 
 
 def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
@@ -299,12 +306,45 @@ def _kept(values: Array, mask: Array | None) -> Array:
     return jnp.where(mask.astype(bool).reshape(mask.shape + (1,) * (values.ndim - mask.ndim)), values, 0)
 
 
+def _wide(*arrays: Array) -> list[Array]:
+    """The arrays in the dtype that losses are computed in: float64 where the first is, float32 otherwise."""
+    double = jnp.result_type(arrays[0]) == jnp.float64
+    return [x.astype(jnp.float64 if double else jnp.float32) for x in arrays]
+
+
 def _cross_entropy(what: str, logits: Array, labels: Array) -> Array:
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise LearnerError(
             f"{what} got labels of dtype {labels.dtype}; it needs integer class numbers (labels.astype(int))"
         )
-    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
+    each = optax.softmax_cross_entropy_with_integer_labels(*_wide(logits), labels)
+    # optax counts negative labels from the end. As a factor the NaN reaches the gradient, too; times 1 is exact.
+    return each * jnp.where(_outside(labels, logits.shape[-1]), jnp.nan, 1.0)
+
+
+def _outside(labels: Array, classes: int) -> Array:
+    """bool of the labels' shape: labels that are none of `0..classes-1`."""
+    highest = min(classes - 1, int(jnp.iinfo(labels.dtype).max))  # type: ignore[no-untyped-call]
+    return (labels < 0) | (labels > highest)
+
+
+def has_wrong_labels(output: Any) -> Array:
+    """Return True, a bool scalar, where a label counts that is none of the classes of its logits, in an output of this
+    module whose loss is of integer labels.
+
+    >>> out = ClassificationOutput.from_logits(jnp.zeros((2, 3)), jnp.array([2, -1]), mask=jnp.array([1, 0]))
+    >>> print(has_wrong_labels(out), out.loss)
+    False 1.0986123
+    """
+    if not isinstance(output, OF_LABELS):
+        return jnp.bool_(False)
+    logits, labels, mask = output.logits, output.targets, output.mask
+    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer) or logits.shape[:-1] != labels.shape:
+        return jnp.bool_(False)
+    wrong = _outside(labels, logits.shape[-1])
+    if mask is not None:
+        wrong &= mask.astype(bool).reshape(mask.shape + (1,) * (wrong.ndim - mask.ndim))
+    return wrong.any()
 
 
 @jax.tree_util.register_dataclass
@@ -319,3 +359,6 @@ class TrainOutput:
 
     grads: Any
     output: Any
+
+
+OF_LABELS = (ClassificationOutput, SegmentationOutput, SequenceOutput)  # their losses are of integer labels

@@ -20,7 +20,7 @@ from learner.steps.finite import RAISES, Watch, mark_overflow
 from learner.steps.measure import Measure
 from learner.steps.model import Family, same_structure, same_tree
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, rate_at, update_params
-from learner.steps.outputs import TrainOutput
+from learner.steps.outputs import TrainOutput, has_wrong_labels
 from learner.steps.precision import FLOAT32, Policy, with_matmul
 from learner.steps.remat import rematerialised
 from learner.steps.state import TrainState, named_leaves
@@ -60,6 +60,10 @@ class StepFn:
         return returned, None
 
 
+def _kind_of(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+
+
 def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn | None:
     """The step that was given, or the model's method of that name, or `None`."""
     fn = given if given is not None else getattr(type(model), method, None)
@@ -92,6 +96,7 @@ class Accumulated:
       loss: `Σ weight·loss`, or the loss itself.
       model_state: as the last micro-batch left it.
       metrics: the states of the step's metrics.
+      wrong_labels: int32, how many micro-batches had labels that are none of the classes.
     """
 
     grads: PyTree
@@ -99,6 +104,7 @@ class Accumulated:
     loss: Array
     model_state: PyTree
     metrics: PyTree
+    wrong_labels: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +222,7 @@ class Step:
         """Nothing added yet."""
         zero = jnp.float32(0)
         grads = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p.dtype)), state.params)
-        return Accumulated(grads, zero, zero, state.model_state, self.train_measure.init())
+        return Accumulated(grads, zero, zero, state.model_state, self.train_measure.init(), jnp.int32(0))
 
     @with_matmul
     def micro(
@@ -239,8 +245,9 @@ class Step:
         rows = self.train_measure.collect(output)
         rows = rows if axis is None else axis.rows(rows)
         loss = jnp.asarray(output.loss, jnp.float32)
+        wrong_labels = has_wrong_labels(output).astype(jnp.int32)
         if not self.adds_up:
-            return Accumulated(grads, weight, loss, model_state, metrics), rows
+            return Accumulated(grads, weight, loss, model_state, metrics, wrong_labels), rows
         if self.accumulate > 1:
             # Batch statistics of all rows count on every device, be it that none of its own rows has a weight.
             total = weight if axis is None or _same(model_state, acc.model_state) else axis.sum(weight)
@@ -250,15 +257,17 @@ class Step:
         if not weighted:
             grads = jax.tree.map(lambda g: _weighted(g, weight), grads)
         grads = jax.tree.map(lambda s, g: s + g.astype(s.dtype), acc.grads, grads)
-        return Accumulated(grads, acc.weight + weight, acc.loss + _weighted(loss, weight), model_state, metrics), rows
+        loss, wrong_labels = acc.loss + _weighted(loss, weight), acc.wrong_labels + wrong_labels
+        return Accumulated(grads, acc.weight + weight, loss, model_state, metrics, wrong_labels), rows
 
     def _together(self, state: TrainState, acc: Accumulated) -> Accumulated:
         """What all devices have added up to, the same on each."""
         if self.axis is None:
             return acc
-        grads, total, loss = self.axis.sum((acc.grads, acc.weight, acc.loss))
+        grads, total, loss, wrong_labels = self.axis.sum((acc.grads, acc.weight, acc.loss, acc.wrong_labels))
         model_state = self.axis.averaged(acc.model_state, state.model_state, acc.weight, total)
-        return Accumulated(grads, total, loss, model_state, self.train_measure.over(self.axis, acc.metrics))
+        metrics = self.train_measure.over(self.axis, acc.metrics)
+        return Accumulated(grads, total, loss, model_state, metrics, wrong_labels)
 
     def _differentiate(
         self,
@@ -281,7 +290,7 @@ class Step:
             loss, output = jnp.asarray(output.loss), self.policy.returned(output)
             if any(synced):
                 weight = jax.lax.stop_gradient(jnp.asarray(weight_of(output, batch), jnp.float32))
-                loss = _weighted(loss.astype(jnp.float32), weight)
+                loss = _weighted(loss, weight)
             if scale is not None:
                 loss = loss.astype(jnp.float32) * scale
             return loss, (grads, output, new_state)
@@ -320,6 +329,12 @@ class Step:
             if axis is not None and axis.sync_batch_norm:
                 self.family.sync_batch_norm(model, axis.name)
             returned, new_model = self.train(model, self.policy.computed(batch), key)
+            if new_model is not None and not (hasattr(returned, "loss") or isinstance(returned, TrainOutput)):
+                raise LearnerError(
+                    f"{self.train.name} returned a pair whose first element, {_kind_of(returned)}, has no field "
+                    "'loss'; a step returns an output, such as ClassificationOutput.from_logits(logits, labels), or "
+                    "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output"
+                )
             if axis is not None and synced is not None:
                 synced.append(self.family.is_synced(model))
             return returned, self.model_state_after(model, new_model, model_state, computed[1])
@@ -366,7 +381,7 @@ class Step:
             grads = jax.tree.map(lambda g, p: (g / divisor.astype(g.dtype)).astype(p.dtype), grads, state.params)
             loss = loss / divisor
         norm = global_norm(grads)
-        extra, changes = self._look(state, weight, loss, norm)
+        extra, changes = self._look(state, weight, loss, norm, acc.wrong_labels > 0)
         old = (state.params, state.opt_state, state.model_state)
 
         def updated() -> tuple[PyTree, PyTree, PyTree]:
@@ -399,16 +414,18 @@ class Step:
             norms[name] = global_norm(new if name == "param_norm" else _difference(new, old))
         return norms
 
-    def _look(self, state: TrainState, weight: Array, loss: Array, norm: Array) -> tuple[dict[str, PyTree], Array]:
+    def _look(
+        self, state: TrainState, weight: Array, loss: Array, norm: Array, wrong_labels: Array
+    ) -> tuple[dict[str, PyTree], Array]:
         """`extra` after a step, and whether the step may change anything else."""
         mark, scaling = state.extra["nonfinite"], self.policy.scaling
         if scaling is None:
-            mark, changes = self.watch.look(mark, state.step, weight, loss, norm)
+            mark, changes = self.watch.look(mark, state.step, weight, loss, norm, wrong_labels)
             return {**state.extra, "nonfinite": mark}, changes
         scale = state.extra["loss_scale"]
         overflows = scaling.overflows(scale, weight, loss, norm)
         # A step that only lowers the scale is none to the watch.
-        mark, changes = self.watch.look(mark, state.step, jnp.where(overflows, 0, weight), loss, norm)
+        mark, changes = self.watch.look(mark, state.step, jnp.where(overflows, 0, weight), loss, norm, wrong_labels)
         overflows = overflows & changes
         scale = scaling.after(scale, overflows, changes & (weight > 0) & jnp.isfinite(norm))
         mark = mark_overflow(mark, overflows, scale["scale"])
@@ -435,7 +452,7 @@ class Step:
         params, model_state = self.updated(model, state)
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
         loss = jnp.asarray(output.loss, jnp.float32)
-        extra, changes = self._look(state, weight, loss, jnp.float32(0))
+        extra, changes = self._look(state, weight, loss, jnp.float32(0), has_wrong_labels(output))
         if self.watch.holds:
             params, model_state = _keep_if(changes, (params, model_state), (state.params, state.model_state))
         info = Info(state.step, weight, rate, jnp.float32(jnp.nan), **self._asked(state.params, params))

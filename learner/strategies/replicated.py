@@ -21,6 +21,9 @@ class Replicated(Strategy):
     of the whole batch. A batch that does not divide evenly is computed whole on each device and counted once. Random
     masks (dropout) are drawn on each device for its own rows: they are other ones on another number of devices.
 
+    That is so for a loss that is a mean over rows. A loss over pairs of rows (in-batch negatives) sees the rows of one
+    device at a time, and wants `Sharded`.
+
     What else a step keeps in the model's state is averaged over the devices by weight, and integers are those of the
     first one's rows: a step that counts or sums up rows itself, or a BatchNorm with a mask, wants `Sharded`.
 

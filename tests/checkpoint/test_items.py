@@ -9,7 +9,7 @@ import pytest
 from runs import bits
 
 from learner import LearnerError, TrainState
-from learner.checkpoint.items import flat, from_items, key_impl, refuse_differences, to_items
+from learner.checkpoint.items import flat, from_items, key_impl, refuse_differences, root_key_of, to_items
 
 
 def state_of(fill):
@@ -118,3 +118,29 @@ def test_no_difference_is_no_error():
     leaves = flat(to_items(state_of(7)))
     assert leaves
     refuse_differences(leaves, flat(to_items(state_of(1))), "it")
+
+
+# -- the root key ------------------------------------------------------------------------------------------------------
+
+
+def progress_of(impl, named=True):
+    key = jax.random.key(3, impl=impl)
+    return {"root_key": jax.random.key_data(key).tolist()} | ({"key_impl": impl} if named else {})
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("named", [True, False])
+def test_the_root_key_is_what_it_was(impl, named):
+    key = root_key_of(progress_of(impl, named), jax.random.key(0, impl=impl))
+    assert str(jax.random.key_impl(key)) == impl
+    assert bits(key) == bits(jax.random.key(3, impl=impl))
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "named"),
+    [("threefry2x32", "rbg", False), ("rbg", "threefry2x32", True), ("rbg", "unsafe_rbg", True)],
+)
+def test_keys_of_another_implementation_are_refused(saved, now, named):
+    shape = jax.eval_shape(lambda: jax.random.key(0, impl=now))
+    with pytest.raises(LearnerError, match=rf"implementation {saved}, .* of {now}: set jax_default_prng_impl"):
+        root_key_of(progress_of(saved, named), shape)

@@ -81,6 +81,26 @@ def test_classes_without_samples_are_treated_as_by_sklearn(average: str) -> None
         np.testing.assert_allclose(value(metric, LOGITS, TARGETS), score(TARGETS, PREDICTED, **arguments), rtol=2e-7)
 
 
+@pytest.mark.parametrize("average", ["macro", "weighted"])
+@pytest.mark.parametrize("predicted", [[1, 2], [1, 1]])
+def test_classes_with_a_value_and_without_labels_are_treated_as_by_sklearn(average: str, predicted: list[int]) -> None:
+    """No class has both a label and a precision."""
+    targets = [0, 0]
+    expected = sklearn_metrics.precision_score(
+        targets, predicted, labels=range(4), average=average, zero_division=np.nan
+    )
+    found = value(Precision(4, average), np.eye(4, dtype=np.float32)[predicted], np.array(targets))
+    np.testing.assert_array_equal(found, expected)
+    assert found == 0
+
+
+def test_a_negative_zero_is_as_high_as_a_positive_one() -> None:
+    logits = np.array([[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0], [-1.0, -0.0, 0.0]], np.float32)
+    targets = np.array([0, 0, 1])
+    assert value(Recall(3, "micro", top_k=1), logits, targets) == (logits.argmax(1) == targets).mean() == 1
+    assert value(Recall(3, "micro"), logits, targets) == value(TopKAccuracy(1), logits, targets) == 1
+
+
 # -- two classes -------------------------------------------------------------------------------------------------------
 
 CHANCES = np.array([0.1, 0.3, 0.5, 0.7, 0.8, 0.9])

@@ -115,6 +115,17 @@ def test_infinite_scores_of_several_labels_have_a_rank() -> None:
     assert binned(TWO_BINS, scores, labels) == 0.75  # 1 and 2 are in one bin
 
 
+@pytest.mark.parametrize(("metric", "score"), BOTH)
+def test_equal_infinities_are_equal_scores(metric: Any, score: Any) -> None:
+    rng = np.random.default_rng(8)
+    scores, labels = several(rng, ties=True)
+    infinite = np.select([scores >= 2, scores <= -2], [np.inf, -np.inf], scores)
+    expected = score(labels, np.clip(scores, -2, 2))  # scikit-learn takes no infinities
+    for order in (np.arange(60), rng.permutation(60), np.argsort(labels[:, 0]), np.argsort(-labels[:, 0])):
+        found = metric().compute(rows(infinite[order], labels[order]))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_what_is_collected() -> None:
     logits = jnp.zeros((2, 5, 3), jnp.bfloat16)
     output = types.SimpleNamespace(logits=logits, targets=jnp.array([[1, -9, 0, 0, 2]] * 2), mask=jnp.array([1, 0]))

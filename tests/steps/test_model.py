@@ -21,8 +21,10 @@ from small_models import (
     EquinoxNet,
     Everything,
     LinenNet,
+    Member,
     assert_equal_arrays,
     copied,
+    make_linen,
 )
 
 from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
@@ -30,6 +32,7 @@ from learner.steps.measure import Measure
 from learner.steps.model import MOST_CONSTANT, Family, family_of, unmade_family
 from learner.steps.state import named_leaves
 from learner.steps.step import Step, step_fn
+from learner.strategies import Sharded, SingleDevice
 
 
 def all_but_slow() -> list[Any]:
@@ -658,3 +661,20 @@ def test_arrays_that_were_there_before_are_no_part_of_a_program() -> None:
 def test_what_is_wrong_with_a_model_is_said_before_it_is_made() -> None:
     with pytest.raises(LearnerError, match="has no parameters to train"):
         unmade_family(lambda: {"n": jnp.arange(3)})
+
+
+ABSTRACT = {
+    "nnx": lambda: nnx.eval_shape(lambda: Member(nnx.Rngs(0))),
+    "linen": lambda: jax.eval_shape(make_linen),
+    "equinox": lambda: eqx.filter_eval_shape(EquinoxNet),
+    "one leaf": lambda: {"w": jnp.ones((3, 2)), "b": jax.ShapeDtypeStruct((2,), jnp.float32)},
+    "a function": lambda: lambda: nnx.eval_shape(lambda: Member(nnx.Rngs(0))),
+}
+
+
+@pytest.mark.parametrize("strategy", [SingleDevice, lambda: Sharded(devices=1, rules="fsdp")], ids=["one", "fsdp"])
+@pytest.mark.parametrize("kind", ABSTRACT)
+def test_a_model_of_shapes_is_refused_with_what_to_pass(kind: str, strategy: Any) -> None:
+    builder = LearnerBuilder("unused").strategy(strategy())
+    with pytest.raises(LearnerError, match=r"has shapes in place of arrays \(.*pass the function that makes the model"):
+        builder.build(ABSTRACT[kind](), optax.sgd, 0.1, train_step=lambda model, batch: None)

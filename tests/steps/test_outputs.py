@@ -118,6 +118,21 @@ def test_the_loss_is_the_mean_over_all_rows(kind):
 
 
 @all_kinds
+def test_numbers_of_64_bits_have_losses_of_64_bits(kind):
+    """And its gradient has the digits of float64."""
+    inputs, targets, mask = data(kind)
+    inputs = inputs.astype(np.float64) * (1 + 1e-9)
+    targets = targets.astype(np.float64) if targets.dtype == np.float32 else targets
+    nudged = inputs + 1e-6 * np.sign(inputs)
+    each, there = kind.each(inputs, targets)[mask == 1].mean(), kind.each(nudged, targets)[mask == 1].mean()
+    with jax.enable_x64(True):
+        loss, grad = jax.jit(jax.value_and_grad(lambda x: kind.make(x, targets, mask=mask).loss))(inputs)
+        assert (loss.dtype, grad.dtype) == (jnp.float64, jnp.float64)
+        np.testing.assert_allclose(float(loss), each, rtol=1e-13)
+        np.testing.assert_allclose(float((grad * (nudged - inputs)).sum()), there - each, rtol=1e-4)
+
+
+@all_kinds
 @pytest.mark.parametrize("dtype", [bool, pytest.param(np.float32, marks=pytest.mark.full), np.int32])
 def test_the_loss_is_the_mean_over_what_the_mask_keeps(kind, dtype):
     inputs, targets, mask = data(kind)

@@ -1,0 +1,159 @@
+"""Labels that are none of the classes, and weights that are no numbers: found by the step that has them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner import ClassificationOutput, LearnerBuilder, NonFiniteError, SegmentationOutput, SequenceOutput
+from learner.steps.finite import KINDS, LABELS, LOSS, WEIGHT, Watch
+from learner.steps.measure import Measure
+from learner.steps.model import family_of
+from learner.steps.outputs import has_wrong_labels
+from learner.steps.step import Step, step_fn
+
+CLASSES = 3
+X = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
+SHAPES = {ClassificationOutput: (4,), SequenceOutput: (2, 2), SegmentationOutput: (1, 2, 2)}
+all_outputs = pytest.mark.parametrize("output", SHAPES, ids=lambda output: output.__name__)
+
+
+def labels_of(output, *labels, dtype=np.int32):
+    return np.array(labels, dtype).reshape(SHAPES[output])
+
+
+def loss_of(output, labels, mask=None):
+    """The output, and the gradient of its loss by the logits, compiled as one."""
+    logits = np.concatenate([X, X[:, :1]], 1).reshape(*SHAPES[output], CLASSES)
+
+    def loss(logits):
+        made = output.from_logits(logits, labels, mask)
+        return made.loss, (made, has_wrong_labels(made))
+
+    (_, (made, wrong)), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
+    return made, bool(wrong), np.asarray(grad).reshape(4, CLASSES)
+
+
+@all_outputs
+@pytest.mark.parametrize(("label", "dtype"), [(-1, np.int32), (-1, np.int8), (3, np.int32), (200, np.uint8)])
+def test_a_label_outside_of_the_classes_has_no_finite_loss(output, label, dtype):
+    made, wrong, grad = loss_of(output, labels_of(output, 0, label, 1, 2, dtype=dtype))
+    assert wrong
+    assert np.isnan(made.loss)
+    np.testing.assert_array_equal(np.isnan(grad).any(1), [False, True, False, False])
+    eager = output.from_logits(made.logits, made.targets)
+    assert np.isnan(eager.loss)
+
+
+@all_outputs
+def test_masked_labels_may_be_any(output):
+    mask = labels_of(output, 1, 0, 1, 1)
+    clean, _, expected = loss_of(output, labels_of(output, 0, 2, 1, 2), mask)
+    made, wrong, grad = loss_of(output, labels_of(output, 0, -1, 1, 2), mask)
+    assert not wrong
+    assert made.loss == clean.loss
+    np.testing.assert_array_equal(grad, expected)
+
+
+@all_outputs
+def test_the_labels_of_the_classes_have_the_loss_and_gradient_of_optax(output):
+    labels = labels_of(output, 0, 1, 2, 2)
+    made, wrong, grad = loss_of(output, labels)
+
+    def loss(logits):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    value, expected = jax.jit(jax.value_and_grad(loss))(made.logits)
+    assert not wrong
+    assert made.loss == value
+    np.testing.assert_array_equal(grad, np.asarray(expected).reshape(4, CLASSES))
+
+
+def test_narrow_labels_of_many_classes():
+    """300 is none of the numbers of an int8."""
+    out = ClassificationOutput.from_logits(jnp.zeros((2, 300)), jnp.array([127, 0], jnp.int8))
+    assert np.isfinite(out.loss)
+    assert not has_wrong_labels(out)
+
+
+def test_soft_targets_are_no_labels():
+    out = ClassificationOutput(jnp.float32(jnp.nan), jnp.zeros((2, 3)), jnp.full((2, 3), -1.0), jnp.float32(2))
+    assert not has_wrong_labels(out)
+    assert not has_wrong_labels(dataclasses.replace(out, targets=jnp.full((2, 3), -1)))
+
+
+# -- in steps ----------------------------------------------------------------------------------------------------------
+
+
+def classify(model, batch):
+    out = ClassificationOutput.from_logits(batch["x"] @ model["w"], batch["y"])
+    return dataclasses.replace(out, weight=out.weight * batch["scale"][0])
+
+
+def a_step(policy="skip", **more):
+    nothing = Measure.of([])
+    train = step_fn(None, "train_step", classify)
+    family = family_of({"w": jnp.ones((2, CLASSES))})
+    return Step(family, optax.sgd, None, train, None, None, nothing, nothing, watch=Watch(policy), **more)
+
+
+def batch_of(*labels, scale=1.0):
+    return {"x": X, "y": np.array(labels, np.int32), "scale": np.full(4, scale, np.float32)}
+
+
+GOOD, BAD = batch_of(0, 1, 2, 0), batch_of(0, -1, 2, 0)
+
+
+def kind_after(batches, **more):
+    step = a_step(accumulate=len(batches), **more)
+    state = step.init(0.1, 0)
+    after = jax.jit(lambda state, batches: step.whole(state, batches)[0])(state, batches)
+    changed = not np.array_equal(after.params["w"], state.params["w"])
+    return KINDS.get(int(after.extra["nonfinite"][3])), changed
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([BAD], (LABELS, False)),
+        ([GOOD, BAD], (LABELS, False)),
+        ([GOOD, batch_of(0, -1, 2, 0, scale=0)], (None, True)),  # what has no weight is harmless
+        ([batch_of(0, -1, 2, 0, scale=0)], (None, False)),
+        ([batch_of(0, 1, 2, 0, scale=np.nan)], (WEIGHT, False)),
+        ([GOOD, batch_of(0, 1, 2, 0, scale=np.nan)], (WEIGHT, False)),
+        ([GOOD | {"x": X * np.nan}], (LOSS, False)),
+    ],
+    ids=["labels", "labels of one micro-batch", "no weight", "all without weight", "weight", "weights", "loss"],
+)
+def test_the_mark_names_the_cause(batches, expected):
+    assert kind_after(batches) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (BAD, r"the loss of step 2 is not finite, because its batch has labels outside of 0\.\.C-1.*Give the labels"),
+        (batch_of(0, 1, 2, 0, scale=np.nan), r"the weight of step 2 is not finite .*Give the output a weight"),
+    ],
+    ids=["labels", "weight"],
+)
+def test_a_run_ends_with_what_to_do(tmp_path, batch, message):
+    learner = (
+        LearnerBuilder(tmp_path)
+        .renderer(None)
+        .build({"w": jnp.ones((2, CLASSES))}, optax.sgd, 0.1, train_step=classify)
+    )
+    with pytest.raises(NonFiniteError, match=message) as caught:
+        learner.fit([GOOD, batch, GOOD])
+    assert "learning rate" not in str(caught.value)
+
+
+def test_every_device_tells_of_its_labels(tmp_path):
+    """The label is among the rows of the second of two devices."""
+    learner = LearnerBuilder(tmp_path).renderer(None).devices(2).on_nonfinite("stop")
+    learner = learner.build({"w": jnp.ones((2, CLASSES))}, optax.sgd, 0.1, train_step=classify)
+    result = learner.fit([GOOD, batch_of(0, 1, 2, -1)])
+    assert "labels outside of 0..C-1" in result.stopped_by
