@@ -110,12 +110,26 @@ class LearnerBuilder:
         metrics.append(metric)
         return self
 
-    def metric_loggers(self, *loggers: Listener) -> Self:
-        """Further loggers; the run's own files are always written."""
-        for logger in loggers:
+    def metric_loggers(self, *loggers: Listener, only: Sequence[Listener] | None = None) -> Self:
+        """Further loggers, beside the run's own files.
+
+        Args:
+          loggers: such as `TensorBoard()`.
+          only: further loggers that replace the run's metric files, `<split>/epoch-<n>/<Metric>.log`, which hold the
+            value of each step; `[]` for none at all. The journal and the summary are written in any case: they have the
+            values of whole splits, which resuming, `learner compare` and `learner report` need. Reports and plots then
+            have no curves of single steps.
+        """
+        if only is not None:
+            if not isinstance(only, list | tuple):
+                kind = type(only).__name__
+                raise LearnerError(f"metric_loggers got only={kind}; it needs a list of loggers: only=[JsonLines()]")
+            self._options.metric_files = False
+        for logger in (*loggers, *(only or ())):
             if not isinstance(logger, Listener):
                 raise LearnerError(
-                    f"a metric logger is {logger!r}; it needs a learner.events.Listener, such as MemoryLogger()"
+                    f"a metric logger is a {type(logger).__name__}; it needs a learner.events.Listener, such as "
+                    "MemoryLogger()"
                 )
             own = logger.file if isinstance(logger, OnceLogger) else None
             if own and any(isinstance(other, OnceLogger) and other.file == own for other in self._options.loggers):
@@ -284,7 +298,15 @@ class LearnerBuilder:
         return self
 
     def compilation_cache(self, directory: str | Path) -> Self:
-        """Keeps compiled programs in a directory. On GPU and TPU they are kept in one of the user's by default."""
+        """Keep the compiled programs of the run in a directory, so that a run of the same programs, also in another
+        process, need not compile them again. On GPU and TPU they are kept in one of the user's by default.
+
+        It holds for the run alone: JAX's settings are restored when `fit` returns or raises. A cache that is set up
+        already (`jax_compilation_cache_dir`) is used as it is where no directory is given.
+
+        Args:
+          directory: a path, also one that JAX takes besides (`gs://...`). Those who can write to it can run code here.
+        """
         self._options.compilation_cache = str(directory)
         return self
 
@@ -518,9 +540,16 @@ class LearnerBuilder:
         self._options.learner_class = kind
         return self
 
-    def _config_text(self, text: str) -> Self:
-        """The config file that the run was started from; it is written into its directory."""
-        self._options.config_text = text
+    def _config_text(self, text: str, kept: str | None = None, private: bool = False) -> Self:
+        """Set the config file that the run was started from, which is written into its directory.
+
+        Args:
+          text: of the file.
+          kept: what checkpoints keep of it, without the arguments of loggers.
+          private: whether the file is for this user alone.
+        """
+        self._options.config_text, self._options.config_kept = text, text if kept is None else kept
+        self._options.config_private = private
         return self
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """Compilations: counted, timed and, on accelerators, kept on disk."""
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 MADE = (COMPILED, "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
@@ -74,20 +76,54 @@ def _heard(event: str, duration_secs: float, **_: Any) -> None:
             listener(event, duration_secs)
 
 
-def use_cache(platform: str, directory: str | None) -> str | None:
-    """Turns JAX's persistent compilation cache on: in `directory`, or on GPU and TPU in a directory of the user's.
+@contextlib.contextmanager
+def compilation_cache(platform: str, directory: str | None) -> Iterator[str | None]:
+    """Keep compiled programs on disk inside the block, through JAX's persistent compilation cache.
 
-    A cache that is already set is left alone. Returns where it is, or `None`.
+    The settings of JAX are restored when the block ends, also by an error, and its cache object is dropped: JAX binds
+    it to the first directory that it compiles for, and would go on writing there.
+
+    Args:
+      platform: of the devices. On GPU and TPU programs are kept by default, in a directory of the user's.
+      directory: where they are kept instead. Without it a cache that the user has set is left as it is.
+
+    Yields:
+      The directory, or None if nothing is kept, also because the user has turned JAX's cache off.
     """
-    current: str | None = jax.config.values.get("jax_compilation_cache_dir")
-    if current is None and directory is None and platform == "cpu":
-        return None
-    if directory is None and current is not None:
-        return current
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = directory or str(cache / "learner" / "compilations")
-    jax.config.update("jax_compilation_cache_dir", place)
-    # JAX's own thresholds would keep neither small nor quickly compiled programs, which is what most of ours are.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    return place
+    current: str | None = jax.config.values["jax_compilation_cache_dir"]
+    if not jax.config.values["jax_enable_compilation_cache"]:
+        yield None
+    elif directory is None and (current is not None or platform == "cpu"):
+        yield current
+    else:
+        with _configured(_cache_directory(directory)) as settings:
+            yield settings["jax_compilation_cache_dir"]
+
+
+def _cache_directory(directory: str | None) -> str:
+    if directory is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return str(cache / "learner" / "compilations")
+    # A relative path would be another directory once a hook or a notebook changes the working directory.
+    return directory if "://" in directory else os.path.abspath(directory)
+
+
+@contextlib.contextmanager
+def _configured(directory: str) -> Iterator[dict[str, Any]]:
+    settings: dict[str, Any] = {
+        "jax_compilation_cache_dir": directory,
+        # JAX's own thresholds would keep neither small nor quickly compiled programs, which is what most of ours are.
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    reset_cache()
+    try:
+        yield settings
+    finally:
+        for name, value in settings.items():
+            if jax.config.values[name] == value:  # the user may have set another one meanwhile
+                jax.config.update(name, before[name])
+        reset_cache()

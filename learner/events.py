@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from learner.text import masked
+
 MOST = 64  # times the size of a queue: what may wait of the events that are not of steps
 
 
@@ -227,6 +229,7 @@ class Listener:
 
     Attributes:
       monitors: metrics by key that it needs; a run without one of them does not start.
+      secrets: texts that are masked in the warning about its exception, such as a token.
 
     >>> class Printer(Listener):
     ...     def on_event(self, event):
@@ -236,6 +239,7 @@ class Listener:
     """
 
     monitors: Sequence[str] = ()
+    secrets: Sequence[str] = ()
 
     def on_event(self, event: Event) -> None:
         """Something happened."""
@@ -312,4 +316,5 @@ class Outlet:
         except BaseException as error:  # sys.exit() too would end the thread without a word
             was, self._detached = self._detached, True
             if not was:
-                self._warn(f"{type(self._listener).__name__} failed and is detached; training goes on: {error!r}")
+                text = masked(repr(error), self._listener.secrets)
+                self._warn(f"{type(self._listener).__name__} failed and is detached; training goes on: {text}")

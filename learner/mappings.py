@@ -152,6 +152,14 @@ def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
     return content
 
 
+def _yaml_problem(error: Any) -> str:
+    """Return the problem and its place, without the line itself: a secret may stand in it."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    if problem is None or mark is None:
+        return " ".join(str(error).split())
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
+
+
 def _yaml(text: str, named: str) -> Any:
     import yaml
 
@@ -162,4 +170,4 @@ def _yaml(text: str, named: str) -> Any:
     except RefusedError as error:
         raise LearnerError(f"{named} {error}") from error
     except yaml.YAMLError as error:
-        raise LearnerError(f"{named} is not YAML: {' '.join(str(error).split())}") from error
+        raise LearnerError(f"{named} is not YAML: {_yaml_problem(error)}") from error

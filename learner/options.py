@@ -29,6 +29,7 @@ class Options:
     train_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
     valid_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
     loggers: list[Listener] = dataclasses.field(default_factory=list)
+    metric_files: bool = True
     renderer: Listener | str | None = "auto"
     accumulate: int = 1
     steps_per_dispatch: int | None = None
@@ -64,6 +65,8 @@ class Options:
     summary_depth: int | None = None
     learner_class: Any = None
     config_text: str | None = None
+    config_kept: str | None = None  # without the arguments of loggers, which may be secret
+    config_private: bool = False
 
     @property
     def checkpoint_place(self) -> str | Path:

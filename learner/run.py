@@ -33,6 +33,7 @@ from learner.steps.state import TrainState
 from learner.stopping import Asked
 from learner.worker import Abandoned, Call, Closed, EpochClosed, Halt, Made, Pace, Worker
 
+LONGEST_SHOWN = 500  # characters of what a hook returned
 MANY_BATCHES = 1000  # of a validation of unknown length
 
 
@@ -182,9 +183,9 @@ class Run:
         p.advance(dispatch)
         self.data_state = dispatch.data_state
         numbers = dispatch.steps, dispatch.batches, p.in_epoch, self.steps_per_epoch, p.step
-        apart = self.spent.apart()
-        self.worker.put(Made("train", p.epoch, first, *numbers, values, dispatch.rows, self.since, apart))
-        self.since = self.worker.now()
+        apart, now = self.spent.apart(), self.worker.now()
+        self.worker.put(Made("train", p.epoch, first, *numbers, values, dispatch.rows, self.since, apart, now))
+        self.since = now
 
     def end_step(self, ends_epoch: bool) -> None:
         """What follows a dispatch. A validation that is cut short by a stop is due again when the run goes on."""
@@ -391,6 +392,8 @@ class Run:
             return
         text = nonfinite_text(halted.kind, halted.step)
         if self.options.on_nonfinite.policy != "stop":
+            # The loop is ahead of the device: the journal and listeners name the step that the error names.
+            self.position.epoch, self.position.step = halted.epoch, halted.step
             raise self._nonfinite(text, halted)
         self.stopped = f"on_nonfinite: {text}"
 
@@ -571,7 +574,7 @@ class Run:
             "log": self.logs_before if p.due else self.files.position(),
             "epoch_values": self.worker.epoch_values,
             "host_metrics": self.worker.host_states(),
-            "config": self.options.config_text,
+            "config": self.options.config_kept,
             "made_on": platform_facts(),
             **known,
         }
@@ -629,12 +632,21 @@ def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:
         return {}
     try:
         return {str(name): np.float32(np.asarray(value, np.float32).item()) for name, value in dict(returned).items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last one of a whole number beyond all floats
         name = getattr(hook, "__name__", type(hook).__name__)
         raise LearnerError(
-            f"the hook {name} returned {returned!r}; it may return numbers to log, by name, such as "
+            f"the hook {name} returned {_shown(returned)}; it may return numbers to log, by name, such as "
             "{'norm': 1.5}, or None"
         ) from None
+
+
+def _shown(returned: Any) -> str:
+    """Return what a hook returned, for an error: Python refuses to write out whole numbers of thousands of digits."""
+    try:
+        text = repr(returned)
+        return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    except Exception:  # of a `__repr__` of the user's
+        return f"a {type(returned).__name__} that cannot be written out"
 
 
 def validate(
@@ -669,8 +681,9 @@ def validate(
             first, done = done + 1, done + dispatch.steps
             numbers = dispatch.steps, dispatch.batches, done, batches, step
             apart = 0.0 if spent is None else spent.apart()
-            worker.put(Made(split, epoch, first, *numbers, values, dispatch.rows, since, apart))
-            since = worker.now()
+            now = worker.now()
+            worker.put(Made(split, epoch, first, *numbers, values, dispatch.rows, since, apart, now))
+            since = now
     finally:
         dispatches.close()  # type: ignore[attr-defined]
     if not ended:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from learner import asking
 from learner.agreement import Agreement
 from learner.arrays import arrays_of, model_json
 from learner.checkpoint import CheckpointStore, Saver
-from learner.compilation import CompileTimes, use_cache
+from learner.compilation import CompileTimes, compilation_cache
 from learner.data.feed import Feeder, Plan, bytes_of
 from learner.errors import ProcessError
 from learner.events import Listener, Message, MetricInfo, Outlet, RunEnded, RunFailed, RunStarted
@@ -25,6 +26,7 @@ from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.cut import refuse_short
 from learner.loggers.files import NoFiles, RunFiles
+from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.memory import Needs, explained
 from learner.metrics.base import CollectingMetric
 from learner.optimizers.lengths import schedules_in
@@ -112,7 +114,8 @@ def opened(start: Start) -> Iterator[Run]:
     """
     options, first = start.options, start.hosts.index == 0
     log = open_application_log(options.directory, options.application_logger, start.hosts.index)
-    files = RunFiles(options.directory, time.time) if first else NoFiles()
+    kind = RunFiles if options.metric_files else RunFilesWithoutMetrics
+    files = kind(options.directory, time.time) if first else NoFiles()
     position = Position() if start.restored is None else start.restored.position
     with contextlib.ExitStack() as stack:
         stack.callback(close_application_log, log)
@@ -150,7 +153,7 @@ def _started(
     monitor, higher_is_better = monitor_of(options, list(inputs.valid))
     store = _store(start, higher_is_better, files, log, warn, threads)
     strategy = start.strategy
-    cache = use_cache(strategy.platform, options.compilation_cache)
+    cache = threads.enter_context(compilation_cache(strategy.platform, options.compilation_cache))
     if cache:
         log.info("compilations are kept in %s", cache)
     parameters = describe(log, options, start.step, start.state, strategy)
@@ -376,6 +379,8 @@ def _announce(run: Run, start: Start, infos: tuple[MetricInfo, ...], parameters:
     if taken is not None:
         run.worker.put(Message(time.time(), logging.INFO, taken.line))
     _log_early_end(run, start)
+    if not options.metric_files:
+        run.log.info("values of single steps go to loggers only: metric_loggers(only=...) replaces the metric files")
     run.log.info("start at epoch %d, step %d", p.epoch, p.step)
 
 
@@ -415,7 +420,7 @@ def _go_back(start: Start, files: Files, store: CheckpointStore | None, log: log
     if position is not None and not lenient:
         refuse_short(options.directory, position)  # before anything is changed
     if options.config_text is not None:
-        _write(options.directory / "config.yaml", options.config_text)
+        _write(options.directory / "config.yaml", options.config_text, 0o600 if options.config_private else 0o666)
     if not start.going_on:
         return
     if restored is None or position is None:
@@ -562,9 +567,12 @@ def _summary(run: Run, infos: Any) -> dict[str, Any]:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: int) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    with partial.open("x") as file:  # never through a link
+    # Never through a link, and never readable by others, not for a moment.
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # a config that a power cut has shortened would be that of another run
     partial.replace(path)

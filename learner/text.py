@@ -1,7 +1,8 @@
 """How values and texts are written for people, on terminals of any kind."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LONGEST = 40
 
@@ -64,6 +65,21 @@ def size(count: float) -> str:
 def printable(text: str) -> str:
     """The text with a question mark for each control character, so that it cannot steer a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """Return the text with `***` in place of each secret, also where it is written as Python or JSON quote it.
+
+    >>> masked("GET /T0/a1b2 failed: {'key': 'x'}", ["/T0/a1b2", "x"])
+    "GET *** failed: {'key': '***'}"
+    """
+    for secret in sorted(set(secrets), key=len, reverse=True):  # a part of another one would leave the rest of that
+        if len(secret) < 4:  # a part of many words
+            text = text.replace(repr(secret), "'***'") if secret else text
+            continue
+        for form in {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1]}:
+            text = text.replace(form, "***")
+    return text
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

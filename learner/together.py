@@ -54,7 +54,7 @@ def description(
     numbers = ("num_epochs", "num_steps", "valid_every", "valid_batches", "seed", "batch_size")
     plain = ("accumulate", "steps_per_dispatch", *numbers)
     return {
-        "config": options.config_text,
+        "config": options.config_kept,
         "directory": str(options.directory),
         "options": {name: getattr(options, name) for name in plain},
         "checkpoints": repr(options.checkpoints),

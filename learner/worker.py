@@ -33,7 +33,7 @@ PyTree = Any
 class Made:
     """Steps that were dispatched; their values are still on the device. `since`: by the worker's clock, when the loop
     began to work for them, so that what came before (a hook, a validation) is not their time. `apart`: seconds of that
-    in which it compiled, or waited for batches.
+    in which it compiled, or waited for batches. `dispatched`: by the same clock, when all of that was over.
     """
 
     split: str
@@ -48,6 +48,11 @@ class Made:
     rows: int = 0
     since: float = 0.0
     apart: float = 0.0
+    dispatched: float = math.inf
+
+    def overhead(self, before: float) -> float:
+        """Return the part of `apart` after `before`, when the steps before ended: what lies earlier delayed nothing."""
+        return max(0.0, min(self.apart, self.dispatched - max(before, self.since)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,12 +178,12 @@ class Flight:
             self._flying += free
         return free
 
-    def landed(self, count: int, seconds: float) -> None:
-        """`count` dispatches ended within `seconds`."""
+    def landed(self, count: int, seconds: float, now: float = 0.0) -> None:
+        """`count` dispatches ended within `seconds`, the last of them at `now`."""
         with self._changed:
             self._flying -= count
             self._each = max(seconds / count, 1e-6)
-            self._landed = time.perf_counter()
+            self._landed = now
             self._changed.notify()
 
     def idle(self, since: float, now: float, held: int) -> float:
@@ -220,25 +225,28 @@ class Worker:
         flight: Flight | None = None,
         heed: Callable[[], None] = lambda: None,
         undefined: Callable[[str], None] = lambda text: None,
+        now: Callable[[], float] = time.perf_counter,
     ):
         """`skipped(step, kind)` is told of steps that were skipped, or ended the run, as their `kind` is not finite;
         `overflowed(step, scale)` of those that did no more than to lower the loss scale. `heed()` is called now and
         then while something is waited for; it may raise. `undefined(text)` is told once of each metric whose value of
-        a whole split is NaN although the loss is a number.
+        a whole split is NaN although the loss is a number. `now` is the clock that steps are measured by, in seconds.
         """
+        self.now = now
         self.history = history
         self.halted: Halt | None = None
         self.spent = {"train": 0.0, "valid": 0.0}
         self.times = Times()
         self._left_out: set[str] = set()  # splits of which steps were, until they end
         self._skipped, self._overflowed, self._heed = skipped, overflowed, heed
-        self._undefined, self._undefined_before = undefined, set[str]()
+        # A process before this one, of the same run, has reported those already.
+        self._undefined, self._undefined_before = undefined, _undefined_in(history)
         self.collected: dict[str, dict[str, list[list[np.ndarray]]]] = collected or {}
         self.row_trees: dict[str, Any] = {}
         self.flight = flight or Flight()
         self._metrics, self._files, self._outlets, self._pace, self._clock = metrics, files, outlets, pace, clock
         self.epoch_values: dict[str, float | str] = {}
-        self._last = self._back = time.perf_counter()
+        self._last = self._back = self.now()
         self._split_began: dict[str, float] = {}
         self._epoch_began = self._last
         self._error: BaseException | None = None
@@ -280,11 +288,6 @@ class Worker:
     def idle(self, since: float) -> float:
         """Seconds since then, by the clock of `now`, in which the device had nothing to do."""
         return self.flight.idle(since, self.now(), sum(isinstance(item, Made) for item in self._held))
-
-    @staticmethod
-    def now() -> float:
-        """The clock by which steps are measured."""
-        return time.perf_counter()
 
     def put_soon(self, item: Item) -> None:
         """Queues an item from another thread, without waiting."""
@@ -358,7 +361,7 @@ class Worker:
             self._steps(made)
             made = []
             self._other(item)
-            self._back = time.perf_counter()
+            self._back = self.now()
         self._steps(made)
 
     def _other(self, item: Item) -> None:
@@ -384,27 +387,29 @@ class Worker:
     def _steps(self, made: list[Made]) -> None:
         if not made:
             return
-        began = time.perf_counter()
+        began = self.now()
         read = _read(made)
-        now = time.perf_counter()
+        now, before = self.now(), self._last
         self.times.reading += now - began
         steps = sum(m.count for m in made)
-        seconds = now - max(self._last, made[0].since)
-        if self._back > self._last and self._pace.per_step is not None:
+        seconds = now - max(before, made[0].since)
+        if self._back > before and self._pace.per_step is not None:
             # This thread was busy otherwise, and nobody knows when the steps ended meanwhile.
             seconds = min(seconds, max(now - self._back, self._pace.per_step * steps))
         self._last = now
-        self.flight.landed(len(made), seconds)
+        self.flight.landed(len(made), seconds, now)
         self._pace.measured(steps, seconds)
-        own = max(0.0, seconds - sum(m.apart for m in made))
+        own = max(0.0, seconds - sum(m.overhead(before) for m in made))
         for m in made:
             self.spent["train" if m.split == "train" else "valid"] += own * m.count / steps
         for _, group in itertools.groupby(zip(made, read, strict=True), lambda pair: (pair[0].split, pair[0].epoch)):
             if self.halted is None:
-                self._dispatches(list(group), seconds / steps)
+                self._dispatches(list(group), seconds / steps, own / steps)
 
-    def _dispatches(self, read: list[tuple[Made, Values]], seconds: float) -> None:
-        """Dispatches of one split and epoch that were read together; `seconds` is what each of their steps took."""
+    def _dispatches(self, read: list[tuple[Made, Values]], seconds: float, own: float) -> None:
+        """Deliver dispatches of one split and epoch that were read together. Each of their steps took `seconds`, of
+        which `own` remain without compiling and waiting for batches.
+        """
         last, total = read[-1][0], sum(made.count for made, _ in read)
         self._split_began.setdefault(last.split, self._last - seconds * total)
         nonfinite = np.concatenate([values.nonfinite[: made.count] for made, values in read])
@@ -419,7 +424,7 @@ class Worker:
                 index += 1
             elif isinstance(metric, HostMetric):
                 metric.worked(rows, weight)
-                columns[metric.name] = np.full(count, metric.update(count, seconds * count), np.float32)
+                columns[metric.name] = np.full(count, metric.update(count, own * count), np.float32)
         for made, values in read:
             self._collect(made, values)
         if self._files is not None:
@@ -472,7 +477,7 @@ class Worker:
 
     def _close_split(self, closed: Closed) -> None:
         values, pictures = self._split_values(closed)
-        now = time.perf_counter()
+        now = self.now()
         seconds = now - self._split_began.pop(closed.split, now)
         if self._files is not None:
             self._files.close_split(closed.split, closed.epoch, values, closed.at_step)
@@ -533,7 +538,7 @@ class Worker:
 
     def _close_epoch(self, closed: EpochClosed) -> None:
         values, self.epoch_values = self.epoch_values, {}
-        now = time.perf_counter()
+        now = self.now()
         seconds, self._epoch_began = now - self._epoch_began, now
         if self._files is not None:
             self._files.journal("epoch", epoch=closed.epoch, step=closed.step, values=values)
@@ -550,6 +555,19 @@ def _read(made: list[Made]) -> list[Values]:
             with RoomFor(m.split):
                 jax.device_get(m.values)
         raise
+
+
+def _undefined_in(history: History) -> set[str]:
+    """Return the names of metrics that had a NaN in a split whose loss was a number at that step."""
+    names = set()
+    for key in history:
+        split, name = key.split("/", 1)
+        steps = {step for _, step, value in history.points(key) if isinstance(value, float) and math.isnan(value)}
+        losses = history.points(f"{split}/Loss") if steps and f"{split}/Loss" in history else []
+        lost = {step for _, step, value in losses if not math.isfinite(float(value))}
+        if steps - lost:
+            names.add(name)
+    return names
 
 
 def _number(value: Any) -> float:

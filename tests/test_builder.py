@@ -164,7 +164,7 @@ REFUSED = [
     is_refused("metric_train_numeric", "Words gives a text.*metric_train", Words()),
     is_refused("metric_valid_numeric", "Words gives a text", Words()),
     is_refused("metric_train_numeric", "is a class", Accuracy),
-    is_refused("metric_loggers", "a metric logger is 'files'; it needs a learner.events.Listener", "files"),
+    is_refused("metric_loggers", "a metric logger is a str; it needs a learner.events.Listener", "files"),
     is_refused("metric_loggers", "MemoryLogger", MemoryLogger),
     is_refused("renderer", "the renderer is 'rich'; it needs a Listener", "rich"),
     is_refused("application_logger", "the application logger is 'log.txt'", "log.txt"),

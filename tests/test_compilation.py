@@ -8,8 +8,10 @@ import threading
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from runs import batches, build_line, quiet
 
-from learner.compilation import CompileTimes, use_cache
+from learner.compilation import CompileTimes, compilation_cache
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -73,43 +75,117 @@ def settings():
     """JAX's settings of the cache, as they are by default; they are put back afterwards."""
     before = {name: getattr(jax.config, name) for name in SETTINGS}
     jax.config.update("jax_compilation_cache_dir", None)
+    reset_cache()
     yield lambda: tuple(getattr(jax.config, name) for name in SETTINGS)
     for name, value in before.items():
         jax.config.update(name, value)
+    reset_cache()
+
+
+def used(platform, directory, settings):
+    """The directory, and JAX's settings while it is in use."""
+    with compilation_cache(platform, directory) as place:
+        return place, settings()
 
 
 def test_on_a_cpu_nothing_is_kept_unless_it_is_asked_for(settings):
     before = settings()
-    assert use_cache("cpu", None) is None
-    assert settings() == before
+    assert used("cpu", None, settings) == (None, before)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_on_accelerators_compilations_are_kept_in_a_directory_of_the_user(settings, monkeypatch, tmp_path, platform):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = str(tmp_path / "learner" / "compilations")
-    assert use_cache(platform, None) == place
-    assert settings() == (place, 0.0, 0)  # JAX's own thresholds keep no small program
+    place, before = str(tmp_path / "learner" / "compilations"), settings()
+    assert used(platform, None, settings) == (place, (place, 0.0, 0))  # JAX's own thresholds keep no small program
+    assert settings() == before
 
 
 def test_without_xdg_it_is_in_the_home_directory(settings, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert use_cache("gpu", None) == str(tmp_path / ".cache" / "learner" / "compilations")
+    assert used("gpu", None, settings)[0] == str(tmp_path / ".cache" / "learner" / "compilations")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_a_directory_that_is_asked_for_is_taken(settings, tmp_path, platform):
-    assert use_cache(platform, str(tmp_path / "here")) == str(tmp_path / "here")
-    assert settings() == (str(tmp_path / "here"), 0.0, 0)
+def test_a_directory_that_is_asked_for_is_taken(settings, tmp_path, monkeypatch, platform):
+    monkeypatch.chdir(tmp_path)
+    place = str(tmp_path / "here")
+    assert used(platform, place, settings) == used(platform, "here", settings) == (place, (place, 0.0, 0))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_a_cache_that_is_set_is_left_alone(settings, tmp_path, platform):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     before = settings()
-    assert use_cache(platform, None) == str(tmp_path)
+    assert used(platform, None, settings) == (str(tmp_path), before)
     assert settings() == before
+
+
+def test_a_cache_that_the_user_turned_off_stays_off(settings, tmp_path):
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        before = settings()
+        assert used("gpu", str(tmp_path), settings) == (None, before)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+
+
+def test_a_setting_that_changes_inside_of_the_block_stays(settings, tmp_path):
+    before = settings()
+    with compilation_cache("cpu", str(tmp_path / "a")):
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "b"))
+    assert settings() == (str(tmp_path / "b"), *before[1:])
+
+
+def programs(place):
+    """How many programs a cache holds."""
+    return len(list(place.glob("*-cache"))) if place.exists() else 0
+
+
+def fit(directory, cache=None, fails=False):
+    """A run of two steps whose programs were not compiled yet."""
+    jax.clear_caches()
+
+    def hook(info, model):
+        if fails:
+            raise RuntimeError("it fails here")
+
+    builder = quiet(directory, overwrite=True).num_steps(2).every(1, hook)
+    build_line(builder if cache is None else builder.compilation_cache(cache)).fit(batches())
+
+
+def test_a_cache_is_that_of_its_run_alone(settings, tmp_path):
+    """Programs of other runs and of the user are not kept there, nor is anything else of it left behind."""
+    before, a, b = settings(), tmp_path / "a", tmp_path / "b"
+    fit(tmp_path / "run", a)
+    of_a_run = programs(a)
+    assert of_a_run > 2
+    assert settings() == before
+    compile_one(11)
+    fit(tmp_path / "run")
+    assert programs(a) == of_a_run
+    fit(tmp_path / "run", b)
+    assert (programs(a), programs(b)) == (of_a_run, of_a_run)
+    with pytest.raises(RuntimeError, match="it fails here"):
+        fit(tmp_path / "run", b, fails=True)
+    assert settings() == before
+    compile_one(12)
+    assert (programs(a), programs(b)) == (of_a_run, of_a_run)
+
+
+def test_the_cache_of_the_user_is_in_use_again_after_a_run(settings, tmp_path):
+    for name, value in zip(SETTINGS, (str(tmp_path / "own"), 0.0, 0), strict=True):
+        jax.config.update(name, value)
+    compile_one(13)
+    own = programs(tmp_path / "own")
+    assert own >= 1
+    fit(tmp_path / "run", tmp_path / "a")
+    assert programs(tmp_path / "a") > 2
+    after = programs(tmp_path / "own")  # what is compiled before and after the run, such as the model's copy
+    compile_one(14)
+    assert programs(tmp_path / "own") == after + 1
+    assert settings()[0] == str(tmp_path / "own")
 
 
 PROGRAM = """

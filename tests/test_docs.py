@@ -344,10 +344,12 @@ def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
                     exec(compile(code, "a block of loggers.md", "exec"), names)
                 assert printed.getvalue() == (shown if following == "text" else "")
     assert [step for step, _ in scalars(tmp_path / "runs/logged/tensorboard")["step/train/Loss"]] == [*range(5, 47, 5)]
-    (config,) = [yaml.safe_load(code) for kind, code in blocks if kind == "yaml"]
+    monkeypatch.setenv("HOOK_URL", "https://hooks.example.org")
+    monkeypatch.setenv("HOOK_TOKEN", "a1b2")
     builder = LearnerBuilder(tmp_path / "config")
-    option(LearnerBuilder, "metric_loggers", config["metric_loggers"], "", names_for("metric_loggers")).apply(builder)
-    assert [type(each).__name__ for each in builder._options.loggers] == ["JsonLines", "TensorBoard"]
+    for config in (yaml.safe_load(code)["metric_loggers"] for kind, code in blocks if kind == "yaml"):
+        option(LearnerBuilder, "metric_loggers", config, "", names_for("metric_loggers")).apply(builder)
+    assert [type(each).__name__ for each in builder._options.loggers] == ["JsonLines", "TensorBoard", "Webhook"]
     tabled = set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE))
     assert tabled == {*exports("learner.loggers", "learner.events.Listener")} - {"MetricLogger"}
 

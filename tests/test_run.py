@@ -204,7 +204,16 @@ def test_hooks_may_log_nothing(tmp_path):
     assert not (tmp_path / "run" / "custom").exists()
 
 
-@pytest.mark.parametrize("returned", [3.0, "text", {"a": "b"}, {"a": np.zeros(2)}, [1.0, 2.0]])
+class Unshowable:
+    def __repr__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [3.0, "text", {"a": "b"}, {"a": np.zeros(2)}, [1.0, 2.0], {"a": 10**400}, {"a": -(10**5000)}, Unshowable()],
+    ids=["number", "text", "texts", "array", "list", "too large", "too large to be written", "no repr"],
+)
 def test_a_hook_that_returns_something_else(tmp_path, returned):
     def mine(info, model):
         return returned

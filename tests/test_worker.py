@@ -88,9 +88,9 @@ class Rows(CollectingMetric):
 def start():
     workers = []
 
-    def make(*metrics, files=None, outlets=(), collected=None, **told):
+    def make(*metrics, files=None, outlets=(), collected=None, history=None, **told):
         by_split = {split: metrics or (Loss(),) for split in ("train", "valid")}
-        workers.append(Worker(by_split, files, History(), outlets, Pace(), lambda: 5.0, collected, **told))
+        workers.append(Worker(by_split, files, history or History(), outlets, Pace(), lambda: 5.0, collected, **told))
         return workers[-1]
 
     yield make
@@ -357,6 +357,49 @@ def test_a_host_metric_is_told_what_its_steps_worked_on(start):
     np.testing.assert_allclose(per_step, [(30 + 12) / 3, (1 + 2 + 1) / 3], rtol=1e-6)  # by the weights of the values
 
 
+SPEEDS = ("Iteration Speed", "Rows per Second", "Tokens per Second")
+COMPILED_FIRST = [(0.0, 5.0, 5.0, 5.5), (5.0, 5.25, 0.0, 6.0)]  # since, dispatched, apart, ended
+COMPILED_MEANWHILE = [(0.0, 0.0, 0.0, 1.0), (0.0, 1.75, 1.75, 2.25)]  # 0.75 s of it after the steps before ended
+WAITED_FOR_BATCHES = [(0.0, 0.0, 0.0, 0.5), (0.0, 3.0, 2.5, 3.5)]
+
+
+@pytest.mark.parametrize(
+    ("dispatches", "seconds", "together"),
+    [
+        (COMPILED_FIRST, 0.5 + 0.5, False),
+        (COMPILED_FIRST, 0.5 + 0.5, True),
+        (COMPILED_MEANWHILE, 1.0 + 0.5, False),
+        (WAITED_FOR_BATCHES, 0.5 + 0.5, False),
+        (WAITED_FOR_BATCHES, 0.5 + 0.5, True),
+    ],
+)
+def test_speeds_leave_out_compiling_and_waiting_for_batches(start, monkeypatch, dispatches, seconds, together):
+    """Each dispatch has two steps, 10 rows and 1 + 2 tokens."""
+    now, read, outlet = [0.0], worker_module._read, Outlet()
+
+    def arrives(made):
+        now[0] = next(ended for since, dispatched, _, ended in dispatches if dispatched == made[-1].dispatched)
+        return read(made)
+
+    monkeypatch.setattr(worker_module, "_read", arrives)
+    metrics = Loss(), IterationSpeed(), RowsPerSecond(), TokensPerSecond()
+    worker = start(*metrics, outlets=[outlet], now=lambda: now[0])
+    gate = held(worker) if together else None
+    for number, (since, dispatched, apart, _) in enumerate(dispatches):
+        item = dataclasses.replace(made(1 + 2 * number, 0.5, 0.5), rows=10, since=since, apart=apart)
+        worker.put(dataclasses.replace(item, dispatched=dispatched))
+        if gate is None:
+            worker.wait()
+    if gate is not None:
+        gate.set()
+    put_all(worker, Closed("train", 1, 4, None, {"Loss": jnp.float32(0.5)}))
+    found = [worker.history[f"train/{name}"][0] for name in SPEEDS]
+    np.testing.assert_allclose(found, [4 / seconds, 20 / seconds, 6 / seconds], rtol=1e-6)
+    assert worker.spent["train"] == pytest.approx(seconds)
+    steps = [event for event in outlet.events if isinstance(event, StepsEnded)]
+    assert sum(event.seconds for event in steps) == dispatches[-1][3]  # what has passed, for progress bars
+
+
 class Unknown(Loss):
     name, undefined = "Unknown", "there is nothing to know"
 
@@ -376,6 +419,16 @@ def test_a_value_that_is_not_defined_is_told_once(start):
     assert told == [
         "train/Unknown of epoch 3 is not defined (NaN), which is said once: there is nothing to know",
     ]
+
+
+def test_a_value_that_the_run_had_before_it_was_resumed_is_not_told_again(start):
+    told, history = [], History()
+    history.record("valid", 1, 1, {"Loss": 0.5, "Unknown": float("nan")})
+    history.record("valid", 1, 2, {"Loss": float("nan"), "Elsewhere": float("nan")})
+    worker = start(Loss(), Unknown(), Elsewhere(), undefined=told.append, history=history)
+    nan = jnp.float32(jnp.nan)
+    put_all(worker, Closed("valid", 2, 3, None, {"Loss": jnp.float32(0.5), "Unknown": nan, "Elsewhere": nan}))
+    assert [text.split(" of ")[0] for text in told] == ["valid/Elsewhere"]
 
 
 class Elsewhere(Unknown):

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +24,7 @@ import numpy as np
 from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refuse_damage, write_manifest
 from learner.checkpoint.options import Retention
+from learner.checkpoint.quiet import quiet_orbax
 from learner.checkpoint.records import is_record, record_name, records_of, write_record
 from learner.disk import to_disk
 from learner.errors import LearnerError
@@ -71,7 +71,8 @@ class CheckpointStore:
     @functools.cached_property
     def _ocp(self) -> Any:
         """Orbax, which takes a second to import: a run has made its first steps before it needs it."""
-        import orbax.checkpoint
+        with quiet_orbax():  # importing it logs, too
+            import orbax.checkpoint
 
         return orbax.checkpoint
 
@@ -209,7 +210,7 @@ class CheckpointStore:
     def _write(self, place: Any, items: Mapping[str, Any]) -> None:
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
-        with _quiet():
+        with quiet_orbax():
             self._orbax.save(place, args=args.Composite(**parts))
 
     def _complete(self, place: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
@@ -295,7 +296,7 @@ class CheckpointStore:
     def differences(self, step: int, items: Mapping[str, Any]) -> list[str]:
         """The arrays of the named items in which a checkpoint differs from those given, a line for each."""
         self.verify(step)
-        with _quiet():
+        with quiet_orbax():
             metadata = self._metadata(step)
         return differences(flat({name: metadata[name].tree for name in items}), flat(items))
 
@@ -307,7 +308,7 @@ class CheckpointStore:
         """
         self.verify(step)
         args = self._ocp.args
-        with _quiet():
+        with quiet_orbax():
             trees = {name: self._metadata(step)[name].tree for name in items}
             refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
             parts = {name: args.StandardRestore(_abstract(item)) for name, item in items.items()}
@@ -340,7 +341,7 @@ class CheckpointStore:
     @contextlib.contextmanager
     def _readable(self, step: int) -> Iterator[None]:
         try:
-            with _quiet():
+            with quiet_orbax():
                 yield
         except Exception as error:  # whatever Orbax meets in files that are not what they should be
             reason = " ".join(str(error).split())
@@ -351,7 +352,7 @@ class CheckpointStore:
         self.verify(step)
         if not (self.path(step) / "in_flight").exists():
             return None
-        with _quiet():
+        with quiet_orbax():
             saved = self._metadata(step)["in_flight"].tree
             self._refuse_claims(step, saved)
             host = jax.tree.map(_on_host, dict(saved))
@@ -452,7 +453,7 @@ class CheckpointStore:
         """Gives Orbax's threads back."""
         orbax = vars(self).pop("_orbax", None)
         if orbax is not None:
-            with _quiet():
+            with quiet_orbax():
                 orbax.close()
 
 
@@ -483,15 +484,3 @@ def _is_checkpoint(path: Any) -> bool:
     """Whether it is one, be it damaged: whoever saves elsewhere may have directories of other kinds there."""
     named = path.name.isdecimal() and path.name == str(int(path.name)) and path.is_dir()
     return named and any((path / part).exists() for part in (NAME, "progress", *ITEMS))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Orbax reports each file that it reads or writes through absl; a run says itself what matters."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -6,6 +6,7 @@ A config names code, which is imported and run: trust it as you trust code.
 import contextlib
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,16 @@ from learner.cli.keys import DEFAULTS, MEANT, NEEDED, OBJECTS, PARTS, PROCESS, n
 from learner.cli.options import Option, methods, option
 from learner.cli.places import BASES, named_kind
 from learner.cli.problems import Problems
-from learner.cli.recipes import Recipe, Seeds, check_initialised, make_model, recipe
+from learner.cli.recipes import Recipe, Seeds, check_initialised, has_literals, make_model, recipe
 from learner.cli.sources import Source, source, sources
 from learner.data.source import source_of
 from learner.errors import LearnerError, near
 from learner.inputs import run_length
+from learner.journal import UNTOLD
+from learner.loggers.secrets import resolve, texts_in
 from learner.mappings import yaml_text
 from learner.schedules import RunLength
+from learner.untrusted import parse_yaml
 
 HEADER = """\
 # What this run was started with, in full. `learner resume` goes on with it; `learner fit` can start another from it.
@@ -98,7 +102,7 @@ class Config:
             if name in self._content:
                 # null leaves an option unset, unless it means something to it.
                 problems = self._problems if self._content[name] is not None else Problems()
-                with problems.noted():
+                with problems.noted(secrets=_secrets(self._content[name]) if name in UNTOLD else ()):
                     self._options.append(
                         option(self._builder, name, self._content[name], name, names_for(name) or None)
                     )
@@ -114,7 +118,7 @@ class Config:
         return bool(self._content.get("resume"))
 
     def text(self) -> str:
-        """The config in full as YAML, without what is about one start of the run.
+        """The config in full as YAML, without what is about one start of the run. What only watches the run comes last.
 
         Raises:
           LearnerError: unknown keys, missing ones, things that cannot be imported, arguments that do not fit.
@@ -124,8 +128,23 @@ class Config:
         parts |= {key: each.config() for key, each in self._recipes.items()}
         parts |= {key: _of_each(each, Source.config) for key, each in self._sources.items()}
         parts |= {each.name: each.value for each in self._options if each.name not in PROCESS}
-        said = {key: parts[key] for key in self._content if key in parts}
-        return yaml_text(said)
+        said = {key: parts[key] for key in self._content if key in parts and key not in UNTOLD}
+        return yaml_text({**said, **{key: parts[key] for key in UNTOLD if key in parts}})
+
+    def kept_text(self) -> str:
+        """Return the config as checkpoints keep it: of what only watches the run, no more than the classes.
+
+        It begins as `text` does, so that a file that was cut off can be told from one that somebody changed.
+        """
+        content = parse_yaml(self.text())
+        return yaml_text({key: _classes(value) if key in UNTOLD else value for key, value in content.items()})
+
+    @property
+    def is_private(self) -> bool:
+        """Return True if a logger is given texts, which may be secret, other than by names of environment variables."""
+        watching = [each for each in self._options if each.name in UNTOLD]
+        calls = [[*positional, *named.given.values()] for each in watching for positional, named in each.calls]
+        return any(map(has_literals, calls))
 
     def unset(self) -> list[str]:
         """The keys that the config leaves out."""
@@ -152,9 +171,10 @@ class Config:
         for key in self._sources if with_data else ():
             with problems.noted():
                 made[key] = _of_each(self._sources[key], Source.check_options) if refused else self.data(key)
-        text = self.text()
+        text, kept = self.text(), self.kept_text()
         assert builder is not None
-        return builder._config_text(HEADER + text).build(**{"lr": self._content["lr"], "optimizer": None, **made})
+        builder._config_text(HEADER + text, HEADER + kept, self.is_private)
+        return builder.build(**{"lr": self._content["lr"], "optimizer": None, **made})
 
     def rate(self) -> tuple[Any, Any, RunLength]:
         """The learning rate and the optimizer that the config describes, and how long its run is. No model is made, and
@@ -180,6 +200,7 @@ class Config:
     def _configured(self) -> Any:
         """The builder with all options, or `None`; what is wrong is noted."""
         builder = None
+        resolve(self._content)  # names all variables that are missing in one error, before anything is made
         with self._problems.noted():
             builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
         refused = bool(self._problems)
@@ -215,6 +236,23 @@ def _learner_builder() -> type:
 
 def _of_each(found: Source | dict[str, Source], function: Callable[[Source], Any]) -> Any:
     return {name: function(each) for name, each in found.items()} if isinstance(found, dict) else function(found)
+
+
+def _classes(value: Any) -> Any:
+    """Return the objects of a config without their arguments."""
+    if isinstance(value, Mapping):
+        return value["class_path"] if "class_path" in value else {key: _classes(x) for key, x in value.items()}
+    return list(map(_classes, value)) if isinstance(value, list) else value
+
+
+def _secrets(value: Any) -> list[str]:
+    """Return all texts that loggers are given; of those in the place of a class the ones that name none."""
+    if isinstance(value, Mapping) and "class_path" not in value:  # lists by name
+        return [text for item in value.values() for text in _secrets(item)]
+    classes = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+    rest = [item for item in value if not isinstance(item, str)] if isinstance(value, list) else value
+    no_names = [text for text in classes if not re.fullmatch(r"[\w.]+", text)]
+    return [*no_names, *(texts_in(rest) if not isinstance(rest, str) else [])]
 
 
 def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:

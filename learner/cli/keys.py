@@ -51,6 +51,7 @@ NAMED: dict[str, list[tuple[str, str | None]]] = {
     "metric_train_numeric": [_METRIC],
     "metric_valid_numeric": [_METRIC],
     "metric_loggers": [("learner.loggers", "learner.events.Listener")],
+    "metric_loggers.only": [("learner.loggers", "learner.events.Listener")],
     "renderer": [("learner.renderers", "learner.events.Listener")],
     "early_stopping": [("learner", "learner.MetricEarlyStopping")],
     "interrupter": [("learner", "learner.Interrupter")],

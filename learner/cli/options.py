@@ -17,7 +17,7 @@ from typing import Any
 from learner.cli.keys import names_for
 from learner.cli.recipes import Recipe, mapped, nested, objects, predicate, recipe, recipes_in
 from learner.cli.signatures import check
-from learner.errors import LearnerError
+from learner.errors import LearnerError, near
 
 SWITCHES = ("resume",)
 """Methods that `true` calls without the arguments that they may have, and `false` does not call."""
@@ -94,6 +94,8 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
         return _switch(name, value, key)
     several = isinstance(value, list)
     if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        if isinstance(value, Mapping) and len(parameters) > 1 and "class_path" not in value:
+            return _lists(name, method, [each.name for each in parameters[1:]], value, key)
         items = value if several else [] if value is None else [value]
         read = predicate if name in PREDICATES else lambda v, place: _object(v, place, names)
         given = tuple(read(v, f"{key}.{i}") for i, v in enumerate(items))
@@ -103,6 +105,23 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
         return Option(name, tuple(((), call) for call, _ in calls), [said for _, said in calls])
     call, said = _named(method, parameters, value, key, names)
     return Option(name, (((), call),), said)
+
+
+def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mapping[str, Any], key: str) -> Option:
+    """Return the option of a method that takes lists of objects by name, beside those without one."""
+    for parameter, items in value.items():
+        if parameter not in known:
+            raise LearnerError(f"{key} has no argument {parameter!r}: {near(str(parameter), known)}")
+        if not isinstance(items, list):
+            raise LearnerError(f"{key}.{parameter} is a {type(items).__name__}; it needs a list")
+    given = {
+        parameter: [
+            _object(item, f"{key}.{parameter}.{i}", names_for(f"{name}.{parameter}")) for i, item in enumerate(items)
+        ]
+        for parameter, items in value.items()
+    }
+    call = Recipe(name, method, given)
+    return Option(name, (((), call),), mapped(given, Recipe.config))
 
 
 def _switch(name: str, value: Any, key: str) -> Option:

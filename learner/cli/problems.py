@@ -1,9 +1,10 @@
 """Mistakes in a config, which are told together."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from learner.errors import LearnerError, one_error
+from learner.text import masked
 
 
 def told(error: LearnerError) -> list[str]:
@@ -49,12 +50,12 @@ class Problems:
         self._found: list[str] = []
 
     @contextlib.contextmanager
-    def noted(self, place: str = "") -> Iterator[None]:
-        """Keeps the `LearnerError` that is raised inside for later."""
+    def noted(self, place: str = "", secrets: Sequence[str] = ()) -> Iterator[None]:
+        """Keeps the `LearnerError` that is raised inside for later, with `***` in place of the `secrets` in it."""
         try:
             yield
         except LearnerError as error:
-            self._found += [f"{place}{problem}" for problem in told(error)]
+            self._found += [masked(f"{place}{problem}", secrets) for problem in told(error)]
 
     def __bool__(self) -> bool:
         return bool(self._found)

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from learner.cli.arguments import config_kinds, imported
+from learner.cli.arguments import config_kinds, imported, parameters_of
 from learner.cli.importing import import_path
 from learner.cli.keys import OBJECTS, names_for
 from learner.cli.kind_checks import OURS, check_target, package_of
@@ -21,6 +21,7 @@ from learner.cli.places import GROUP, PREDICATE, inner_places, refuse_other
 from learner.cli.signatures import Arguments, check, random_parameters
 from learner.config import is_config
 from learner.errors import LearnerError, near
+from learner.loggers.secrets import is_literal, resolve
 
 
 class Seeds:
@@ -85,7 +86,8 @@ class Recipe:
     def arguments(self, seeds: Seeds | None = None) -> dict[str, Any]:
         """The arguments, with the objects in them made."""
         checked = {} if self.checked is None else self.checked.values()
-        made = mapped({**self.given, **checked}, lambda recipe: recipe.make(seeds))
+        # Only here: what is saved of a config has the names of environment variables, and not their values.
+        made = mapped(resolve({**self.given, **checked}), lambda recipe: recipe.make(seeds))
         return {**made, **({name: getattr(seeds, name) for name in self.random} if seeds is not None else {})}
 
     def make(self, seeds: Seeds | None = None) -> Any:
@@ -211,6 +213,21 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
     if path not in names:
         raise LearnerError(f"{key}: there is no {path!r}: {near(path, list(names))} (your own by import path)")
     return import_path(names[path], key)
+
+
+def has_literals(value: Any) -> bool:
+    """Return True if an object of these recipes is given a text that is not its default."""
+    for each in recipes_in(value):
+        parameters = parameters_of(each.target)
+        for name, given in each.given.items():
+            default = getattr(parameters.get(name), "default", None)
+            if has_literals(given) or (given != default and given != _as_list(default) and is_literal(given)):
+                return True
+    return False
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def objects(given: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from learner.cli.trust import TRUST, require_trust
 from learner.directory import read_summary
 from learner.errors import LearnerError
 from learner.hosts import hosts
+from learner.journal import UNTOLD
 from learner.loggers.appended import replace
 from learner.mappings import DEEPEST, is_deep
 from learner.renderers.summary import heading
@@ -144,9 +145,11 @@ def _mend(path: Path) -> None:
                 if saved != text and saved.startswith(text):
                     store.verify(entry.step)
                     replace(str(path), saved)
+                    watching = [key for key in UNTOLD if f"\n{key}:".encode() in saved]
+                    lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
                     print(
                         f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
-                        f"checkpoint of step {entry.step}",
+                        f"checkpoint of step {entry.step}{lost if watching else ''}",
                         file=sys.stderr,
                     )
                 return

@@ -125,7 +125,7 @@ def _standing(content: dict[str, Any], directory: str) -> Config:
     if not holds_run(Path(directory)):
         raise LearnerError(f"{directory} holds no run: it has neither a journal nor checkpoints")
     checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
-    return Config({**content, **checkpoint, "directory": directory, "renderer": None})
+    return Config({**content, **checkpoint, "directory": directory, "renderer": None, "metric_loggers": None})
 
 
 def _text(value: float | str) -> str:

@@ -1,13 +1,10 @@
 """`experiment.log`: what a run has to say in words."""
 
-import itertools
 import logging
 from pathlib import Path
 
 from learner.errors import LearnerError
 from learner.loggers.appended import refuse_special
-
-_numbers = itertools.count(1)
 
 
 def open_application_log(directory: Path, setting: logging.Logger | bool | None, process: int = 0) -> logging.Logger:
@@ -37,7 +34,8 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None,
         return setting
     if setting is not None and setting is not True:
         raise LearnerError(f"application_logger got {setting!r}; it needs True, None or a logging.Logger")
-    logger = logging.getLogger(f"learner.run{next(_numbers)}")
+    # Not from getLogger: the registry of the standard library keeps every logger as long as the process lives.
+    logger = logging.Logger("learner.run")
     logger.propagate = False
     logger.setLevel(logging.INFO)
     name = f"experiment-{process}.log" if process else "experiment.log"

@@ -10,6 +10,7 @@ from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnd
 from learner.journal import encode
 from learner.loggers.appended import AppendedFile, value_texts, weight_texts
 from learner.loggers.base import EVERY, RunLogger
+from learner.loggers.secrets import resolve
 from learner.loggers.tail import go_on, keeps
 
 
@@ -32,7 +33,7 @@ class JsonLines(RunLogger):
 
     def __init__(self, path: str | None = None, every_steps: int | None = EVERY, every_epochs: int = 1):
         super().__init__(every_steps, every_epochs)
-        self._path = path
+        self._path = resolve(path)
         self._file: AppendedFile | None = None
 
     def started(self, event: RunStarted) -> None:

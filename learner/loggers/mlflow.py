@@ -18,6 +18,7 @@ from learner.loggers.flat import flat
 from learner.loggers.once import OnceLogger
 from learner.loggers.png import pixels
 from learner.loggers.retries import Retries
+from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class MLflow(OnceLogger):
 
     Args:
       tracking_uri: `http://host:5000`, `sqlite:///mlflow.db`, a directory; default: what MLflow's environment says.
+        In texts `${env:NAME}` stands for the value of an environment variable.
       experiment: its name; it is made where there is none.
       run_name: default: the name of the run's directory.
       every_steps: see `RunLogger`.
@@ -75,8 +77,12 @@ class MLflow(OnceLogger):
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__(every_steps, every_epochs)
+        tracking_uri, experiment, run_name = resolve((tracking_uri, experiment, run_name))
+        self.secrets = parts_of(tracking_uri)
         if tracking_uri is not None and not isinstance(tracking_uri, str):
-            raise LearnerError(f"tracking_uri of MLflow is {tracking_uri!r}; it needs a text, such as sqlite:///m.db")
+            raise LearnerError(
+                f"tracking_uri of MLflow is of type {type(tracking_uri).__name__}; it needs a text, such as sqlite:///m.db"
+            )
         if tracking_uri is not None and tracking_uri.startswith("http"):
             refuse_url(tracking_uri, "MLflow")
         if not isinstance(experiment, str) or not experiment:

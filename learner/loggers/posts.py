@@ -1,7 +1,10 @@
 """Requests that post JSON to an address, and to no other one."""
 
+import contextlib
 import http.client
 import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -10,6 +13,7 @@ from urllib.parse import urljoin
 
 from learner.errors import LearnerError
 from learner.loggers.urls import refuse_url, server_of
+from learner.text import short
 
 TOKEN = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # RFC 9110, 5.6.2
 CONTENT = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # and 5.5
@@ -36,23 +40,73 @@ def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> N
     """Posts bytes. A server that points elsewhere is not followed: the request would become one without content, and
     take its headers, which may be secret, to a server that nobody has named.
 
+    The content of an answer is not read, and its head has to be there `timeout` seconds after the server was asked.
+
     Raises:
       RefusedError: the server did not take it within `timeout` seconds, or is not there.
     """
     request = urllib.request.Request(url, data, dict(headers), method="POST")
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=timeout) as answer:
-            answer.read()
+        urllib.request.build_opener(_Http, _Https, _Stay).open(request, timeout=timeout).close()
     except urllib.error.HTTPError as error:
         error.close()
-        answered = f"{server_of(url)} answered {error.code} {error.reason}"
+        answered = f"{server_of(url)} answered {error.code} {short(error.reason)}"
         where = error.headers.get("Location") if 300 <= error.code < 400 else None
         if where is not None:
             answered += f" and points to {_shown(url, where)}, which is not followed: give the address that is meant"
         raise RefusedError(error.code, answered) from None
     except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "reason", None) or error
+        why = short(str(getattr(error, "reason", None) or error))
         raise RefusedError(None, f"{server_of(url)} cannot be reached: {why}") from None
+
+
+class _Timed(http.client.HTTPConnection):
+    """A connection that ends when its timeout has passed, however often something arrives meanwhile."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._timer = threading.Timer(self.timeout or 0.0, self._end)
+        self._timer.daemon = True
+
+    def connect(self) -> None:
+        """Connect, and begin to count."""
+        self._timer.start()
+        super().connect()
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        """Return the answer once its head is there."""
+        try:
+            return super().getresponse()
+        finally:
+            self._timer.cancel()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._timer.cancel()
+        super().close()
+
+    def _end(self) -> None:
+        """Wake the thread that reads: a socket's own timeout begins anew with each byte."""
+        sock = self.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class _TimedTls(_Timed, http.client.HTTPSConnection):
+    """The same with TLS."""
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Open with a connection that ends."""
+        return self.do_open(_Timed, request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Open with a connection that ends."""
+        return self.do_open(_TimedTls, request)
 
 
 def header_problems(headers: object) -> list[str]:

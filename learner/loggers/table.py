@@ -12,6 +12,7 @@ import numpy as np
 from learner.events import RunStarted, SplitEnded, StepsEnded
 from learner.loggers.appended import AppendedFile, final_text, value_texts, weight_texts
 from learner.loggers.base import EVERY, RunLogger
+from learner.loggers.secrets import resolve
 from learner.loggers.tail import go_on, keeps
 
 WHERE = ["kind", "split", "epoch", "step", "weight"]
@@ -38,7 +39,7 @@ class Csv(RunLogger):
 
     def __init__(self, path: str | None = None, every_steps: int | None = EVERY, every_epochs: int = 1):
         super().__init__(every_steps, every_epochs)
-        self._path = path
+        self._path = resolve(path)
         self._file: AppendedFile | None = None
         self._names: list[str] = []
 

@@ -14,6 +14,7 @@ import numpy as np
 from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 from learner.loggers.appended import refuse_special
 from learner.loggers.base import EVERY_DEAR, RunLogger, refuse_missing
+from learner.loggers.secrets import resolve
 from learner.loggers.tfevents import Records
 
 FILE = re.compile(r"events\.out\.tfevents\.\d{10}\..*\.learner")
@@ -26,7 +27,7 @@ class TensorBoard(RunLogger):
     The values of whole splits are scalars by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
     the optimizer step. Metrics without a number are texts, and pictures where they can be drawn. Config, environment,
     commit and summary are texts too, and the config is the run's hyper-parameters. A run that goes on writes a further
-    file, whose beginning tells TensorBoard to forget the later steps of those before.
+    file, whose beginning tells TensorBoard to forget what the run makes again.
 
     Needs tensorboardX, of the extra `tensorboard`.
 
@@ -49,7 +50,7 @@ class TensorBoard(RunLogger):
     ):
         super().__init__(every_steps, every_epochs)
         refuse_missing("tensorboardX", "tensorboard", "TensorBoard")
-        self._directory, self._clock = directory, clock
+        self._directory, self._clock = resolve(directory), clock
         self._file: Any = None
         self._written = clock()
 
@@ -62,11 +63,13 @@ class TensorBoard(RunLogger):
         if not event.resumed:
             remove_event_files(place)
         place.mkdir(parents=True, exist_ok=True)
+        earlier = _own_files(place)
         self._file = RecordWriter(_next_file(place, int(event.time)))
         self._records = Records(self._file.write)
         self._records.begin(event.time)
         if event.resumed:
-            self._records.go_on(event.time, event.step + 1)
+            counts = {key: sum(step == event.step for _, step, _ in points) for key, points in event.history.items()}
+            self._records.go_on(event.time, event.step, earlier, counts)
         told = {"config": event.config, "environment": event.environment, "commit": event.commit}
         for name, content in told.items():
             if content:
@@ -129,8 +132,13 @@ def remove_event_files(directory: Path) -> None:
         directory.rmdir()
 
 
+def _own_files(place: Path) -> list[Path]:
+    """Return the event files that a run of ours has left, in the order in which TensorBoard reads them."""
+    return sorted(path for path in place.iterdir() if FILE.fullmatch(path.name) and path.is_file())
+
+
 def _next_file(place: Path, second: int) -> str:
     """A name that comes after those of all others: TensorBoard reads files by their names, and their seconds."""
-    seconds = [int(path.name.split(".")[3]) for path in place.iterdir() if FILE.fullmatch(path.name)]
+    seconds = [int(path.name.split(".")[3]) for path in _own_files(place)]
     second = max([second, *(each + 1 for each in seconds)])
     return os.fspath(place / f"events.out.tfevents.{second:010d}.{platform.node()}.learner")

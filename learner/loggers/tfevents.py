@@ -1,7 +1,11 @@
 """What TensorBoard reads: records of scalars, texts, pictures and hyper-parameters, as protocol buffers."""
 
+import collections
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +38,46 @@ class Records:
         """The first record of a file."""
         self._add(wall, file_version="brain.Event:2")
 
-    def go_on(self, wall: float, step: int) -> None:
-        """A run goes on: the values of earlier files from `step` on are forgotten."""
+    def go_on(self, wall: float, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> None:
+        """Resume a run at `step`: TensorBoard forgets the values of earlier files from that step on, and what the run
+        knows of that step itself is written again.
+
+        A checkpoint may lie between the values of one step, such as those of two validation splits. Those after it are
+        measured again; TensorBoard can only forget all of a step.
+
+        Args:
+          wall: the time.
+          step: of the checkpoint.
+          earlier: the event files of the run so far, in order.
+          known: how many values of whole splits the run knows at `step`, by key.
+        """
+        kept = self._of_step(step, earlier, known)
         self._add(wall, step, session_log=self._session(status=self._session.START))
+        for event in kept:
+            self._write(event.SerializeToString())
+
+    def _of_step(self, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> list[Any]:
+        """Return the events at `step` with the values of single steps, and as many others as are known."""
+        kept: list[Any] = []
+        for path in earlier:
+            for record in read_records(path):
+                try:
+                    event = self._event_class.FromString(record)
+                except Exception:  # protobuf's own: a damaged file ends here, for TensorBoard too
+                    break
+                if event.HasField("session_log") and event.session_log.status == self._session.START:
+                    kept = kept if event.step > step else []
+                elif event.step == step and event.HasField("summary"):
+                    kept.append(event)
+        left = collections.Counter({tag: count for key, count in known.items() for tag in _tags(key)})
+        for event in kept:  # in the order of writing, so that what was measured after the checkpoint comes last
+            values = list(event.summary.value)
+            del event.summary.value[:]
+            for value in values:
+                left[value.tag] -= 1
+                if value.tag.startswith("step/") or left[value.tag] >= 0:
+                    event.summary.value.append(value)
+        return [event for event in kept if event.summary.value]
 
     def scalars(self, wall: float, step: int, tags: Sequence[str], numbers: Sequence[float]) -> None:
         """Numbers, each with its tag."""
@@ -75,6 +116,24 @@ class Records:
 
     def _add(self, wall: float, step: int = 0, **what: Any) -> None:
         self._write(self._event_class(wall_time=wall, step=step, **what).SerializeToString())
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Yield the records of an event file up to its end, or to one that was torn when its process was killed."""
+    with open(path, "rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        while len(head := file.read(12)) == 12:
+            (length,) = struct.unpack_from("<Q", head)
+            left -= 16 + length  # the length and the record each have a checksum of 4 bytes
+            if left < 0:
+                return
+            yield file.read(length)
+            file.seek(4, os.SEEK_CUR)
+
+
+def _tags(key: str) -> set[str]:
+    """Return the tags of a metric's number, text and picture."""
+    return {key, sayable(key), f"{sayable(key)}/text_summary"}
 
 
 def _plain(value: Any) -> Any:

@@ -26,8 +26,8 @@ def refuse_url(url: object, what: str) -> None:
             host = None
     if not host:
         shown = repr(url)
-        if isinstance(url, str) and ("://" in url or "@" in url):  # the rest may be secret
-            shown = repr(f"{scheme}://..." if "://" in url else f"***@{url.rpartition('@')[2]}")
+        if isinstance(url, str) and url:  # it may be secret, or be what belongs elsewhere, such as a token
+            shown = repr(f"{scheme}://..." if "://" in url else "...")
         raise LearnerError(f"{what} has the address {shown}; it needs one such as https://example.org/path")
 
 

@@ -13,6 +13,7 @@ from learner.journal import encode
 from learner.loggers.base import EVERY_DEAR, refuse_missing
 from learner.loggers.once import OnceLogger, new_id
 from learner.loggers.png import pixels
+from learner.loggers.secrets import resolve
 
 MODES = ("online", "offline")
 SECONDS_TO_START = 30.0
@@ -56,7 +57,7 @@ class WandB(OnceLogger):
             raise LearnerError(f"mode of WandB is {mode!r}; it needs 'online', 'offline', or None")
         refuse_missing("wandb", "wandb", "WandB")
         refuse_missing("PIL", "wandb", "WandB")
-        self._project, self._name = project, name
+        self._project, self._name = resolve((project, name))
         self._mode: Any = mode
         self._run: Any = None
 

@@ -11,6 +11,7 @@ from learner.events import Event, Listener, RunEnded, RunFailed, RunStarted, Spl
 from learner.journal import encode
 from learner.loggers.posts import header_problems, passes, post
 from learner.loggers.retries import Retries
+from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
 
 KINDS = ("start", "best", "end", "preemption", "failure")
@@ -31,17 +32,19 @@ class Webhook(Listener):
     warning, and nothing more is posted. A server that points to another address is not followed.
 
     Args:
-      url: the address, `https://...` or `http://...`.
+      url: the address, `https://...` or `http://...`. Here and in `headers` `${env:NAME}` stands for the value of an
+        environment variable, which is written down nowhere.
       on: which of the events are posted.
       monitors: the metrics by key whose new best values are; default: the one that decides about the best checkpoint.
-      headers: further headers of the requests, such as `{"Authorization": "Bearer ..."}`.
-      timeout: seconds that an answer may take.
+      headers: further headers of the requests, such as `{"Authorization": "Bearer ${env:TOKEN}"}`.
+      timeout: seconds that a request and the head of its answer may take together. The content of an answer is not
+        read.
       retries: how often a request is tried again.
       sleep: what waits between them.
 
     Raises:
-      LearnerError: the address is none, has a user in it or is not ASCII; there is no such event; a header has a value
-        that cannot be sent.
+      LearnerError: an environment variable is not set; the address is none, has a user in it or is not ASCII; there is
+        no such event; a header has a value that cannot be sent.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Webhook(Listener):
         retries: int = 3,
         sleep: Callable[[float], None] = time.sleep,
     ):
+        url, headers = resolve(url), resolve(headers)
         refuse_url(url, "the webhook")
         chosen, self.monitors = (((words,) if isinstance(words, str) else tuple(words)) for words in (on, monitors))
         problems = [f"on has {kind!r}: {near(str(kind), KINDS)}" for kind in chosen if kind not in KINDS]
@@ -64,6 +68,7 @@ class Webhook(Listener):
             raise one_error(problems, "Webhook cannot be used")
         self._url, self._on, self._timeout = url, chosen, float(timeout)
         self._headers = {"Content-Type": "application/json", "User-Agent": "learner", **(headers or {})}
+        self.secrets = parts_of(url, *(headers or {}).values())
         self._retries = Retries(retries, sleep=sleep)
         self._directory = ""
         self._best: dict[str, float | None] = {}

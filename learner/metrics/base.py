@@ -168,8 +168,8 @@ class HostMetric(MetricBase, abc.ABC):
 
     @abc.abstractmethod
     def update(self, steps: int, seconds: float) -> float:
-        """Called in order for each dispatch that ended: `steps` of them took `seconds`. Returns the value for these
-        steps.
+        """Called in order for each dispatch that ended: `steps` of them took `seconds`, without compiling and waiting
+        for batches. Returns the value for these steps.
         """
 
     @abc.abstractmethod

@@ -7,7 +7,11 @@ from learner.metrics.base import HostMetric
 
 
 class _PerSecond(HostMetric):
-    """Something that steps have, per second. Of an epoch: all of it over all of the time."""
+    """Something that steps have, per second. Of an epoch: all of it over all of the time.
+
+    The time of steps is that of the run's summary: without compiling, and without waiting for batches while the device
+    has nothing to do. Both have parts of their own in the summary.
+    """
 
     higher_is_better = True
     undefined = "the clock did not move"
@@ -37,7 +41,8 @@ class _PerSecond(HostMetric):
 
 
 class IterationSpeed(_PerSecond):
-    """Optimizer steps (in validation: batches) per second. Of an epoch: all of its steps over all of their time.
+    """Optimizer steps (in validation: batches) per second. Of an epoch: all of its steps over all of their time,
+    without compiling and without waiting for batches.
 
     >>> speed = IterationSpeed()
     >>> speed.update(steps=30, seconds=0.5)
@@ -60,7 +65,8 @@ class RowsPerSecond(_PerSecond):
     """Rows of the batches per second: the length of their leading axis, whatever of it is masked. Of an epoch: all of
     its rows over all of the time of its steps.
 
-    Rows of all micro-batches of a step count, and those of all devices and processes.
+    Rows of all micro-batches of a step count, and those of all devices and processes. Compiling and waiting for batches
+    are no part of the time.
 
     >>> speed = RowsPerSecond()
     >>> speed.worked(rows=960, weight=960.0)
@@ -89,7 +95,8 @@ class TokensPerSecond(_PerSecond):
     of its tokens over all of the time of its steps.
 
     `SequenceOutput` weighs by the tokens that its mask keeps, so that padding does not count. An output whose loss is a
-    mean over rows weighs by rows: then this is a number of rows.
+    mean over rows weighs by rows: then this is a number of rows. Compiling and waiting for batches are no part of the
+    time.
 
     >>> speed = TokensPerSecond()
     >>> speed.worked(rows=64, weight=5120.0)

@@ -63,6 +63,11 @@ def _keys(run: Run, metric: str) -> list[str]:
 
 def _line(run: Run, key: str, x: str, steps: bool) -> Line:
     points = run.points(key) if key in run.history else []
+    if steps and key.startswith("train/") and not any(run.directory.glob("train/epoch-*/*.log")):
+        raise LearnerError(
+            f"{run.directory} has no metric files, so there are no values of single steps: it was trained with "
+            "metric_loggers(only=...), and its loggers have them"
+        )
     step = np.array([point.step for point in points], np.float64)
     values = [math.nan if isinstance(point.value, str) else point.value for point in points]
     if (steps or not points) and key.startswith("train/") and len(series := run.steps(key, MOST)):

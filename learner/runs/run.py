@@ -143,8 +143,9 @@ class Run:
             try:
                 said = read_mapping(self.directory / "config.yaml")
             except LearnerError as error:
-                warnings.warn(str(error), stacklevel=2)
-                said = {}
+                if os.access(self.directory / "config.yaml", os.R_OK):  # it may be for its owner alone
+                    warnings.warn(str(error), stacklevel=2)
+                    said = {}
         return {key: value for key, value in said.items() if key not in UNTOLD}
 
     @property

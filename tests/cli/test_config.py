@@ -1,3 +1,5 @@
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -118,7 +120,7 @@ class Recorder:
 
     def grads_accumulation(self, n: int): ...
 
-    def _config_text(self, text):
+    def _config_text(self, text, kept, private):
         self.given["text"] = text
         return self
 
@@ -325,13 +327,41 @@ def test_loggers_have_short_names(importable, line_config, monkeypatch):
     assert [(each.every_steps, each.every_epochs) for each in loggers[:3]] == [(10, 1), (5, 1), (None, 2)]
 
 
+@pytest.mark.parametrize("value", [{"only": ["JsonLines"]}, {"only": [{"class_path": "Csv", "init_args": {}}]}])
+def test_loggers_that_replace_the_metric_files(importable, line_config, value):
+    config = Config(line_config | {"metric_loggers": value})
+    options = config.learner(with_data=False)._options
+    assert (options.metric_files, [type(each).__name__ for each in options.loggers]) == (
+        False,
+        ["JsonLines" if "JsonLines" in value["only"] else "Csv"],
+    )
+    assert [each["init_args"]["every_steps"] for each in yaml.safe_load(config.text())["metric_loggers"]["only"]] == [
+        10
+    ]
+    again = Config(yaml.safe_load(config.text())).learner(with_data=False)
+    assert (again._options.metric_files, len(again._options.loggers)) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"olny": ["JsonLines"]}, "metric_loggers has no argument 'olny': did you mean 'only'?"),
+        ({"only": "JsonLines"}, "metric_loggers.only is a str; it needs a list"),
+        ({"only": ["JsonLine"]}, "metric_loggers.only.0: there is no 'JsonLine': did you mean 'JsonLines'?"),
+    ],
+)
+def test_wrong_lists_of_loggers_are_told(importable, line_config, value, message):
+    with pytest.raises(LearnerError, match=re.escape(message)):
+        Config(line_config | {"metric_loggers": value}).learner(with_data=False)
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
         ("TensorBord", "metric_loggers.0: there is no 'TensorBord': did you mean 'TensorBoard'?"),
         ({"class_path": "Csv", "init_args": {"every_step": 2}}, "every_step"),
         ({"class_path": "Csv", "init_args": {"every_steps": 0}}, "every_steps of Csv is 0"),
-        ({"class_path": "Webhook", "init_args": {"url": "nowhere"}}, "the webhook has the address 'nowhere'"),
+        ({"class_path": "Webhook", "init_args": {"url": "nowhere"}}, "the webhook has the address '...'"),
         ({"class_path": "Webhook"}, "url"),
     ],
     ids=["name", "argument", "number", "address", "missing"],

@@ -4,6 +4,7 @@ import logging
 import re
 
 import pytest
+from runs import batches, build_line, quiet
 
 from learner.errors import LearnerError
 from learner.loggers import close_application_log, open_application_log
@@ -80,3 +81,12 @@ def test_a_link_is_not_written_through(tmp_path):
     with pytest.raises(LearnerError, match=r"experiment\.log is a symbolic link"):
         open_application_log(tmp_path / "run", True)
     assert (tmp_path / "other").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_runs_leave_no_logger_in_the_registry(tmp_path):
+    before = set(logging.root.manager.loggerDict)
+    for number in range(3):
+        build_line(quiet(tmp_path / str(number)).num_steps(1)).fit(batches())
+    found = set(logging.root.manager.loggerDict) - before
+    assert {name for name in found if name.startswith("learner")} == set()

@@ -140,14 +140,46 @@ fit(sys.argv[1], every=kill)
 """
 
 
+KILLED_BEHIND_VALIDATION = """
+import os, signal, sys
+from test_going_on import fit
+from learner.loggers import TensorBoard
+
+split = TensorBoard.split
+
+def kill(logger, event):
+    split(logger, event)
+    if (event.split, event.step) == ("valid", 12):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+TensorBoard.split = kill
+fit(sys.argv[1])
+"""
+
+
+def killed(directory, program):
+    """Runs a program that kills itself."""
+    places = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-c", program, str(directory)]
+    done = subprocess.run(command, env=environment, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.full
+def test_a_run_that_was_killed_behind_the_validation_of_an_epoch_goes_on(whole, tmp_path):
+    """It was stopped in that validation, so the checkpoint is of the same step, and what was logged came after it."""
+    fit(tmp_path / "run", stops_at=2 * STEPS)
+    for _ in range(2):
+        killed(tmp_path / "run", KILLED_BEHIND_VALIDATION)
+    fit(tmp_path / "run")
+    assert numbers(tmp_path / "run") == whole[0]
+
+
 @pytest.mark.full
 def test_a_run_that_was_killed_goes_on(whole, tmp_path):
     """What its loggers had not been given yet is lost; nothing is there twice, and nothing else than it was."""
-    places = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run")]
-    done = subprocess.run(command, env=environment, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL
+    killed(tmp_path / "run", KILLED)
     assert not (tmp_path / "run" / "summary.json").exists()
     fit(tmp_path / "run")
     for found, expected in zip(numbers(tmp_path / "run")[:2], whole[0][:2], strict=True):

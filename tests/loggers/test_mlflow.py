@@ -20,8 +20,8 @@ from learner.loggers.mlflow import key_of
     [
         ({"tracking_uri": "http//localhost:5000"}, "MLflow has the address"),
         ({"tracking_uri": "http://"}, "MLflow has the address"),
-        ({"tracking_uri": "http//me:word@localhost"}, r"MLflow has the address '\*\*\*@localhost'"),
-        ({"tracking_uri": 5}, "tracking_uri of MLflow is 5"),
+        ({"tracking_uri": "http//me:word@localhost"}, r"MLflow has the address '\.\.\.'"),
+        ({"tracking_uri": 5}, "tracking_uri of MLflow is of type int"),
         ({"experiment": ""}, "experiment of MLflow is ''"),
         ({"retries": -1}, "retries is -1"),
     ],

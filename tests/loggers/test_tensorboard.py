@@ -16,6 +16,7 @@ from learner import ClassificationOutput, LearnerBuilder
 from learner.data import ArrayDataset
 from learner.events import MetricInfo, RunFailed
 from learner.loggers import TensorBoard
+from learner.loggers.tfevents import read_records
 from learner.metrics import ConfusionMatrix
 
 
@@ -128,6 +129,47 @@ def test_a_run_goes_on_at_its_step_even_within_a_second(tmp_path):
     assert len(list(place.iterdir())) == 3
     assert scalars(place)["step/train/Loss"] == [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5), (5, 0.25)]
     assert scalars(place)["valid/Loss"] == [(3, 0.5)]
+
+
+def test_what_was_measured_after_the_checkpoint_of_a_step_is_there_once(tmp_path):
+    """The checkpoint of step 3 lies between two splits; the process is killed behind the epoch's validation, twice."""
+    place, picture = tmp_path / "tensorboard", np.zeros((2, 2), np.uint8)
+    known = {"train/Loss": [(1, 3, 2.0)], "valid/Matrix": [(1, 3, "1 0")], "custom/norm": [(1, 3, 5.0)]}
+    before = [
+        steps(1, 4.0, 2.0, 1.0),
+        split("custom", 3, {"norm": 5.0}, at_step=3),
+        split("train", 3, {"Loss": 2.0}),
+        split("valid", 3, {"Matrix": "1 0"}, pictures={"Matrix": lambda: picture}),
+    ]
+    after = [split("valid-b", 3, {"Loss": 0.5, "Matrix": "0 1"}), split("custom", 3, {"norm": 6.0})]
+    played(TensorBoard(every_steps=1), started(tmp_path), *before, *after)
+    for _ in range(2):
+        played(TensorBoard(every_steps=1), started(tmp_path, 3, known), *after, steps(4, 0.5))
+    assert scalars(place) == {
+        "step/train/Loss": [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5)],
+        "step/train/Top-5 Accuracy": [(1, 5.0), (2, 3.0), (3, 2.0), (4, 1.5)],
+        "custom/norm": [(3, 5.0), (3, 6.0)],
+        "train/Loss": [(3, 2.0)],
+        "valid-b/Loss": [(3, 0.5)],
+    }
+    tags = [value.tag for event in read(place) for value in event.summary.value if event.step == 3]
+    others = ["valid/Matrix/text_summary", "valid/Matrix", "valid-b/Matrix/text_summary"]
+    assert [tag for tag in tags if "Matrix" in tag] == others
+
+
+def test_a_record_that_a_kill_has_torn_ends_its_file(tmp_path):
+    place, options = tmp_path / "tensorboard", {"every_steps": 1}
+    played(TensorBoard(**options), started(tmp_path), steps(1, 4.0, 2.0), split("train", 2, {"Loss": 3.0}))
+    (path,) = place.iterdir()
+    whole, content = scalars(place), path.read_bytes()
+    count = len(events_of(path))
+    for torn in (b"\x10", content[:12], content[:20], b"\xff" * 12):
+        path.write_bytes(content + torn)
+        assert len(list(read_records(path))) == count
+    played(TensorBoard(**options), started(tmp_path, 2, {"train/Loss": [(1, 2, 3.0)]}), steps(3, 1.0))
+    path.write_bytes(content)
+    assert scalars(place)["train/Loss"] == whole["train/Loss"]
+    assert scalars(place)["step/train/Loss"] == [*whole["step/train/Loss"], (3, 1.0)]
 
 
 def test_a_run_that_begins_removes_its_own_files_only(tmp_path):

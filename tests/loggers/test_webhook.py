@@ -1,9 +1,12 @@
 """Webhooks, posted to a server of the standard library."""
 
+import contextlib
 import http.server
+import itertools
 import json
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -30,7 +33,7 @@ def server(monkeypatch):
         def do_POST(self):
             content = self.rfile.read(int(self.headers["Content-Length"]))
             made.posts.append((self.path, dict(self.headers), json.loads(content)))
-            self.send_response(made.answers.pop(0) if made.answers else 200)
+            self.send_response(made.answers.pop(0) if made.answers else 200, made.reason)
             if made.points_to:
                 self.send_header("Location", made.points_to)
             self.end_headers()
@@ -44,7 +47,7 @@ def server(monkeypatch):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.posts, made.gets, made.answers, made.points_to = [], [], [], None
+        made.posts, made.gets, made.answers, made.points_to, made.reason = [], [], [], None, None
         made.url = f"http://127.0.0.1:{made.server_port}/hook?key=secret"
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
@@ -206,6 +209,54 @@ def test_headers_that_can_be_sent(server, tmp_path):
     play(Webhook(server.url, headers=headers), begin(tmp_path), ended(3))
     got = {name.lower(): value for name, value in server.posts[0][1].items()}
     assert {name: got[name.lower()] for name in headers} == headers
+
+
+@contextlib.contextmanager
+def endless(pieces):
+    """A server whose answer is these pieces, the last one again and again until somebody hangs up."""
+    hung_up = threading.Event()
+
+    def answer(server):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(2**16)
+                    for piece in itertools.chain(pieces, itertools.repeat(pieces[-1]) if pieces else ()):
+                        connection.sendall(piece)
+                    while connection.recv(2**16):
+                        pass
+                hung_up.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/hook", hung_up
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_an_answer_without_an_end_is_not_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with endless([b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 2**16]) as (url, hung_up):
+        play(Webhook(url), begin(tmp_path), ended(3))
+        assert hung_up.wait(30)
+
+
+@pytest.mark.parametrize("pieces", [[b"HTTP/1.1 100 Continue\r\n\r\n"], []], ids=["goes on and on", "silent"])
+def test_an_answer_that_does_not_begin_is_given_up_in_time(monkeypatch, tmp_path, pieces):
+    """A socket's own timeout would begin anew with each piece. A server without a word is one that hangs."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with endless(pieces) as (url, _), pytest.raises(LearnerError, match="cannot be reached"):
+        play(Webhook(url, timeout=0.2, retries=0), begin(tmp_path), ended(3))
+
+
+def test_a_long_reason_is_cut(server, tmp_path):
+    server.answers, server.reason = [404], "no " * 10_000
+    with pytest.raises(LearnerError, match="answered 404 no no") as refused:
+        play(Webhook(server.url), begin(tmp_path), ended(3))
+    assert len(str(refused.value)) < 200
 
 
 def test_a_server_that_is_not_there(server, tmp_path):

@@ -1,6 +1,7 @@
 """Losses and gradients that are NaN or infinite."""
 
 import math
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,10 @@ from runs import (
 )
 from stopped import some
 
-from learner import LearnerError, NonFiniteError, RegressionOutput
+from learner import LearnerError, NonFiniteError, RegressionOutput, worker
+from learner.events import RunFailed
 from learner.history import read_history
+from learner.loggers import MemoryLogger
 from learner.metrics import GradientNorm
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -245,3 +248,24 @@ def test_update_of_ones_own(tmp_path):
 
 def test_the_error_is_one_of_ours():
     assert issubclass(NonFiniteError, LearnerError)
+
+
+def test_a_step_is_told_once_however_far_the_loop_is(tmp_path, monkeypatch):
+    """Journal and listeners name the step that the error names, and not the one that the loop had come to."""
+    third, read, take_off, calls = threading.Event(), worker._read, worker.Flight.take_off, []
+
+    def taking_off(flight, seconds=None):
+        calls.append(seconds)
+        if len(calls) == 3:  # two steps are under way
+            third.set()
+        return take_off(flight, seconds)
+
+    monkeypatch.setattr(worker.Flight, "take_off", taking_off)
+    monkeypatch.setattr(worker, "_read", lambda made: third.wait(30) and read(made))
+    memory = MemoryLogger()
+    builder = quiet(tmp_path / "run").steps_per_dispatch(1).metric_loggers(memory)
+    with pytest.raises(NonFiniteError, match="the loss of step 1 is not finite"):
+        build_line(builder).fit(Poisoned(1))
+    (failed,) = memory.of(RunFailed)
+    line = journal_of(tmp_path / "run")[-1]
+    assert (failed.epoch, failed.step) == (line["epoch"], line["step"]) == (1, 1)

@@ -1,0 +1,251 @@
+"""Secrets that loggers are given: where a run leaves them, and where it does not."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from learner import LearnerError
+from learner.cli.config import Config
+from learner.loggers import Webhook
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+SECRETS = {name: f"sEcReT-{name}-a1b2c3" for name in ("PATH_PART", "QUERY", "HEADER", "TOKEN", "NESTED")}
+LOGGERS = """
+from learner.events import Listener, RunEnded, RunStarted
+from learner.loggers import MetricLogger
+
+
+class Told(MetricLogger):
+    def __init__(self, token: str, options: dict[str, str] | None = None, fails: bool = True, every: int = 1):
+        self.secrets = (token, *(options or {}).values())
+        self.given, self.fails = (token, options), fails
+
+    def on_event(self, event):
+        if isinstance(event, RunStarted):
+            with open("told.txt", "a") as file:
+                file.write("started\\n" if self.given == GIVEN else f"started with {self.given}\\n")
+        if isinstance(event, RunEnded) and self.fails:
+            raise ValueError(f"the server does not like {self.given}")
+"""
+
+
+def watching(values):
+    """Loggers that are given each of the values."""
+    url = f"http://127.0.0.1:9/{values['PATH_PART']}?key={values['QUERY']}"
+    headers = {"Authorization": f"Bearer {values['HEADER']}"}
+    webhook = {"url": url, "headers": headers, "retries": 0}
+    told = {"token": values["TOKEN"], "options": {"user": values["NESTED"]}}
+    return [
+        {"class_path": "Webhook", "init_args": webhook},
+        {"class_path": "mylogger.Told", "init_args": told},
+        "JsonLines",
+    ]
+
+
+@pytest.fixture
+def config(workplace, line_config, monkeypatch):
+    """Writes a config with loggers, and gives the name of its file."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    given = SECRETS["TOKEN"], {"user": SECRETS["NESTED"]}
+    (workplace / "mylogger.py").write_text(f"{LOGGERS}\n\nGIVEN = {given!r}\n")
+
+    def write(loggers):
+        Path("line.yaml").write_text(yaml.safe_dump({**line_config, "metric_loggers": loggers}))
+        return "line.yaml"
+
+    return write
+
+
+def leaks(*places):
+    """The secrets in what lies below some directories, and in their names."""
+    found = set()
+    for path in (path for place in places for path in Path(place).rglob("*")):
+        content = str(path).encode() + (path.read_bytes() if path.is_file() else b"")
+        found |= {(str(path), name) for name, secret in SECRETS.items() if secret.encode() in content}
+    return found
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def everything(learner, config):
+    """Trains, looks at the run in all ways, and resumes it; gives what was printed."""
+    printed = []
+    commands = (
+        ("fit", config),
+        ("report", "run", "-o", "out/report.html"),
+        ("compare", "run", "--all", "--json"),
+        ("compare", "run", "--all"),
+        ("summary", "run"),
+        ("evaluate", "run"),
+        ("export", "run", "-o", "out/weights.safetensors"),
+        ("resume", "run", "--num_epochs=3"),
+    )
+    os.mkdir("out")
+    for words in commands:
+        code, out, err = learner(*words)
+        assert code == 0, (words, err)
+        printed += [out, err]
+    return "\n".join(printed)
+
+
+def test_secrets_stand_in_the_config_alone_which_is_the_users(learner, config):
+    """Two loggers fail, whose errors quote what they were given."""
+    printed = everything(learner, config(watching(SECRETS)))
+    assert {name for name, secret in SECRETS.items() if secret in printed} == set()
+    assert leaks("run", "out") == {("run/config.yaml", name) for name in SECRETS}
+    assert mode("run/config.yaml") == 0o600
+    assert printed.count("Told failed and is detached; training goes on: ValueError(") == 2
+    assert "the server does not like ('***', {'user': '***'})" in printed
+    assert "Webhook failed and is detached; training goes on: RefusedError('http://127.0.0.1:9 cannot be" in printed
+    assert Path("told.txt").read_text() == "started\n" * 2  # the resumed run had them, too
+    assert "class_path: mylogger.Told" in Path("run/config.yaml").read_text()
+
+
+def test_names_of_environment_variables_stand_for_secrets(learner, config, monkeypatch):
+    """They are resolved when the loggers are made, and what is saved has the names."""
+    umask = os.umask(0o022)
+    try:
+        for name, secret in SECRETS.items():
+            monkeypatch.setenv(f"MY_{name}", secret)
+        printed = everything(learner, config(watching({name: f"${{env:MY_{name}}}" for name in SECRETS})))
+        assert {name for name, secret in SECRETS.items() if secret in printed} == set()
+        assert leaks("run", "out") == set()
+        assert mode("run/config.yaml") == 0o644
+    finally:
+        os.umask(umask)
+    assert Path("told.txt").read_text() == "started\n" * 2
+    assert "token: ${env:MY_TOKEN}" in Path("run/config.yaml").read_text()
+
+
+def test_variables_that_are_not_set_are_one_error(learner, config, monkeypatch):
+    monkeypatch.setenv("MY_QUERY", SECRETS["QUERY"])
+    code, out, err = learner("fit", config(watching({name: f"${{env:MY_{name}}}" for name in SECRETS})))
+    assert (code, out) == (2, "")
+    missing = [name for name in SECRETS if name != "QUERY"]
+    assert all(f"needs the environment variable MY_{name}: it is not set" in err for name in missing)
+    assert "MY_QUERY" not in err
+    assert not os.path.exists("run")
+
+
+@pytest.mark.full
+def test_a_mended_config_says_that_loggers_have_lost_their_arguments(learner, config):
+    given = [{"class_path": "mylogger.Told", "init_args": {"token": SECRETS["TOKEN"], "fails": False}}, "JsonLines"]
+    assert learner("fit", config(given))[0] == 0
+    text = Path("run/config.yaml").read_text()
+    os.truncate("run/config.yaml", text.index("lr:"))
+    code, _, err = learner("resume", "run", "--num_epochs=3")
+    assert code == 2
+    assert "run/config.yaml was cut off; it is mended from the checkpoint" in err
+    assert "which keeps no arguments of metric_loggers: give them again" in err
+    assert "'token'" in err
+    mended = Path("run/config.yaml").read_text()
+    assert text.startswith(mended[: mended.index("metric_loggers:")])
+    assert yaml.safe_load(mended)["metric_loggers"] == ["mylogger.Told", "JsonLines"]
+
+
+TOKEN = SECRETS["TOKEN"]
+
+
+@pytest.mark.parametrize(
+    "loggers",
+    [
+        [{"class_path": "Webhook", "init_args": {"url": f"http://a.org/{TOKEN}", "urll": TOKEN}}],
+        [{"class_path": "Webhook", "init_args": {"url": f"http://a.org/{TOKEN}", "retries": {"no": TOKEN}}}],
+        [{"class_path": "Webhook", "init_args": {"url": "http://a.org", "headers": f"Bearer {TOKEN}"}}],
+        [{"class_path": "Webhook", "init_args": {"url": "http://a.org", "headers": [{"A": TOKEN}]}}],
+        [{"class_path": "Webhook", "init_args": {"url": "http://a.org", "headers": {"A": 5, "B": TOKEN}}}],
+        [{"class_path": "Webhook", "init_args": {"url": TOKEN}}],
+        [{"class_path": "Webhook", "init_args": {"url": [TOKEN]}}],
+        [{"class_path": "Webhook", "init_args": f"http://a.org/{TOKEN}"}],
+        [{"class_path": "Webhook", "url": f"http://a.org/{TOKEN}"}],
+        [{"url": f"http://a.org/{TOKEN}"}],
+        [f"http://a.org/{TOKEN}"],
+        f"http://a.org/{TOKEN}",
+        {"url": f"http://a.org/{TOKEN}"},
+        [{"class_path": "mylogger.Told", "init_args": {"token": TOKEN, "every": "often"}}],
+        [{"class_path": "mylogger.Told", "init_args": {"token": TOKEN, "options": {"a": [TOKEN]}}}],
+        [{"class_path": "mylogger.Told", "init_args": {"token": 5, "options": {"a": TOKEN}}}],
+        [{"class_path": "mylogger.Gone", "init_args": {"token": TOKEN}}],
+        [{"class_path": "MLflow", "init_args": {"tracking_uri": f"http//me:{TOKEN}@a.org", "retries": -1}}],
+        [{"class_path": "Csv", "init_args": {"path": TOKEN, "every_steps": TOKEN}}],
+    ],
+    ids=str,
+)
+def test_errors_about_loggers_show_nothing_of_what_they_were_given(learner, config, loggers):
+    code, out, err = learner("fit", config(loggers))
+    assert (code, out) == (2, "")
+    assert TOKEN not in err
+    assert "logger" in err.lower() or "webhook" in err or "MLflow" in err
+
+
+def test_a_file_that_is_no_yaml_shows_no_line_of_it(learner, config):
+    text = Path(config([])).read_text()
+    Path("line.yaml").write_text(f"{text}\nrenderer: {{a: Bearer: {TOKEN}\n")
+    code, _, err = learner("fit", "line.yaml")
+    assert code == 2
+    assert TOKEN not in err
+    assert "line.yaml is not YAML: " in err
+
+
+@pytest.mark.parametrize(
+    ("loggers", "private"),
+    [
+        (["JsonLines"], False),
+        ([{"class_path": "TensorBoard", "init_args": {"every_steps": 5}}], False),
+        ([{"class_path": "Csv", "init_args": {"path": None}}], False),
+        ([{"class_path": "Csv", "init_args": {"path": "a.csv"}}], True),
+        ([{"class_path": "Webhook", "init_args": {"url": "${env:HOOK}"}}], False),
+        ([{"class_path": "Webhook", "init_args": {"url": "${env:HOOK}", "headers": {"A": "Bearer ${env:B}"}}}], False),
+        ([{"class_path": "Webhook", "init_args": {"url": "${env:HOOK}", "headers": {"A": "b"}}}], True),
+        ([{"class_path": "MLflow", "init_args": {"experiment": "learner"}}], False),  # as it is by default
+    ],
+    ids=str,
+)
+def test_a_config_is_private_where_a_logger_has_a_text_of_its_own(importable, line_config, loggers, private):
+    config = Config(line_config | {"metric_loggers": loggers})
+    assert config.is_private == private
+    again = Config(yaml.safe_load(config.text()))  # as `learner resume` reads it: with all defaults
+    assert again.is_private == private
+    assert yaml.safe_load(config.kept_text())["metric_loggers"] == [
+        each if isinstance(each, str) else each["class_path"] for each in loggers
+    ]
+    shared = config.kept_text().partition("metric_loggers:")[0]
+    assert config.text().startswith(shared)
+
+
+def test_a_config_without_loggers_is_kept_as_it_is(importable, line_config):
+    config = Config(line_config)
+    assert (config.kept_text(), config.is_private) == (config.text(), False)
+
+
+def test_values_of_other_objects_are_resolved_too(importable, line_config, monkeypatch):
+    Path("data.txt").touch()
+    monkeypatch.setenv("MY_DATA", str(Path.cwd()))
+    train = {"dataset": {"class_path": "mylogger.read", "init_args": {"path": "${env:MY_DATA}/data.txt"}}}
+    Path("mylogger.py").write_text(
+        "import mymodule, pathlib\n\ndef read(path: str):\n    assert pathlib.Path(path).exists()\n"
+        "    return mymodule.rows()\n"
+    )
+    config = Config(line_config | {"train": {**line_config["train"], **train}})
+    assert config.learner().fit().stopped_by == "num_epochs"
+    assert "${env:MY_DATA}/data.txt" in Path("run/config.yaml").read_text()
+
+
+def test_python_takes_the_same_names(monkeypatch):
+    monkeypatch.setenv("MY_HOOK", f"https://a.org/{TOKEN}")
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
+    webhook = Webhook("${env:MY_HOOK}", headers={"Authorization": "Bearer ${env:MY_TOKEN}"})
+    assert webhook._url == f"https://a.org/{TOKEN}"
+    assert webhook._headers["Authorization"] == f"Bearer {TOKEN}"
+    monkeypatch.delenv("MY_HOOK")
+    monkeypatch.delenv("MY_TOKEN")
+    with pytest.raises(LearnerError, match="variable MY_HOOK: it is not set"):
+        Webhook("${env:MY_HOOK}")
+    with pytest.raises(LearnerError, match="variable MY_TOKEN: it is not set"):
+        Webhook("https://a.org", headers={"Authorization": "Bearer ${env:MY_TOKEN}"})

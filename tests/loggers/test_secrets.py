@@ -1,0 +1,70 @@
+"""Secrets by the names of environment variables, and what of them is masked."""
+
+from pathlib import Path
+
+import pytest
+from runs import batches, build_line, quiet
+
+import learner.session
+from learner.errors import LearnerError
+from learner.loggers import Csv, JsonLines, MLflow, TensorBoard, WandB
+from learner.loggers.secrets import parts_of, resolve
+
+
+def test_texts_are_resolved_wherever_they_stand(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "a1b2 ${env:OTHER} $x")
+    given = {"a": ["${env:MY_TOKEN}", ("x${env:MY_TOKEN}y", 5)], "b": None, "p": Path("d/${env:MY_TOKEN}")}
+    token = "a1b2 ${env:OTHER} $x"  # once: what a variable holds is taken as it is
+    assert resolve(given) == {"a": [token, (f"x{token}y", 5)], "b": None, "p": Path("d", token)}
+    assert given["a"][0] == "${env:MY_TOKEN}"
+    other = object()
+    assert resolve(other) is other
+
+
+@pytest.mark.parametrize("text", ["$HOME", "${HOME}", "${env:", "env:HOME", "{env:HOME}", ""])
+def test_other_texts_stay(text):
+    assert resolve(text) == text
+
+
+def test_all_variables_that_are_missing_are_named_at_once(monkeypatch):
+    monkeypatch.delenv("NO_A", raising=False)
+    with pytest.raises(LearnerError) as error:
+        resolve({"a": "${env:NO_A}", "b": ["${env:NO_B} ${env:HOME}"], "c": "${env:}", "d": "${env:no-name}"})
+    assert error.value.problems is not None
+    assert [problem.partition(":")[0] for problem in map(str, error.value.problems)] == ["${env"] * 4
+    for name in ("NO_A: it is not set", "NO_B: it is not set", "${env:} names no", "${env:no-name} names no"):
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["http://[broken/secret", "secret", ""])
+def test_what_is_no_address_is_secret_as_a_whole(text):
+    assert parts_of(text, None, 5) == ((text,) if text else ())
+
+
+@pytest.mark.parametrize(
+    ("make", "attribute"),
+    [
+        (lambda text: JsonLines(text), "_path"),
+        (lambda text: Csv(text), "_path"),
+        (lambda text: TensorBoard(text), "_directory"),
+        (lambda text: MLflow(text), "_uri"),
+        (lambda text: WandB(text), "_project"),
+    ],
+    ids=["JsonLines", "Csv", "TensorBoard", "MLflow", "WandB"],
+)
+def test_each_logger_takes_names(monkeypatch, make, attribute):
+    monkeypatch.setenv("MY_PLACE", "place")
+    assert getattr(make("a${env:MY_PLACE}"), attribute) == "aplace"
+
+
+@pytest.mark.full
+def test_an_error_of_mlflow_shows_nothing_of_its_address(monkeypatch, tmp_path, capfd):
+    """Nobody listens there."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(learner.session, "WAIT_FOR_LISTENERS", 120.0)  # it is imported in its own thread
+    mlflow = MLflow("http://someone:sEcReT-word@127.0.0.1:9/sEcReT-path?key=sEcReT-key", retries=0)
+    build_line(quiet(tmp_path / "run").metric_loggers(mlflow)).fit(batches())
+    assert "MLflow failed and is detached" in (tmp_path / "run" / "experiment.log").read_text()
+    for path in (path for path in (tmp_path / "run").rglob("*") if path.is_file()):
+        assert b"sEcReT" not in path.read_bytes()
+    assert "sEcReT" not in "".join(capfd.readouterr())

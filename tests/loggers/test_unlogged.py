@@ -1,0 +1,125 @@
+"""Runs whose metrics go to loggers only: `metric_loggers(only=[...])`."""
+
+import csv
+import json
+
+import pytest
+from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, valid_data
+from stopped import some
+
+from learner import Interrupter, LearnerError
+from learner.history import read_history
+from learner.loggers import Csv, JsonLines, MemoryLogger
+from learner.plots import Plot
+from learner.runs import each_run
+from learner.runs.curves import curves
+from learner.runs.pictures import picture
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def fit(directory, *, only=True, stops_at=None, epochs=3):
+    """A run that goes on if it was begun, with each step in `metrics.jsonl`."""
+    interrupter = Interrupter()
+
+    def hook(info, model):
+        if info.step == stops_at:
+            interrupter.stop("enough")
+
+    builder = quiet(directory, saves=True).with_file_checkpointer(every_steps=4).valid_every(5).every(1, hook)
+    loggers = [JsonLines(every_steps=1)]
+    builder.metric_loggers(only=loggers) if only else builder.metric_loggers(*loggers)
+    return build_line(builder.num_epochs(epochs).interrupter(interrupter).resume()).fit(batches(), valid_data())
+
+
+def told(directory):
+    """What the JSON lines have: `(kind, split, step, values)`."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [(x["event"], x["split"], x["step"], x["values"]) for x in lines if x["event"] in ("step", "split")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same run with its own files."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    return fit(directory, only=False), directory
+
+
+def test_loggers_replace_the_metric_files_and_nothing_else(whole, tmp_path):
+    result, directory = fit(tmp_path / "run"), tmp_path / "run"
+    assert (result.history, read_history(directory)) == (whole[0].history, whole[0].history)
+    assert logs_of(directory) == {}
+    assert not (directory / "train").exists()
+    assert told(directory) == told(whole[1])
+    assert result.summary["metrics"] == whole[0].summary["metrics"]
+    assert (directory / "summary.json").exists()
+    assert "values of single steps go to loggers only" in (directory / "experiment.log").read_text()
+
+
+@pytest.mark.parametrize("step", some([5, STEPS, 9], {9}))
+def test_such_a_run_resumes(whole, tmp_path, step):
+    """Inside an epoch, where a validation was due, and at its end."""
+    fit(tmp_path / "run", stops_at=step)
+    result = fit(tmp_path / "run")
+    assert result.history == whole[0].history
+    assert told(tmp_path / "run") == told(whole[1])
+
+
+@pytest.mark.parametrize("first", some(["files first", "loggers first"], {"files first"}))
+def test_a_run_may_change_between_both(whole, tmp_path, first):
+    """What is there stays, up to where the run goes on; no file of an earlier epoch is touched."""
+    files = first == "files first"
+    fit(tmp_path / "run", only=not files, stops_at=9)
+    before = logs_of(tmp_path / "run")
+    fit(tmp_path / "run", only=files, stops_at=15)
+    between = logs_of(tmp_path / "run")
+    result = fit(tmp_path / "run", only=not files)
+    assert result.history == whole[0].history
+    expected, found = logs_of(whole[1]), logs_of(tmp_path / "run")
+    if files:
+        assert between == before
+        assert {path: expected[path] for path in before if "epoch-1/" in path}.items() <= found.items()
+        assert [path for path in found if "epoch-3/" in path] == [path for path in expected if "epoch-3/" in path]
+    else:
+        assert (before, found) == ({}, between)
+        assert {path.split("/")[1] for path in between} == {"epoch-2", "epoch-3"}
+
+
+def test_reports_and_plots_do_without_single_steps(tmp_path):
+    fit(tmp_path / "run")
+    runs = list(each_run([tmp_path / "run"]))
+    for metric in curves(runs):
+        assert {curve["each"] for curve in metric["curves"]} == {False}
+    assert isinstance(picture(runs, "train/Loss"), Plot)
+    with pytest.raises(LearnerError, match="has no metric files, so there are no values of single steps"):
+        picture(runs, "train/Loss", steps=True)
+
+
+def test_no_logger_at_all(tmp_path):
+    build_line(quiet(tmp_path / "run").metric_loggers(only=[])).fit(batches())
+    assert logs_of(tmp_path / "run") == {}
+    assert [line["event"] for line in journal_of(tmp_path / "run")] == ["start", "epoch", "end"]
+
+
+def test_loggers_of_both_kinds(tmp_path):
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path / "run").metric_loggers(memory, only=[Csv()])).fit(batches())
+    assert len(memory.steps["train/Loss"]) == STEPS
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        assert [row["kind"] for row in csv.DictReader(file)] == ["split"]
+    assert logs_of(tmp_path / "run") == {}
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        (JsonLines(), r"got only=JsonLines; it needs a list of loggers"),
+        ("JsonLines", r"got only=str; it needs a list of loggers"),
+        (True, r"got only=bool; it needs a list of loggers"),
+        ([True], "a metric logger is a bool"),
+    ],
+    ids=["logger", "text", "bool", "list"],
+)
+def test_what_is_no_list_of_loggers_is_refused(tmp_path, only, message):
+    with pytest.raises(LearnerError, match=message):
+        quiet(tmp_path / "run").metric_loggers(only=only)
