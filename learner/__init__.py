@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.fit import Learner
     from learner.history import History
     from learner.hosts import connect
-    from learner.loading import LoadedCheckpoint, load_checkpoint
+    from learner.loading import LoadedCheckpoint, SchedulerRecord, load_checkpoint, load_optimizer, load_scheduler
     from learner.rate_range import RangeTest
     from learner.records import load_model, save_model
     from learner.result import LearningResult
@@ -81,6 +81,7 @@ __all__ = [
     "ReduceOnPlateau",
     "RegressionOutput",
     "RunWriter",
+    "SchedulerRecord",
     "SegmentationOutput",
     "SequenceOutput",
     "TrainOutput",
@@ -91,6 +92,8 @@ __all__ = [
     "eval_mode",
     "load_checkpoint",
     "load_model",
+    "load_optimizer",
+    "load_scheduler",
     "parameters",
     "save_model",
     "take",
@@ -126,6 +129,7 @@ _PLACES = {
     "ReduceOnPlateau": "learner.schedules",
     "RegressionOutput": "learner.steps.outputs",
     "RunWriter": "learner.run_writer",
+    "SchedulerRecord": "learner.loading",
     "SegmentationOutput": "learner.steps.outputs",
     "SequenceOutput": "learner.steps.outputs",
     "TrainOutput": "learner.steps.outputs",
@@ -136,6 +140,8 @@ _PLACES = {
     "eval_mode": "learner.steps.parts",
     "load_checkpoint": "learner.loading",
     "load_model": "learner.records",
+    "load_optimizer": "learner.loading",
+    "load_scheduler": "learner.loading",
     "parameters": "learner.steps.parts",
     "save_model": "learner.records",
     "take": "learner.steps.parts",

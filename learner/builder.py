@@ -314,7 +314,7 @@ class LearnerBuilder:
 
     def with_file_checkpointer(
         self,
-        keep_last: int | None = 2,
+        keep_last: int | Recorder | None = 2,
         keep_best: int = 1,
         keep_every: int | None = None,
         monitor: str | None = None,
@@ -324,15 +324,23 @@ class LearnerBuilder:
         every_seconds: float | None = None,
         record: Recorder | None = None,
         directory: str | None = None,
+        record_items: Sequence[str] = ("model",),
     ) -> Self:
         """Saves at epoch ends, or whenever is said, and keeps the newest, the best, and some for good. When a
         checkpoint is made changes no bit of the training. `with_file_checkpointer(None)` turns saving off.
 
         Without it a run saves at its end, and at the first epoch end after each minute, keeping the last and the best.
 
+        The best epoch is kept even if no save is due when it ends: a copy of the state waits in memory (on an
+        accelerator in the memory of the host) until the next save, the end of the run, or its failure. The same holds
+        for a validation inside an epoch. `kill -9` loses the copy; the epochs since the newest checkpoint are trained
+        again then.
+
         Args:
-          keep_last: how many of the newest are kept.
-          keep_best: how many of the best by `monitor` are kept besides.
+          keep_last: how many of the newest are kept. A recorder in its place is `record`:
+            `with_file_checkpointer(CompactRecorder())`.
+          keep_best: how many of the best by `monitor` are kept besides. With 0 no copy waits, and the best is the best
+            of those that are saved.
           keep_every: every how many epochs one is kept for good.
           monitor: a metric by key; default: `valid/Loss`, or `train/Loss` where there is no validation.
           mode: `"min"` or `"max"`; default: the metric's own direction.
@@ -343,15 +351,25 @@ class LearnerBuilder:
             beside it, `model-<epoch>.mpk.gz` (`model-step-<step>.mpk.gz` inside of an epoch), for `load_model`. The
             file stays as long as its checkpoint does.
           directory: any path that Orbax takes; default: `checkpoint/` in the run's directory.
+          record_items: what `record` writes: `"model"`, and in full precision `"optim"` (`optim-<epoch>.mpk.gz`, for
+            `load_optimizer`) and `"scheduler"` (`scheduler-<epoch>.mpk.gz`, for `load_scheduler`).
         """
-        if keep_last is None:
+        newest = 2 if isinstance(keep_last, Recorder) else keep_last
+        if isinstance(keep_last, Recorder):
+            if record is not None:
+                raise LearnerError(
+                    f"with_file_checkpointer got two recorders, {keep_last!r} and record={record!r}; give one"
+                )
+            record = keep_last
+        items: Any = record_items if isinstance(record_items, list | tuple) else [record_items]
+        if newest is None:
             self._options.checkpoints = None
         else:
             place = None if directory is None else str(directory)
             if every_epochs is None and every_steps is None and every_seconds is None:
                 every_epochs = 1
             self._options.checkpoints = CheckpointOptions(
-                keep_last,
+                newest,
                 keep_best,
                 keep_every,
                 monitor,
@@ -360,6 +378,7 @@ class LearnerBuilder:
                 every_steps=every_steps,
                 every_seconds=every_seconds,
                 record=record,
+                record_items=tuple(items),
                 directory=place,
             )
         return self

@@ -448,21 +448,34 @@ class Learner:
         return self._step.family.rebuild(evaluated(state.params, state.opt_state), state.model_state)
 
     def _best_model(self) -> Any:
+        """Read the model of the best checkpoint that is not damaged.
+
+        Raises:
+          LearnerError: the run saved nothing, or none of its checkpoints can be read.
+        """
         if self._options.checkpoints is None:
-            return None
+            raise LearnerError(
+                "the run kept no best model: with_file_checkpointer(None) turns saving off. Leave it out, or use "
+                "result.model, the model after the last step"
+            )
         store = open_store(self._options)
+        damaged = []
         try:
             state = self._shapes()
             needed = ("model", "optim") if evaluates_others(named_leaves(state.opt_state)) else ("model",)
             for entry in store.ranked():
-                with contextlib.suppress(DamagedError):
+                try:
                     items = store.restore(
                         entry.step, {name: x for name, x in to_items(state).items() if name in needed}
                     )
+                except DamagedError as error:
+                    damaged.append(str(error))
+                else:
                     return self._rebuild(from_items(items, state))
-            return None
         finally:
             store.close()
+        why = "; ".join(damaged) or f"there is no checkpoint in {store.path(0).parent}"
+        raise LearnerError(f"the best model cannot be read: {why}. result.model is the model after the last step")
 
     # -- without training ----------------------------------------------------------------------------------------------
 

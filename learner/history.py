@@ -73,6 +73,12 @@ class History(Mapping[str, list[float | str]]):
         points = self._points.get(key)
         return Point._make(points[-1]) if points else None
 
+    def copy(self) -> "History":
+        """Return a history of its own with the same values."""
+        history = History()
+        history._points = {key: points.copy() for key, points in self._points.items()}
+        return history
+
     def to_json(self) -> dict[str, Any]:
         """The history as plain lists, for `json`."""
         return {key: [list(map(encode, point)) for point in points] for key, points in self._points.items()}

@@ -30,6 +30,7 @@ from learner.optimizers.base import Match
 from learner.optimizers.freezing import trained_of
 from learner.optimizers.lengths import untold
 from learner.options import Options
+from learner.records import load_model
 from learner.steps.evaluated import evaluated_leaves, evaluates_others
 from learner.steps.model import Family, Linen, family_of, is_instance_of
 from learner.steps.optimizer import check_optimizer, init_optimizer
@@ -125,8 +126,7 @@ def load_checkpoint(
     what = f"the checkpoint {store.path(entry.step)}"
     rebuilt = optimizer_state = None
     if model is not None:
-        several = [freeze] if isinstance(freeze, str | re.Pattern) or callable(freeze) else list(freeze)
-        family = family_of(made(model), trained_of(trainable, several) if several else trainable, shared=True)
+        family = _family(model, trainable, freeze)
         blank = _blank(family, optimizer)
         found = _Match(items["model"], blank, family.kind)
         stored = items["optim"]["opt_state"] if optimizer is not None else {}
@@ -151,6 +151,64 @@ def load_checkpoint(
         model=rebuilt,
         optimizer_state=optimizer_state,
     )
+
+
+def load_optimizer(
+    path: str | Path, model: Any, optimizer: Any, *, trainable: Any = None, freeze: Match | Sequence[Match] = ()
+) -> PyTree:
+    """Return the state of an optimizer, in its own structure, from a file that a run wrote with
+    `with_file_checkpointer(record=..., record_items=("model", "optim"))`.
+
+    Args:
+      path: such as `runs/digits/checkpoint/optim-3.mpk.gz`.
+      model: what `build` was given: an object, or a function that makes one. It is not changed.
+      optimizer: a function of the learning rate as for `build`.
+      trainable: as for `build`; the optimizer's state depends on it.
+      freeze: as for the builder, one or several; the optimizer's state depends on it.
+
+    Raises:
+      LearnerError: there is no such file, it is damaged, or of another optimizer or model; then all paths that differ
+        are named.
+    """
+    return load_model(path, _blank(_family(model, trainable, freeze), optimizer).opt_state)
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerRecord:
+    """Where the learning rate of a checkpoint stood.
+
+    Attributes:
+      step: optimizer steps that were made.
+      lr_scale: the rate of a step is `schedule(step) * lr_scale`; without a schedule it is the rate.
+    """
+
+    step: int
+    lr_scale: float
+
+
+def load_scheduler(path: str | Path) -> SchedulerRecord:
+    """Read a file that `with_file_checkpointer(record=..., record_items=("model", "scheduler"))` wrote.
+
+    Args:
+      path: such as `runs/digits/checkpoint/scheduler-3.mpk.gz`.
+
+    Raises:
+      LearnerError: there is no such file, it is damaged, or no scheduler's.
+
+    >>> import os, tempfile
+    >>> from learner import save_model
+    >>> path = os.path.join(tempfile.mkdtemp(), "scheduler-1.mpk")
+    >>> _ = save_model(path, {"step": jnp.int32(45), "lr_scale": jnp.float32(0.5)})
+    >>> load_scheduler(path)
+    SchedulerRecord(step=45, lr_scale=0.5)
+    """
+    record = load_model(path, {"step": np.int32(0), "lr_scale": np.float32(0)})
+    return SchedulerRecord(int(record["step"]), float(record["lr_scale"]))
+
+
+def _family(model: Any, trainable: Any, freeze: Match | Sequence[Match]) -> Family:
+    several = [freeze] if isinstance(freeze, str | re.Pattern) or callable(freeze) else list(freeze)
+    return family_of(made(model), trained_of(trainable, several) if several else trainable, shared=True)
 
 
 def _advice(optimizer: Any) -> str:

@@ -34,8 +34,11 @@ class LearningResult:
 
     @cached_property
     def best_model(self) -> Any:
-        """The model of the best checkpoint by its monitor, in eval mode; `None` for a run that saved none. Read when
-        asked for, of several processes by all of them.
+        """The model of the best epoch, in eval mode: the one with the best value of the monitored metric, `valid/Loss`
+        by default. Read from its checkpoint at the first access; in a run of several processes by all of them.
+
+        Raises:
+          LearnerError: the run saved nothing (`with_file_checkpointer(None)`), or its checkpoints are gone or damaged.
         """
         return self._load_best()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import logging
 import platform as host
@@ -15,6 +16,7 @@ import numpy as np
 from learner.agreement import Agreement
 from learner.check import Tracing
 from learner.checkpoint import CheckpointStore, Saver
+from learner.checkpoint.best import BestSnapshot, Snapshot
 from learner.checkpoint.store import FORMAT
 from learner.data.feed import Dispatch, Feeder
 from learner.errors import LearnerError, NonFiniteError
@@ -25,6 +27,7 @@ from learner.loggers.files import NoFiles, RunFiles
 from learner.memory import CHECKPOINT, RoomFor
 from learner.options import Options
 from learner.profiler import Profiler
+from learner.records import Recorder
 from learner.runner import Runner, Tally
 from learner.schedules import ReduceOnPlateau
 from learner.spent import Spent
@@ -35,6 +38,8 @@ from learner.worker import Abandoned, Call, Closed, EpochClosed, Halt, Made, Pac
 
 LONGEST_SHOWN = 500  # characters of what a hook returned
 MANY_BATCHES = 1000  # of a validation of unknown length
+NAMES = {"model": "model", "optim": "optimizer's state", "scheduler": "scheduler's state"}
+IN_PLACE = ("cpu",)  # platforms whose memory is that of the host: a copy need not move to wait there
 
 
 @dataclasses.dataclass
@@ -119,6 +124,7 @@ class Run:
     each_data: bool = False  # whether every process has data of its own
     store: CheckpointStore | None = None
     saver: Saver | None = None
+    best: BestSnapshot | None = None  # None: only checkpoints that are due can be the best
     profiler: Profiler | None = None
     skipped_before: bool = False  # whether a step was, as it was not finite
     asked_at: dict[int, float] = dataclasses.field(default_factory=dict)  # when saves were asked for, by step
@@ -400,6 +406,8 @@ class Run:
     def _nonfinite(self, text: str, halted: Halt) -> NonFiniteError:
         policy, saved = self.options.on_nonfinite, None
         if self.store is not None and self.saver is not None:
+            self.write_best()
+            self.worker.wait()
             self.saver.close()  # one that was made before may still be under way
             saved = self.store.entries[-1] if self.store.entries else None
         before = f", as were those of the {policy.in_a_row - 1} steps before" if policy.policy == "skip" else ""
@@ -471,7 +479,8 @@ class Run:
         """Whether what is left of the time limit is needed to save and to end."""
         if self.time_limit is None:
             return False
-        kept_back = max(2 * self.longest_save, min(30.0, self.time_limit / 20))
+        saves = 3 if self.best is not None and self.best.waits() else 2
+        kept_back = max(saves * self.longest_save, min(30.0, self.time_limit / 20))
         return time.monotonic() - self.began >= self.time_limit - kept_back
 
     def finish(self, reason: str) -> str:
@@ -519,6 +528,13 @@ class Run:
         since = time.monotonic() - self.saved_at if self.agreement is None else self.agreement.since
         if options is not None and (asked or options.due(ended, p.step, since)):
             self.save(ended)
+        elif self.best is not None and (ended is not None or self._monitored_now()):
+            self._copy_for_best(self.best, ended)
+
+    def _monitored_now(self) -> bool:
+        """Return True after a validation inside an epoch that measured the monitored metric."""
+        measured = self.monitor.partition("/")[0] in self.valid_feeders
+        return measured and self.validated_step == self.position.step
 
     def save(self, ends_epoch: int | None, at_stop: bool = False, at_end: bool = False) -> None:
         """Copies the state, and leaves the rest of the save to the worker and the saver.
@@ -528,22 +544,81 @@ class Run:
           at_stop: whether it is made because the run is stopped here, rather than because one was due.
           at_end: the same of a run that has come to its end.
         """
+        copied = self._copied(ends_epoch=ends_epoch, at_stop=at_stop, at_end=at_end)
+        if self.agreement is not None:
+            self.agreement.since = 0.0
+        self.last_saved = p = copied[2]
+        self.saved_at = self.asked_at[p.step] = time.monotonic()
+        self.worker.put(Call(lambda: self._complete_save(*copied)))
+
+    def _copy_for_best(self, best: BestSnapshot, ends_epoch: int | None) -> None:
+        """Copy the state, and let the worker keep it if it is the best so far.
+
+        The copy does not wait for the device. It waits for the worker where that has earlier copies to decide about,
+        so that memory holds only so many of them.
+        """
+
+        def check() -> None:
+            self.worker.check()
+            self.hosts.heed()
+
+        with self.spent.saving():
+            best.reserve(check)
+        # `at_end`: it counts as one of the best only, and never as one of the newest.
+        copied = [self._copied(ends_epoch=ends_epoch, at_stop=False, at_end=True)]
+        # Popped, as the worker holds its last items until the next ones come, and the copy need not live as long.
+        self.worker.put(Call(lambda: self._keep_if_best(best, *copied.pop())))
+
+    def _keep_if_best(
+        self, best: BestSnapshot, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]
+    ) -> None:
+        """On the worker's thread, in order: the history has the value of the position."""
+        try:
+            if best.improves(self._score(p.step)):
+                snapshot = self._snapshot(state, metrics, p, known)
+                if snapshot is not None:
+                    in_place = self.runner.strategy.platform in IN_PLACE
+                    with RoomFor(CHECKPOINT):
+                        best.keep(snapshot if in_place else snapshot.to_host())
+        finally:
+            best.release()
+
+    def write_best(self) -> None:
+        """Hand the best snapshot to the saver, unless it is written already; in order with what was put before."""
+        self.worker.put(Call(self.submit_best))
+
+    def finish_best(self) -> None:
+        """Wait until the best snapshot is on the disk: a run that fails writes nothing else."""
+        self.write_best()
+        self.worker.wait()
+        if self.saver is not None:
+            self.saver.wait()
+
+    def submit_best(self) -> None:
+        """Do so now: on the worker's thread, or when that has ended."""
+        if self.best is not None and (snapshot := self.best.take()) is not None:
+            self._submit(snapshot)
+
+    def _submit(self, snapshot: Snapshot) -> None:
+        assert self.saver is not None
+        self.asked_at.setdefault(snapshot.step, time.monotonic())
+        with RoomFor(CHECKPOINT), self.spent.saving_on_worker():
+            snapshot = snapshot.to_devices()
+            self.saver.submit(snapshot.state, snapshot.full_progress, snapshot.further)
+
+    def _copied(self, **kind: Any) -> tuple[TrainState, Any, Position, dict[str, Any]]:
+        """Copy what the next dispatch changes: the state, the metrics in flight, the position, the decisions."""
         p = dataclasses.replace(self.position)
         with RoomFor(CHECKPOINT), self.spent.saving():
             state = self.runner.copy(self.runner.state)
             metrics = self.runner.copy(self.tally.metrics) if p.batch and p.due != "epoch" else None
-        if self.agreement is not None:
-            self.agreement.since = 0.0
         decisions = {
             "data": self._each_state() if self.each_data else self.data_state,
             "early_stopping": [stopping.get_state() for stopping in self.options.early_stopping],
             "plateau": None if self.plateau is None else self.plateau.get_state(),
             "validated_step": self.validated_step,
         }
-        self.last_saved = p
-        self.saved_at = self.asked_at[p.step] = time.monotonic()
-        kind = {"ends_epoch": ends_epoch, "at_stop": at_stop, "at_end": at_end}
-        self.worker.put(Call(lambda: self._complete_save(state, metrics, p, {**kind, **decisions})))
+        return state, metrics, p, {**kind, **decisions}
 
     def _each_state(self) -> dict[str, Any]:
         """Where the data of each process is."""
@@ -551,15 +626,38 @@ class Run:
 
     def _complete_save(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> None:
         """On the worker's thread, in order: history and log lengths are those of the position."""
-        assert self.saver is not None
+        best, at_stop = self.best, known["at_stop"]
+        repeats = best is not None and best.waits(p.step)
+        if repeats and at_stop:
+            # This position is the best already, so its checkpoint stays when the run that stops here is resumed.
+            known = {**known, "at_stop": False, "at_end": True}
+        snapshot = self._snapshot(state, metrics, p, known)
+        if snapshot is None:
+            self.asked_at.pop(p.step)
+            return
+        if best is not None and (repeats or (not at_stop and best.improves(snapshot.progress["score"]))):
+            best.keep(snapshot, writing=True)
+        # The best comes first, so that a run that is killed between the two, and resumed from the older checkpoint,
+        # trains the rest again. A run that has to stop saves its last step first: it may not have the time for both.
+        if not at_stop:
+            self.submit_best()
+        self._submit(snapshot)
+        self.submit_best()
+
+    def _score(self, step: int) -> float | None:
+        """The value of the monitored metric at a step, if it is a finite number."""
+        point = self.worker.history.last(self.monitor)
+        if point is None or point.step != step or isinstance(point.value, str) or not np.isfinite(point.value):
+            return None
+        return point.value
+
+    def _snapshot(self, state: TrainState, metrics: Any, p: Position, known: Mapping[str, Any]) -> Snapshot | None:
+        """Everything of a checkpoint, or None where its state is not finite. On the worker's thread."""
         with RoomFor(CHECKPOINT):
             nonfinite = int(np.asarray(state.extra["nonfinite"])[0]) > 0
         if nonfinite:
-            self.asked_at.pop(p.step)
-            return
+            return None
         assert int(state.step) == p.step, f"the loop counted {p.step} steps, the device {int(state.step)}"
-        point = self.worker.history.last(self.monitor)
-        scored = point is not None and point.step == p.step and np.isfinite(point.value)
         progress = {
             "format": FORMAT,
             "step": p.step,
@@ -567,10 +665,9 @@ class Run:
             "fingerprint": self.fingerprint,
             "monitor": self.monitor,
             "higher_is_better": self.higher_is_better,
-            "score": point.value if point is not None and scored else None,
+            "score": self._score(p.step),
             "root_key": np.asarray(jax.random.key_data(state.rng)).tolist(),
             "key_impl": str(jax.random.key_impl(state.rng)),
-            "history": self.worker.history.to_json(),
             "log": self.logs_before if p.due else self.files.position(),
             "epoch_values": self.worker.epoch_values,
             "host_metrics": self.worker.host_states(),
@@ -582,27 +679,39 @@ class Run:
         if metrics is not None:
             states = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(metrics))}
             further["in_flight"] = {"states": states, "rows": _rows_to_store(self.worker)}
-        with self.spent.saving_on_worker():
-            self.saver.submit(state, encode(progress), further)
+        return Snapshot(state, encode(progress), self.worker.history.copy().to_json, further)
 
     def record(self, state: TrainState, progress: Mapping[str, Any]) -> None:
-        """On the saver's thread: writes the model of a complete checkpoint into a file of its own."""
+        """On the saver's thread: writes parts of a complete checkpoint into files of their own."""
         options = self.options.checkpoints
         assert self.store is not None
         if options is None or options.record is None:
             return
-        step, recorder = progress["step"], options.record
-        try:
-            path = self.store.record(step, recorder.extension, lambda file: recorder.write(self.rebuild(state), file))
-        except Exception as error:
-            what = f"the model of step {step} could not be recorded beside {self.store.path(step)}"
-            if self.options.on_save_error == "raise":
-                error.add_note(f"{what}, which is complete")
-                raise
-            self.warn(f"{what}, and training goes on: {type(error).__name__}: {error}")
+        step = progress["step"]
+        for item in options.record_items:
+            if item == "optim" and not jax.tree.leaves(state.opt_state):
+                continue  # there is nothing to record
+            recorder = options.record if item == "model" else options.record.in_full()
+            write = functools.partial(self._write_record, recorder, item, state)
+            try:
+                path = self.store.record(step, recorder.extension, write, item)
+            except Exception as error:
+                what = f"the {NAMES[item]} of step {step} could not be recorded beside {self.store.path(step)}"
+                if self.options.on_save_error == "raise":
+                    error.add_note(f"{what}, which is complete")
+                    raise
+                self.warn(f"{what}, and training goes on: {type(error).__name__}: {error}")
+            else:
+                if path is not None:
+                    self.log.info("recorded %s", path)
+
+    def _write_record(self, recorder: Recorder, item: str, state: TrainState, file: Any) -> None:
+        if item == "model":
+            recorder.write(self.rebuild(state), file)
+        elif item == "optim":
+            recorder.write(state.opt_state, file)
         else:
-            if path is not None:
-                self.log.info("recorded %s", path)
+            recorder.write({"step": state.step, "lr_scale": state.lr_scale}, file)
 
     def saved(self, progress: Mapping[str, Any], seconds: float) -> None:
         """On the saver's thread: a checkpoint is complete."""
@@ -611,6 +720,8 @@ class Run:
         path = self.store.path(step)
         self.log.info("saved %s in %.2f s", path, seconds)
         self.longest_save = max(self.longest_save, time.monotonic() - self.asked_at.pop(step))
+        if self.best is not None:
+            self.best.written(step)
         self.worker.put_soon(Call(lambda: self.files.journal("save", step=step, path=str(path))))
         self.worker.put_soon(Saved(self.clock(), epoch, step, path, seconds))
 
@@ -619,6 +730,8 @@ class Run:
         assert self.store is not None
         step = progress["step"]
         self.asked_at.pop(step, None)
+        if self.best is not None:
+            self.best.failed(step)
         if self.last_saved is not None and self.last_saved.step == step:
             self.last_saved = None  # the end of the run tries again
         what = f"could not be written to {self.store.path(step)}, and training goes on: {type(error).__name__}: {error}"
@@ -702,6 +815,7 @@ def _rows_to_store(worker: Worker) -> dict[str, Any]:
     return rows
 
 
+@functools.cache
 def platform_facts() -> dict[str, Any]:
     """Versions and hardware, on which the bits of a run depend besides its own program and data."""
     device = jax.devices()[0]

@@ -13,6 +13,7 @@ from learner import asking
 from learner.agreement import Agreement
 from learner.arrays import arrays_of, model_json
 from learner.checkpoint import CheckpointStore, Saver
+from learner.checkpoint.best import BestSnapshot
 from learner.compilation import CompileTimes, compilation_cache
 from learner.data.feed import Feeder, Plan, bytes_of
 from learner.errors import ProcessError
@@ -28,7 +29,7 @@ from learner.loggers.cut import refuse_short
 from learner.loggers.files import NoFiles, RunFiles
 from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.memory import Needs, explained
-from learner.metrics.base import CollectingMetric
+from learner.metrics.base import CollectingMetric, Metric
 from learner.optimizers.lengths import schedules_in
 from learner.options import Options
 from learner.overview import Planned, tell_overview
@@ -148,6 +149,13 @@ def _started(
     options, restored, inputs = start.options, start.restored, start.inputs
     run: Run
     the_run = lambda: run  # noqa: E731 (threads that begin before it ask for it)
+
+    def submit_best() -> None:
+        run.submit_best()
+
+    def finish_best() -> None:
+        run.finish_best()
+
     began = time.monotonic()
     times = threads.enter_context(CompileTimes())
     monitor, higher_is_better = monitor_of(options, list(inputs.valid))
@@ -166,9 +174,11 @@ def _started(
     limit = (lambda step: pace.steps) if agreement is None else (lambda step: agreement.batches)
     train, plan, valid, needs = _feeders(start, runner, strategy, limit, log, warn)
     saver = None if store is None else _saver(store, options, files, the_run, threads)
+    threads.push(_saving_best(start.hosts, submit_best))  # if the worker could not
     worker = _worker(start, runner, files, outlets, pace, the_run)
     threads.enter_context(explained(needs, lambda: worker.failure))
     threads.push(_closing(worker.close))  # before the saver, which its last items may still need
+    threads.push(_saving_best(start.hosts, finish_best))  # while the worker can still tell of it
     batches = inputs.source("train").batches
     run = Run(
         options=options,
@@ -200,6 +210,7 @@ def _started(
         began=began,
         store=store,
         saver=saver,
+        best=None if store is None else _best(start, store, monitor, higher_is_better),
         # One that was made because the run stopped there is replaced, should the run end there after all.
         last_saved=None if restored is None or restored.progress["at_stop"] else restored.position,
         validated_step=None if restored is None else restored.progress["validated_step"],
@@ -207,7 +218,8 @@ def _started(
     plan.limit = run.limit
     if restored is not None:
         _restore_decisions(run, restored)
-        if store is not None and start.hosts.once(lambda: not store.records(restored.entry.step)):
+        items = 0 if options.checkpoints is None else len(options.checkpoints.record_items)
+        if store is not None and start.hosts.once(lambda: len(store.records(restored.entry.step)) < items):
             run.record(runner.copy(runner.state), restored.progress)  # the process may have been killed before
     infos = options.metric_infos(["train", *inputs.valid])
     for source in (inputs.source("train"), *inputs.valid.values()):
@@ -335,6 +347,37 @@ def _worker(
     return worker
 
 
+def _best(start: Start, store: CheckpointStore, monitor: str, higher_is_better: bool) -> BestSnapshot | None:
+    """What keeps the best epoch until it is saved; None where only checkpoints that are due can be the best."""
+    options = start.options
+    if options.checkpoints is None or options.checkpoints.keep_best == 0:
+        return None
+    split, _, name = monitor.partition("/")
+    # Several processes have to save the same steps. Only metrics of the devices have the same value in all of them.
+    on_devices = split != "custom" and any(m.name == name and isinstance(m, Metric) for m in options.metrics_of(split))
+    if start.hosts.count > 1 and not on_devices:
+        return None
+    # A checkpoint that was made because the run stopped there is removed later, so it cannot stand for its epoch.
+    stopped = None
+    if start.restored is not None and start.restored.progress["at_stop"]:
+        stopped = start.restored.entry.step
+    score = next((entry.score for entry in store.ranked() if entry.step != stopped), None)
+    return BestSnapshot(higher_is_better, score, bytes_of(start.state))
+
+
+def _saving_best(hosts: Hosts, save: Callable[[], None]) -> Callable[..., None]:
+    """Save the best epoch of a run that fails. One that is interrupted twice ends at once; and several processes, which
+    save together, may not all have failed.
+    """
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if hosts.count == 1 and isinstance(error, Exception) and not isinstance(error, ProcessError):
+            with contextlib.suppress(Exception):  # the error of the run is the one that comes out
+                save()
+
+    return leave
+
+
 def _watchdog(seconds: float, start: Start, pace: Pace, log: logging.Logger, warn: Callable[[str], None]) -> Watchdog:
     stop = lambda reason: start.asked.to_stop(start.asked.reason or reason)  # noqa: E731
     return Watchdog(seconds, lambda: pace.ended, _stalled(log, warn), stop if start.options.watchdog_ends else None)
@@ -388,6 +431,7 @@ def _ended(run: Run, infos: tuple[MetricInfo, ...], times: CompileTimes) -> None
     """Waits for what is under way, and says how it ended: in `summary.json`, in the journal, to its listeners."""
     if run.profiler is not None:
         run.profiler.end(run)
+    run.write_best()
     run.worker.wait()
     if run.saver is not None:
         with run.spent.saving():

@@ -132,12 +132,15 @@ def refuse_parts(options: Options, state: TrainState) -> None:
     """Raises `LearnerError` where checkpoints are to be recorded, and no process has the whole model."""
     if options.checkpoints is None or options.checkpoints.record is None:
         return
-    leaves = named_leaves({"params": state.params, "model_state": state.model_state})
+    parts = {"params": state.params, "model_state": state.model_state}
+    if "optim" in options.checkpoints.record_items:
+        parts["opt_state"] = state.opt_state
+    leaves = named_leaves(parts)
     here = {name for name, x in leaves.items() if getattr(x, "is_fully_addressable", True) or x.is_fully_replicated}
     if apart := [name for name in leaves if name not in here]:
         raise LearnerError(
-            f"record= of with_file_checkpointer writes the model in one process, and {len(apart)} of its arrays lie in "
-            f"parts on the devices of several ({', '.join(apart[:3])}): leave it out, and use learner export, or "
+            f"record= of with_file_checkpointer writes its files in one process, and {len(apart)} of their arrays lie "
+            f"in parts on the devices of several ({', '.join(apart[:3])}): leave it out, and use learner export, or "
             "load_checkpoint and save_model, in one process afterwards"
         )
 

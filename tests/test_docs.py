@@ -175,9 +175,10 @@ def test_the_code_about_records_runs(tmp_path, monkeypatch):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for block in code:
             exec(block, names)
-    assert len(code) == 3
+    assert len(code) == 4
     assert printed.getvalue() == shown
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.mpk.gz", "model.safetensors"]
+    assert names["steps"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.mpk.gz", "model.safetensors", "runs"]
 
 
 @pytest.mark.full

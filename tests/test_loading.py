@@ -22,6 +22,7 @@ from runs import (
     line,
     line_step,
     model_bits,
+    progress_of,
     quiet,
     saved_steps,
     scripted,
@@ -296,6 +297,13 @@ def test_claims_that_no_memory_holds(three, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 5)
     with pytest.raises(LearnerError, match="its arrays take 76 bytes, and there is memory for 25"):
         load_checkpoint(three)
+
+
+@pytest.mark.parametrize("version", [None, "1", [1], {}, True, 1.0])
+def test_a_format_that_is_no_number(three_copied, version):
+    tamper(three_copied, 18, {**progress_of(three_copied, 18), "format": version})
+    with pytest.raises(DamagedError, match=r"checkpoint/18 is damaged: the format in .* is no number"):
+        load_checkpoint(three_copied, "latest")
 
 
 def test_what_no_item_is(three_copied):

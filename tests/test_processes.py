@@ -12,6 +12,8 @@ import pytest
 from processes import ROOT, start
 from runs import journal_of, saved_steps
 
+from learner import load_checkpoint
+
 PROGRAM = ROOT / "tests" / "support" / "trained.py"
 ABORTED = -6
 
@@ -89,6 +91,28 @@ def test_two_processes_leave_one_run_with_the_numbers_of_one(one, two):
         np.testing.assert_allclose(
             [float(line[0]) for line in numbers], [float(line[0]) for line in wanted], rtol=1e-4, atol=2e-5
         )
+
+
+BEST = {"keep_last": 1, "keep_best": 1, "every_epochs": 100, "monitor": "valid/Loss", "mode": "max"}
+
+
+@pytest.mark.full
+def test_processes_keep_the_best_epoch_together(tmp_path):
+    """The loss falls, so that an early epoch is the best where more is better."""
+    trained(tmp_path / "run", 2, accumulate=4, epochs=4, save=BEST)
+    best = 1 + int(np.argmax(load_checkpoint(tmp_path / "run", "latest").history["valid/Loss"]))
+    assert best < 4
+    assert saved_steps(tmp_path / "run") == [2 * best, 8]
+    assert load_checkpoint(tmp_path / "run").epoch == best
+
+
+@pytest.mark.full
+def test_a_process_that_fails_saves_no_best_without_the_others(tmp_path):
+    directory = tmp_path / "run"
+    options = {"epochs": 4, "accumulate": 4, "save": BEST, "at": {"process": 1, "step": 6, "what": "raise"}}
+    ended = start([PROGRAM, "localhost:{port}", "{count}", "{index}", directory, "mlp", words(options)], 2, timeout=100)
+    assert all(process.code not in (0, None) for process in ended)
+    assert saved_steps(directory) == []
 
 
 def test_the_first_process_alone_writes_and_the_others_have_a_log(two):

@@ -21,7 +21,7 @@ from runs import (
     valid_data,
 )
 
-from learner import LearningResult, RegressionOutput
+from learner import LearnerError, LearningResult, RegressionOutput
 from learner.history import History
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -86,7 +86,8 @@ def test_the_best_may_be_the_last(tmp_path):
 
 def test_without_checkpoints_there_is_no_best_model(tmp_path):
     result = build_line(quiet(tmp_path / "run").with_file_checkpointer(None)).fit(batches())
-    assert result.best_model is None
+    with pytest.raises(LearnerError, match=r"with_file_checkpointer\(None\) turns saving off.* use result.model"):
+        _ = result.best_model
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
@@ -98,4 +99,5 @@ def test_a_result_does_not_hang_on_its_directory(tmp_path):
     assert np.isfinite(result.model["w"]).all()
     assert model_bits(result.model) != model_bits(given)
     assert len(result.history["train/Loss"]) == 1
-    assert result.best_model is None
+    with pytest.raises(LearnerError, match="the best model cannot be read: there is no checkpoint in "):
+        _ = result.best_model

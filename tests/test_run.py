@@ -31,7 +31,14 @@ from runs import (
 )
 
 import learner.run
-from learner import Interrupter, LearnerError, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
+from learner import (
+    Interrupter,
+    LearnerError,
+    MetricEarlyStopping,
+    ReduceOnPlateau,
+    RegressionOutput,
+    load_checkpoint,
+)
 from learner.checkpoint import CheckpointStore
 from learner.data.feed import Dispatch
 from learner.events import (
@@ -144,7 +151,7 @@ def test_an_interrupter_in_another_thread(tmp_path):
     result = build_line(builder).fit(batches())
     assert result.stopped_by == "interrupter: from a thread"
     assert result.summary["steps"] == 8
-    assert saved_steps(tmp_path / "run") == [8]
+    assert saved_steps(tmp_path / "run") == [6, 8]  # the end of the epoch is the best so far
 
 
 def test_an_interrupter_that_has_stopped_already(tmp_path):
@@ -250,7 +257,7 @@ def clock(monkeypatch):
     return passed
 
 
-def test_by_default_the_last_and_the_best_are_kept_of_those_saved_after_each_minute(tmp_path, clock):
+def test_by_default_a_run_saves_after_each_minute_and_keeps_the_last_and_the_best_epoch(tmp_path, clock):
     on_disk = []
 
     def forty_seconds(info, model):
@@ -260,9 +267,9 @@ def test_by_default_the_last_and_the_best_are_kept_of_those_saved_after_each_min
     builder = quiet(tmp_path / "run", saves=True).num_epochs(7).on_epoch_end(forty_seconds)
     result = build_line(builder, 0.0).fit(batches()[:1], scripted(9.0, 1.0, 0.25, 4.0, 4.0, 4.0, 4.0))
     saved = [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "save"]
-    assert saved == [2, 4, 6, 7]
-    assert saved_steps(tmp_path / "run") == [2, 7]
-    assert [entry["step"] for entry in result.summary["checkpoints"]] == [2, 7]
+    assert saved == [2, 3, 4, 6, 7]
+    assert saved_steps(tmp_path / "run") == [3, 7]
+    assert [entry["step"] for entry in result.summary["checkpoints"]] == [3, 7]
 
 
 def test_a_short_run_is_saved_once_at_its_end(tmp_path, clock):
@@ -319,14 +326,14 @@ def test_a_time_limit_saves_and_ends_before_it(tmp_path, clock, seconds, steps):
     builder = quiet(tmp_path / "run").num_epochs(1000).with_file_checkpointer(every_epochs=1000)
     result = build_line(builder.with_time_limit(seconds).every(1, later)).fit(batches())
     assert (result.stopped_by, result.summary["steps"]) == ("time limit", steps)
-    assert saved_steps(tmp_path / "run") == [steps]
+    assert saved_steps(tmp_path / "run") == sorted({steps // STEPS * STEPS, steps})  # the best epoch, and the end
     assert journal_of(tmp_path / "run")[-1]["event"] == "stop"
 
 
 @pytest.mark.parametrize(("saves", "passed", "over"), [([], 94, 0), ([], 95, 1), ([9, 2], 81, 0), ([9, 2], 82, 1)])
 def test_slow_saves_keep_more_of_the_time_back(tmp_path, clock, saves, passed, over):
     ignore = types.SimpleNamespace(info=lambda *_: None, put_soon=lambda _: None, path=lambda _: tmp_path)
-    run = types.SimpleNamespace(time_limit=100, longest_save=0.0, began=learner.run.time.monotonic())
+    run = types.SimpleNamespace(time_limit=100, longest_save=0.0, began=learner.run.time.monotonic(), best=None)
     run.store = run.log = run.worker = ignore
     run.clock = time.time
     for seconds in saves:  # also what a save waits for its turn
@@ -350,9 +357,10 @@ def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
     make = lambda: quiet(tmp_path / "run").num_epochs(4).with_file_checkpointer(keep_last=1, every_epochs=2)  # noqa: E731
     builder = make().interrupter(interrupter).every(steps=3, fn=lambda info, model: interrupter.stop())
     build_line(builder, 0.0).fit(batches()[:2], scripted(1.0))
-    assert saved_steps(tmp_path / "run") == [3]
+    assert saved_steps(tmp_path / "run") == [2, 3]
+    assert load_checkpoint(tmp_path / "run", step=3).score is None
     result = build_line(make().resume(), 0.0).fit(batches()[:2], scripted(9.0, 4.0, 9.0))
-    assert saved_steps(tmp_path / "run") == [4, 8]
+    assert saved_steps(tmp_path / "run") == [2, 8]
     assert result.history["valid/Loss"] == [1.0, 9.0, 4.0, 9.0]
 
 

@@ -261,6 +261,6 @@ def test_a_model_that_no_process_has_whole_is_not_recorded():
     refuse_parts(options, dataclasses.replace(several, params={"b": everywhere}))
     refuse_parts(LearnerBuilder("unused")._options, several)
     with pytest.raises(
-        LearnerError, match=r"1 of its arrays lie in parts .*\(params.a\): leave it out, and use learner"
+        LearnerError, match=r"1 of their arrays lie in parts .*\(params.a\): leave it out, and use learner"
     ):
         refuse_parts(options, several)

@@ -37,7 +37,7 @@ def stored_leaves(tree: Any) -> dict[str, Any]:
     it refuses.
     """
     leaves = {name: x for name, x in named_leaves(tree).items() if x.size}
-    return {_escaped(name): _numbers(x) if _is_key(x) else x for name, x in leaves.items()}
+    return {_escaped(name): _numbers(x) if is_key(x) else x for name, x in leaves.items()}
 
 
 def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
@@ -50,7 +50,7 @@ def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
         if new is None and isinstance(old, jax.ShapeDtypeStruct):
             old = jnp.zeros(old.shape, old.dtype, device=old.sharding)
         elif new is not None and not isinstance(new, jax.ShapeDtypeStruct):
-            old = jax.random.wrap_key_data(new, impl=key_impl(old)) if _is_key(old) else new
+            old = jax.random.wrap_key_data(new, impl=key_impl(old)) if is_key(old) else new
         leaves.append(old)
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
@@ -92,7 +92,8 @@ def _numbers(keys: Any) -> Any:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=keys.sharding)
 
 
-def _is_key(x: Any) -> bool:
+def is_key(x: Any) -> bool:
+    """Return True for random keys, and for shapes of them."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 
+from learner.checkpoint.records import RECORDED
 from learner.errors import LearnerError
 from learner.records import Recorder
 
@@ -23,6 +24,7 @@ class CheckpointOptions:
       every_seconds: a save at the first dispatch that ends so many seconds after the last one.
       epoch_ends_after: a save at the first epoch end so many seconds after the last one.
       record: writes the model of each into a file of its own beside it; `None`: none does.
+      record_items: the parts of a checkpoint that `record` writes.
       directory: where they go, any path that Orbax takes; `None`: `checkpoint/` of the run.
     """
 
@@ -36,6 +38,7 @@ class CheckpointOptions:
     every_seconds: float | None = None
     epoch_ends_after: float | None = None
     record: Recorder | None = None
+    record_items: tuple[str, ...] = ("model",)
     directory: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +62,17 @@ class CheckpointOptions:
         if not (self.record is None or isinstance(self.record, Recorder)):
             raise LearnerError(
                 f"record of with_file_checkpointer is {self.record!r}; it needs a recorder, such as CompactRecorder()"
+            )
+        unknown = [name for name in self.record_items if name not in RECORDED]
+        if unknown or not self.record_items or len(set(self.record_items)) < len(self.record_items):
+            raise LearnerError(
+                f"record_items of with_file_checkpointer is {self.record_items!r}; it needs one or more of "
+                f"{', '.join(map(repr, RECORDED))}, each once"
+            )
+        if self.record is None and self.record_items != ("model",):
+            raise LearnerError(
+                f"record_items of with_file_checkpointer is {self.record_items!r}, and nothing is recorded; give "
+                "record= too, such as CompactRecorder()"
             )
         if self.mode not in (None, "min", "max"):
             raise LearnerError(f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'")

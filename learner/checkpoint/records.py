@@ -1,6 +1,7 @@
-"""A model of its own beside each checkpoint: `model-<epoch>.mpk.gz`, for whoever only wants to use it.
+"""Files beside each checkpoint: its model as `model-<epoch>.mpk.gz`, for whoever only wants to use it, and where they
+are wanted `optim-<epoch>.mpk.gz` and `scheduler-<epoch>.mpk.gz`.
 
-One that was made inside of an epoch is `model-step-<step>.mpk.gz`. A file stays as long as its checkpoint does.
+Inside of an epoch the names are `model-step-<step>.mpk.gz` and so on. A file stays as long as its checkpoint does.
 """
 
 import re
@@ -10,33 +11,34 @@ from typing import Any
 
 from learner.disk import to_disk
 
-FILES = re.compile(r"model-(?P<step>step-)?(?P<number>\d+)\.(mpk|json|safetensors)(\.gz)?")
+RECORDED = "model", "optim", "scheduler"
+FILES = re.compile(rf"({'|'.join(RECORDED)})-(?P<step>step-)?(?P<number>\d+)\.(mpk|json|safetensors|bin)(\.gz)?")
 
 
-def record_name(step: int, epoch: int | None) -> str:
-    """The name of a checkpoint's record, without its extension; `epoch` is the one that it ends.
+def record_name(step: int, epoch: int | None, item: str = "model") -> str:
+    """Return the name of a checkpoint's record without its extension; `epoch` is the one that it ends.
 
-    >>> record_name(45, 1), record_name(50, None)
-    ('model-1', 'model-step-50')
+    >>> record_name(45, 1), record_name(50, None), record_name(45, 1, "optim")
+    ('model-1', 'model-step-50', 'optim-1')
     """
-    return f"model-step-{step}" if epoch is None else f"model-{epoch}"
+    return f"{item}-step-{step}" if epoch is None else f"{item}-{epoch}"
 
 
 def is_record(name: str) -> bool:
-    """Whether a file of that name holds the model of a checkpoint, or was to hold it.
+    """Whether a file of that name holds a part of a checkpoint, or was to hold it.
 
-    >>> [is_record(name) for name in ("model-3.mpk.gz", "model-step-7.json.partial", "model.mpk")]
+    >>> [is_record(name) for name in ("model-3.mpk.gz", "optim-step-7.json.partial", "model.mpk")]
     [True, True, False]
     """
     return FILES.fullmatch(name.removesuffix(".partial")) is not None
 
 
 def records_of(directory: Any, step: int, epoch: int | None) -> Iterator[Any]:
-    """The files that hold the model of a checkpoint, in whatever format."""
-    name = record_name(step, epoch)
-    for path in directory.glob(f"{name}.*"):
-        if FILES.fullmatch(path.name):
-            yield path
+    """Yield the files that hold parts of a checkpoint, in whatever format."""
+    for item in RECORDED:
+        for path in directory.glob(f"{record_name(step, epoch, item)}.*"):
+            if FILES.fullmatch(path.name):
+                yield path
 
 
 def write_record(path: Any, write: Callable[[Any], None]) -> None:

@@ -196,14 +196,14 @@ class CheckpointStore:
         facts = self._table.get(step)
         return [] if facts is None else list(records_of(self._path, step, facts["ends_epoch"]))
 
-    def record(self, step: int, extension: str, write: Callable[[Any], None]) -> Any:
-        """Writes the model of a checkpoint into a file beside it, and returns its path; `None` in the processes that
+    def record(self, step: int, extension: str, write: Callable[[Any], None], item: str = "model") -> Any:
+        """Writes a part of a checkpoint into a file beside it, and returns its path; `None` in the processes that
         write none.
         """
         facts = self._table.get(step)
         if not self._writes or facts is None:
             return None
-        path = self._path / f"{record_name(step, facts['ends_epoch'])}{extension}"
+        path = self._path / f"{record_name(step, facts['ends_epoch'], item)}{extension}"
         write_record(path, write)
         return path
 
@@ -289,7 +289,10 @@ class CheckpointStore:
             progress: dict[str, Any] = dict(json.loads((self.path(step) / PROGRESS).read_text()))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise DamagedError(f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})") from None
-        if progress.get("format", FORMAT) > FORMAT:
+        version = progress.get("format", FORMAT)
+        if type(version) is not int:
+            raise DamagedError(f"the checkpoint {self.path(step)} is damaged: the format in {PROGRESS} is no number")
+        if version > FORMAT:
             raise LearnerError(f"the checkpoint {self.path(step)} was made by a newer version of learner")
         return progress
 

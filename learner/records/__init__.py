@@ -11,9 +11,10 @@ from learner.records.fitting import LoadReport
 from learner.records.json import JsonRecorder
 from learner.records.messagepack import CompactRecorder, MessagePackRecorder
 from learner.records.recorder import Recorder
-from learner.records.safetensors import SafetensorsRecorder
+from learner.records.safetensors import BinRecorder, SafetensorsRecorder
 
 __all__ = [
+    "BinRecorder",
     "CompactRecorder",
     "JsonRecorder",
     "LoadReport",

@@ -12,23 +12,23 @@ from learner.records.json import JsonRecorder
 from learner.records.messagepack import MessagePackRecorder
 from learner.records.pytorch import PICKLES, how_to_convert
 from learner.records.recorder import Recorder
-from learner.records.safetensors import SafetensorsRecorder
+from learner.records.safetensors import BinRecorder, SafetensorsRecorder
 
 RECORDERS = {
     recorder.extension: recorder
-    for kind in (MessagePackRecorder, JsonRecorder, SafetensorsRecorder)
+    for kind in (MessagePackRecorder, JsonRecorder, SafetensorsRecorder, BinRecorder)
     for recorder in (kind(), kind(gzip=True))
 }
 """Recorders in full precision, by the extension of their files."""
 
 
-def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -> None:
+def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -> Path:
     """Writes a model with its whole state to a file, which is there whole or not at all. A file that is there is
-    replaced.
+    replaced. Returns the path of the file.
 
     Args:
-      path: it ends with `.mpk`, `.json` or `.safetensors`, which chooses the format, and with `.gz` behind it where it
-        is to be compressed.
+      path: it ends with `.mpk`, `.json`, `.safetensors` or `.bin`, which chooses the format, and with `.gz` behind it
+        where it is to be compressed. A recorder adds its extension to a path that has none.
       model: an `nnx.Module`, a `Linen`, an Equinox module (with its `State` in a tuple), or any pytree with arrays.
       recorder: `None`: the one of the extension, in full precision.
 
@@ -38,12 +38,14 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
     >>> import os, tempfile
     >>> import jax.numpy as jnp
     >>> from learner.records import CompactRecorder
-    >>> path = os.path.join(tempfile.mkdtemp(), "model.mpk.gz")
-    >>> save_model(path, {"w": jnp.float32([0.5]), "n": jnp.int32(7)}, CompactRecorder())
+    >>> path = os.path.join(tempfile.mkdtemp(), "model")
+    >>> save_model(path, {"w": jnp.float32([0.5]), "n": jnp.int32(7)}, CompactRecorder()).name
+    'model.mpk.gz'
     >>> load_model(path, {"w": jnp.zeros(1), "n": jnp.int32(0)})
     {'n': Array(7, dtype=int32), 'w': Array([0.5], dtype=float32)}
     """
-    recorder, place = recorder_for(path, recorder), Path(path)
+    place = _with_extension(path, recorder)
+    recorder = recorder_for(place, recorder)
     if not place.absolute().parent.is_dir():
         raise LearnerError(f"there is no directory {place.parent} to save {place.name} in")
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
@@ -54,6 +56,7 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+    return place
 
 
 def load_model(
@@ -73,7 +76,7 @@ def load_model(
     than the model takes.
 
     Args:
-      path: see `save_model`.
+      path: see `save_model`. Without an extension it is the one file of that name with an extension of a record.
       model: what was saved, with any numbers; it gives the structure, and may have shapes in the place of arrays
         (`nnx.eval_shape(lambda: Model(nnx.Rngs(0)))`).
       rename: pairs of a regular expression and its replacement (`re.sub`), applied to the paths of the file in turn.
@@ -81,7 +84,7 @@ def load_model(
         that do not fit stay as they are.
       layout: `"torch"`: the file is of PyTorch, and its arrays are renamed and turned; see `learner.records.pytorch`.
       report: called with the `LoadReport`, such as `print`. By default what was left out is logged as a warning.
-      recorder: needed by nobody; one whose extension is not that of the file is refused.
+      recorder: only needed where files of one name differ in their extensions; the extension has to be its own.
 
     Raises:
       LearnerError: there is no such file, it is damaged, or of another model; then all paths that differ are named,
@@ -90,7 +93,7 @@ def load_model(
     >>> import os, tempfile
     >>> import jax.numpy as jnp
     >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-    >>> save_model(path, {"encoder": {"w": jnp.ones(2)}, "head": {"w": jnp.ones((2, 5))}})
+    >>> _ = save_model(path, {"encoder": {"w": jnp.ones(2)}, "head": {"w": jnp.ones((2, 5))}})
     >>> model = {"backbone": {"w": jnp.zeros(2)}, "head": {"w": jnp.zeros((2, 3))}}
     >>> model = load_model(path, model, rename=[(r"^encoder\\.", "backbone.")], strict=False, report=print)
     loaded 1 of 2 arrays from ...model.safetensors (safetensors, version 1, full precision)
@@ -101,12 +104,41 @@ def load_model(
     """
     if isinstance(path, str | os.PathLike) and Path(path).suffix in PICKLES:
         raise LearnerError(how_to_convert(path))
-    recorder, place = recorder_for(path, recorder), Path(path)
+    place = _with_extension(path, recorder) if recorder is not None else _found(path)
+    recorder = recorder_for(place, recorder)
     if not place.is_file():
         raise LearnerError(_absent(place))
     how = {"rename": rename, "strict": strict, "layout": layout, "report": report}
     with place.open("rb") as file:
-        return recorder.read(file, place.stat().st_size, str(path), model, **how)
+        return recorder.read(file, place.stat().st_size, str(place), model, **how)
+
+
+def _checked(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike) or not Path(path).name:
+        given = repr(path) if isinstance(path, str) else f"a {type(path).__name__}"
+        raise LearnerError(
+            f"the path of a record is {given}; it needs a path, such as 'model.mpk.gz', before the model"
+        )
+    return Path(path)
+
+
+def _with_extension(path: Any, recorder: Recorder | None) -> Path:
+    """Return the path with the extension of the recorder, if it has none of a record."""
+    named = _checked(path)
+    if not isinstance(recorder, Recorder) or named.name.endswith(tuple(RECORDERS)):
+        return named
+    return named.with_name(f"{named.name}{recorder.extension}")
+
+
+def _found(path: Any) -> Path:
+    """Return the path of the only record of that name, if the path has no extension of a record."""
+    named = _checked(path)
+    if named.name.endswith(tuple(RECORDERS)):
+        return named
+    files = [file for extension in RECORDERS if (file := named.with_name(f"{named.name}{extension}")).is_file()]
+    if len(files) > 1:
+        raise LearnerError(f"{path} may be {' or '.join(file.name for file in files)}: give one of them, or recorder=")
+    return files[0] if files else named
 
 
 def recorder_for(path: Any, recorder: Recorder | None = None) -> Recorder:
@@ -121,17 +153,12 @@ def recorder_for(path: Any, recorder: Recorder | None = None) -> Recorder:
     Traceback (most recent call last):
     learner.errors.LearnerError: model.jsn has no extension of a record; did you mean '.json' or '.json.gz'?
     """
-    if not isinstance(path, str | os.PathLike) or not str(path):
-        given = repr(path) if isinstance(path, str) else f"a {type(path).__name__}"
-        raise LearnerError(
-            f"the path of a record is {given}; it needs a path, such as 'model.mpk.gz', before the model"
-        )
+    name = _checked(path).name
     if recorder is not None and not isinstance(recorder, Recorder):
         raise LearnerError(
             f"the recorder is {recorder!r}; it needs an instance, such as CompactRecorder() or "
             'SafetensorsRecorder(precision="half")'
         )
-    name = Path(path).name
     if recorder is not None:
         if not name.endswith(recorder.extension):
             raise LearnerError(f"{path} does not fit {recorder!r}, whose files end with {recorder.extension}")

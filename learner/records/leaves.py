@@ -183,12 +183,18 @@ def stored_from(path: str, dtype: Any, shape: Any, data: Buffer) -> Stored:
     return checked(path, dtype, np.frombuffer(data, kind).reshape(shape))
 
 
-def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype, tuple[int, ...]]:
-    """The NumPy dtype and the shape of an array that a file claims to hold in `size` bytes."""
+def dtype_of(path: str, dtype: Any) -> np.dtype:
+    """The NumPy dtype that a file names; random keys are uint32."""
     key = isinstance(dtype, str) and dtype.startswith("key<")
     kind = np.dtype(np.uint32) if key else DTYPES.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
         raise LearnerError(f"{path!r} has the dtype {dtype!r}, which there is not")
+    return kind
+
+
+def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype, tuple[int, ...]]:
+    """The NumPy dtype and the shape of an array that a file claims to hold in `size` bytes."""
+    kind, key = dtype_of(path, dtype), dtype.startswith("key<")
     whole = isinstance(shape, list | tuple) and all(type(n) is int and 0 <= n < 2**62 for n in shape)
     if not whole or len(shape) > MOST_DIMS or (key and not shape):
         raise LearnerError(f"{path!r} has the shape {shape!r}, which is none")

@@ -15,7 +15,7 @@ from typing import Any
 from learner.errors import LearnerError
 from learner.records.leaves import MOST_DIMS, Buffer, Stored, stored_from
 from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
-from learner.records.unpacking import check_count
+from learner.records.unpacking import Limits, check_count
 from learner.text import size
 
 MOST = 2**32 - 1  # bytes of one array
@@ -61,13 +61,14 @@ class MessagePackRecorder(Recorder):
             yield head + b"\xc6" + stored.data.nbytes.to_bytes(4, "big")  # and the bytes, without a copy of them
             yield stored.bytes
 
-    def _read(self, file: Any, room: int, most: int) -> Content:
+    def _read(self, file: Any, limits: Limits) -> Content:
+        room, most = limits.room, limits.arrays
         import msgpack
 
-        limits = {"max_array_len": MOST_DIMS, "max_str_len": LONGEST, "max_bin_len": min(room, MOST), "max_ext_len": 0}
+        sizes = {"max_array_len": MOST_DIMS, "max_str_len": LONGEST, "max_bin_len": min(room, MOST), "max_ext_len": 0}
         read = {"read_size": BUFFER, "max_buffer_size": max(2**20, min(2 * room, 2**32 - 1))}
         # Maps are walked through by hand, and lists hold shapes: what nests deeper ends here.
-        walk = msgpack.Unpacker(file, object_pairs_hook=_refuse_map, list_hook=_shape, **limits, **read)
+        walk = msgpack.Unpacker(file, object_pairs_hook=_refuse_map, list_hook=_shape, **sizes, **read)
         said: dict[str, Any] = {}
         for name in _keys(walk, "the record"):
             if name == "model":

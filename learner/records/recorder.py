@@ -12,7 +12,7 @@ from learner.errors import LearnerError
 from learner.records.fitting import LoadReport, Rename, fitted
 from learner.records.leaves import Buffer, Leaves, Stored, leaves_of, stored_of
 from learner.records.precision import PRECISIONS, in_precision, refuse_overflow
-from learner.records.unpacking import Unpacked, most_arrays, readable, room_for
+from learner.records.unpacking import Limits, Unpacked, most_arrays, most_numbers, readable, room_for
 
 FORMAT = "learner.record"
 VERSION = 1
@@ -62,6 +62,18 @@ class Recorder(abc.ABC):
     def extension(self) -> str:
         """How the names of its files end: `.mpk`, `.mpk.gz`, ..."""
         return self.suffix + (".gz" if self.gzip else "")
+
+    def in_full(self) -> "Recorder":
+        """Return the recorder of the same format and compression that changes no number.
+
+        >>> from learner.records import CompactRecorder
+        >>> CompactRecorder().in_full()
+        MessagePackRecorder(precision='full', gzip=True)
+        """
+        if self.precision == "full":
+            return self
+        full: Recorder = _base(self)(gzip=self.gzip)
+        return full
 
     def check(self, model: Any) -> None:
         """Raises `LearnerError` where the model cannot be recorded as it is now; it names every array, and the recorder
@@ -126,7 +138,8 @@ class Recorder(abc.ABC):
         with readable(what):
             _refuse_mistaken(file, size, self.gzip)
             room = room_for(leaves, size) if self.gzip else size
-            content = self._read(Unpacked(file, room) if self.gzip else file, room, most_arrays(leaves, room))
+            limits = Limits(room, most_arrays(leaves, room), most_numbers(leaves))
+            content = self._read(Unpacked(file, room) if self.gzip else file, limits)
         source = f"{what} ({self.called}, {_written(content)})"
         return fitted(content.arrays, leaves, model, source, foreign=content.version is None, **how)
 
@@ -154,12 +167,12 @@ class Recorder(abc.ABC):
         """The file in pieces, without compression."""
 
     @abc.abstractmethod
-    def _read(self, file: Any, room: int, most: int) -> Content:
-        """What a file holds that has at most `room` bytes, without compression, and at most `most` arrays."""
+    def _read(self, file: Any, limits: Limits) -> Content:
+        """What a file holds, without compression."""
 
 
-def check_header(format: Any, version: Any, precision: Any) -> tuple[int, str]:
-    """Version and precision, as a file says them.
+def check_header(format: Any, version: Any, precision: Any, *, newest: int = VERSION) -> tuple[int, str]:
+    """Version and precision, as a file says them; `newest` is the newest version of its format.
 
     Raises:
       LearnerError: it is no record, or of a later version.
@@ -168,9 +181,9 @@ def check_header(format: Any, version: Any, precision: Any) -> tuple[int, str]:
         raise LearnerError(f"it is no record of learner: its format is {str(format)[:40]!r} and not {FORMAT!r}")
     if type(version) is not int or version < 1:
         raise LearnerError(f"its version is {str(version)[:40]!r}, which there is not")
-    if version > VERSION:
+    if version > newest:
         raise LearnerError(
-            f"it has version {version}, and this version of learner reads up to {VERSION}: use a newer one"
+            f"it has version {version}, and this version of learner reads up to {newest}: use a newer one"
         )
     if precision not in PRECISIONS:
         raise LearnerError(f"its precision is {str(precision)[:40]!r}, which there is not")

@@ -23,7 +23,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.records.leaves import DTYPES, Buffer, Stored, check_claim, checked
 from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
-from learner.records.unpacking import check_count, parsed, without_twins
+from learner.records.unpacking import Limits, check_count, parsed, without_twins
 
 NAMES = {
     "bool": "BOOL",
@@ -77,7 +77,8 @@ class SafetensorsRecorder(Recorder):
         for _, stored in ordered:
             yield stored.bytes
 
-    def _read(self, file: Any, room: int, most: int) -> Content:
+    def _read(self, file: Any, limits: Limits) -> Content:
+        room, most = limits.room, limits.arrays
         header = _header(file, room, most)
         metadata = header.pop(METADATA, {})
         version, precision, keys = _said(metadata, header)
@@ -97,6 +98,17 @@ class SafetensorsRecorder(Recorder):
         if file.read(1):
             raise LearnerError("it goes on after its end")
         return Content(version, precision, {path: arrays[path] for path in header})
+
+
+@dataclasses.dataclass(frozen=True)
+class BinRecorder(SafetensorsRecorder):
+    """Plain binary files, `.bin` or `.bin.gz`: safetensors under another name. Nothing in them is pickled.
+
+    >>> BinRecorder().extension, BinRecorder(gzip=True).extension
+    ('.bin', '.bin.gz')
+    """
+
+    suffix = ".bin"
 
 
 def _room(count: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import binascii
 import contextlib
+import dataclasses
 import gzip
 import json
 import zlib
@@ -40,23 +41,45 @@ def most_arrays(leaves: Leaves, room: int) -> int:
     return FEW + 4 * len(leaves.arrays) + room // SMALL
 
 
+def most_numbers(leaves: Leaves) -> int:
+    """The most numbers that a file may have as numbers of JSON: a few times those of the model. Each takes some ten
+    times its text while the file is read.
+    """
+    return 4 * sum(int(x.size) for x in leaves.arrays.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much a file may have.
+
+    Attributes:
+      room: bytes, unpacked.
+      arrays: how many there may be.
+      numbers: how many there may be that Python makes objects of.
+    """
+
+    room: int
+    arrays: int
+    numbers: int
+
+
 def check_count(what: str, count: int, most: int) -> None:
     """Raises `LearnerError` for a map of more entries than it may have."""
     if count > most:
         raise LearnerError(f"{what} has more than {most} entries, which is far more than it needs")
 
 
-def parsed(text: bytes, most: int, **hooks: Any) -> Any:
-    """What a text in JSON says, as `json.loads` gives it. It may have as many values as `most` arrays have: Python
-    makes all of them at once, and takes some thirty bytes for each byte of `[[],[],...`.
+def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
+    """What a text in JSON says, as `json.loads` gives it. It may have as many values as `most` arrays have, and so many
+    `numbers` besides: Python makes all of them at once, and takes some thirty bytes for each byte of `[[],[],...`.
 
     Raises:
       LearnerError: it has more.
       ValueError: it is no JSON.
     """
     lists, maps, quotes, commas = _counts(text, b'[{",')
-    if lists + maps > 4 * most or quotes > 16 * most or commas > 8 * most:
-        raise LearnerError("it has far more values than a record of its size needs")
+    if lists + maps > 4 * most or quotes > 16 * most + 2 * numbers or commas > 8 * most + numbers:
+        raise LearnerError("it has far more values than a record of its size, or this model, needs")
     return json.loads(text, **hooks)
 
 

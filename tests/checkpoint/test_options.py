@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from learner import LearnerError
 from learner.checkpoint import CheckpointOptions, Retention
+from learner.records import JsonRecorder
 
 NAN = math.nan
 
@@ -27,6 +28,10 @@ NAN = math.nan
         ({"every_seconds": 0}, "every_seconds"),
         ({"every_seconds": "60"}, "every_seconds"),
         ({"mode": "lowest"}, "mode"),
+        ({"record_items": ("model", "data"), "record": JsonRecorder()}, "record_items"),
+        ({"record_items": ("model", "model"), "record": JsonRecorder()}, "record_items"),
+        ({"record_items": (), "record": JsonRecorder()}, "record_items"),
+        ({"record_items": ("model", "optim")}, "record_items"),
     ],
 )
 def test_a_wrong_value_is_named(options, part):

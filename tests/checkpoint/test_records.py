@@ -3,16 +3,25 @@
 import io
 import logging
 
+import jax
 import numpy as np
 import optax
 import pytest
-from runs import Net, batches, build_line, line, line_step, model_bits, quiet
+from runs import STEPS, Net, batches, bits, build_line, line, line_step, model_bits, quiet
 
-from learner import LearnerBuilder, LearnerError, load_model
+from learner import (
+    LearnerBuilder,
+    LearnerError,
+    SchedulerRecord,
+    load_checkpoint,
+    load_model,
+    load_optimizer,
+    load_scheduler,
+)
 from learner.checkpoint.records import records_of, write_record
 from learner.cli.keys import names_for
 from learner.cli.options import option
-from learner.records import CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
+from learner.records import BinRecorder, CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -34,6 +43,46 @@ def test_each_checkpoint_has_its_model_as_long_as_it_stays(tmp_path):
         np.testing.assert_array_equal(loaded[name], np.asarray(x).astype(np.float16).astype(np.float32))
     log = (tmp_path / "run/experiment.log").read_text()
     assert log.count("recorded ") == 4
+
+
+def test_a_recorder_in_the_first_place(tmp_path):
+    options = quiet(tmp_path).with_file_checkpointer(CompactRecorder())._options.checkpoints
+    assert options == quiet(tmp_path).with_file_checkpointer(record=CompactRecorder())._options.checkpoints
+    with pytest.raises(LearnerError, match=r"got two recorders, CompactRecorder\(\) and record=JsonRecorder"):
+        quiet(tmp_path).with_file_checkpointer(CompactRecorder(), record=JsonRecorder())
+
+
+ALL = "model", "optim", "scheduler"
+
+
+def test_the_optimizer_and_the_scheduler_beside_the_model(tmp_path):
+    """In full precision, whatever the model's: a second moment of Adam is 0 in half."""
+    schedule = optax.linear_schedule(0.1, 0.0, 100)
+    builder = saving(tmp_path / "run", 2, keep_last=1, record_items=ALL)
+    builder.build(line(), optax.adam, schedule, train_step=line_step).fit(batches())
+    assert recorded(tmp_path / "run") == ["model-2.mpk.gz", "optim-2.mpk.gz", "scheduler-2.mpk.gz"]
+    place = tmp_path / "run" / "checkpoint"
+    expected = load_checkpoint(tmp_path / "run", "latest", line(), optimizer=optax.adam)
+    state = load_optimizer(place / "optim-2.mpk.gz", line, optax.adam)
+    assert jax.tree.structure(state) == jax.tree.structure(expected.optimizer_state)
+    assert bits(state) == bits(expected.optimizer_state)
+    assert load_scheduler(place / "scheduler-2.mpk.gz") == SchedulerRecord(2 * STEPS, 1.0)
+    with pytest.raises(LearnerError, match=r"nothing in .*optim-2.mpk.gz .* fits"):
+        load_optimizer(place / "optim-2.mpk.gz", line(), lambda lr: optax.sgd(lr, momentum=0.9))
+    with pytest.raises(LearnerError, match=r"nothing in .*optim-2.mpk.gz .* fits"):
+        load_scheduler(place / "optim-2.mpk.gz")
+
+
+def test_an_optimizer_without_a_state_has_no_file(tmp_path):
+    build_line(saving(tmp_path / "run", 1, record_items=("optim", "scheduler"))).fit(batches())
+    assert recorded(tmp_path / "run") == ["scheduler-1.mpk.gz"]
+
+
+def test_the_parts_that_are_missing_are_made_up_for(tmp_path):
+    build_line(saving(tmp_path / "run", 1, record_items=ALL), optimizer=optax.adam).fit(batches())
+    (tmp_path / "run/checkpoint/scheduler-1.mpk.gz").unlink()
+    build_line(saving(tmp_path / "run", 2, record_items=ALL).resume(), optimizer=optax.adam).fit(batches())
+    assert recorded(tmp_path / "run") == sorted(f"{item}-{epoch}.mpk.gz" for item in ALL for epoch in (1, 2))
 
 
 def test_in_full_precision_it_is_the_model_to_the_bit(tmp_path):
@@ -113,8 +162,13 @@ def test_a_config_names_a_recorder():
         made.apply(builder)
         assert builder._options.checkpoints.record == expected
         assert builder._options.checkpoints.keep_last == 3
+    given = {"record": "BinRecorder", "record_items": ["model", "optim"]}
+    made = option(LearnerBuilder, "with_file_checkpointer", given, "with_file_checkpointer", names or None)
+    made.apply(builder)
+    assert builder._options.checkpoints.record == BinRecorder()
+    assert builder._options.checkpoints.record_items == ("model", "optim")
     assert set(names_for("with_file_checkpointer.record")) == {
-        kind.__name__ for kind in [CompactRecorder, JsonRecorder, SafetensorsRecorder, MessagePackRecorder]
+        kind.__name__ for kind in [BinRecorder, CompactRecorder, JsonRecorder, SafetensorsRecorder, MessagePackRecorder]
     }
     with pytest.raises(LearnerError, match=r"with_file_checkpointer.record: there is no 'Compact': did you mean"):
         option(LearnerBuilder, "with_file_checkpointer", {"record": "Compact"}, "with_file_checkpointer")
@@ -128,9 +182,17 @@ def test_the_files_of_a_checkpoint(tmp_path):
         "model-1.txt",
         "model-step-1.mpk",
         "model-1.mpk.partial",
+        "optim-1.mpk",
+        "optim-11.mpk",
+        "scheduler-1.bin.gz",
     ):
         (tmp_path / name).write_bytes(b"")
-    assert sorted(path.name for path in records_of(tmp_path, 7, 1)) == ["model-1.json.gz", "model-1.mpk"]
+    assert sorted(path.name for path in records_of(tmp_path, 7, 1)) == [
+        "model-1.json.gz",
+        "model-1.mpk",
+        "optim-1.mpk",
+        "scheduler-1.bin.gz",
+    ]
     assert [path.name for path in records_of(tmp_path, 1, None)] == ["model-step-1.mpk"]
 
 

@@ -9,7 +9,14 @@ import pytest
 
 from learner import load_model, save_model
 from learner.errors import LearnerError
-from learner.records import CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder, recorder_for
+from learner.records import (
+    BinRecorder,
+    CompactRecorder,
+    JsonRecorder,
+    MessagePackRecorder,
+    SafetensorsRecorder,
+    recorder_for,
+)
 from learner.records.files import RECORDERS
 
 MODEL = {"w": jnp.float32([0.5, 0.25]), "n": jnp.int32(3)}
@@ -46,12 +53,47 @@ def test_a_recorder_chooses_the_precision(tmp_path):
         assert load_model(path, GIVEN, recorder=recorder)["n"] == 3
 
 
+@pytest.mark.parametrize("recorder", [CompactRecorder(), BinRecorder("half"), JsonRecorder(gzip=True)], ids=repr)
+@pytest.mark.parametrize("name", ["model", "model.v1", "mödel 1"])
+def test_a_recorder_adds_its_extension(tmp_path, name, recorder):
+    path = save_model(tmp_path / name, MODEL, recorder)
+    assert path == tmp_path / f"{name}{recorder.extension}"
+    assert os.listdir(tmp_path) == [path.name]
+    assert load_model(tmp_path / name, GIVEN)["n"] == 3
+    assert load_model(str(tmp_path / name), GIVEN, recorder=recorder)["n"] == 3
+
+
+def test_a_name_without_an_extension_is_that_of_one_file(tmp_path):
+    save_model(tmp_path / "model", MODEL, CompactRecorder())
+    save_model(tmp_path / "model", MODEL, BinRecorder())
+    with pytest.raises(LearnerError, match=r"model may be model.mpk.gz or model.bin: give one of them, or recorder="):
+        load_model(tmp_path / "model", GIVEN)
+    assert load_model(tmp_path / "model", GIVEN, recorder=BinRecorder())["n"] == 3
+    with pytest.raises(LearnerError, match=r"there is no file .*model.json; in .* did you mean"):
+        load_model(tmp_path / "model", GIVEN, recorder=JsonRecorder())
+
+
+def test_bin_is_safetensors_under_another_name(tmp_path):
+    path = save_model(tmp_path / "model", MODEL, BinRecorder())
+    assert path.read_bytes() == SafetensorsRecorder().to_bytes(MODEL)
+    path.rename(tmp_path / "model.safetensors")
+    assert load_model(tmp_path / "model", GIVEN)["w"].tolist() == [0.5, 0.25]
+
+
+def test_a_bin_file_of_pytorch_is_refused(tmp_path):
+    """It is a pickle in a zip file."""
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + bytes(60))
+    with pytest.raises(LearnerError, match="does not begin with the length of a header"):
+        load_model(tmp_path / "pytorch_model.bin", GIVEN)
+
+
 @pytest.mark.parametrize(
     ("name", "recorder", "message"),
     [
         ("model.json", CompactRecorder(), r"model.json does not fit CompactRecorder\(\), whose files end with .mpk.gz"),
         ("model.mpk", CompactRecorder(), "whose files end with .mpk.gz"),
         ("model.mpk.gz", MessagePackRecorder(), "whose files end with .mpk"),
+        ("model", MessagePackRecorder, "the recorder is <class .*; it needs an instance"),
         ("model", None, "model has no extension of a record; there are: '.mpk', '.mpk.gz', '.json'"),
         ("model.safetensor", None, "did you mean '.safetensors'"),
         ("model.gz", None, "has no extension of a record"),
@@ -110,7 +152,7 @@ def test_errors_name_the_file(tmp_path):
         load_model(path, MODEL)
     save_model(path, MODEL)
     with pytest.raises(
-        LearnerError, match=r"model.json \(JSON, version 1, full precision\) does not fit the model; 1 array"
+        LearnerError, match=r"model.json \(JSON, version 2, full precision\) does not fit the model; 1 array"
     ):
         load_model(path, {**MODEL, "w": np.zeros(3)})
 

@@ -18,7 +18,7 @@ MODEL = {
     "head": {"w": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float16)},
 }
 RULES = [(r"^encoder\.", "backbone.")]
-SOURCE = "the record (JSON, version 1, full precision)"
+SOURCE = "the record (JSON, version 2, full precision)"
 
 
 def load(model=MODEL, file=FILE, **how):

@@ -1,4 +1,4 @@
-"""Files of version 1 load for ever. They were written once, by the code of their time, and are never written again."""
+"""Files of every version load for ever. Each was written once, by the code of its time, and is never written again."""
 
 from pathlib import Path
 
@@ -15,6 +15,7 @@ FILES = [
     for extension in (".mpk", ".json", ".safetensors")
     for precision, extension in (("full", extension), ("half", f"{extension}.gz"), ("double", extension))
 ]
+FILES += ["full.v2.json", "half.v2.json.gz", "double.v2.json"]
 MODEL = {
     "layers": [
         {
@@ -35,7 +36,7 @@ MODEL = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_version_1_loads(name):
+def test_a_file_of_every_version_loads(name):
     given = {**jax.tree.map(np.zeros_like, {**MODEL, "key": np.zeros(1)}), "key": jax.random.key(0)}
     model = load_model(FIXTURES / name, given)
     np.testing.assert_array_equal(jax.random.key_data(model.pop("key")), [7, 4294967295])

@@ -257,5 +257,6 @@ def ends_with(error, where, fit, directory):
         assert journal_of(directory)[-1]["error"] == repr(error)
         assert f"in {FATAL[where]}\n" in (directory / "experiment.log").read_text()
     assert journal_of(directory)[-1]["event"] == "error"
-    assert saved_steps(directory) == ([SAVED, 2 * SAVED] if where == "validation data" else [SAVED])
+    due = [step for step in saved_steps(directory) if step % SAVED == 0]  # the best epoch may be saved besides
+    assert due == ([SAVED, 2 * SAVED] if where == "validation data" else [SAVED])
     assert len(logs_of(directory)["train/epoch-1/Loss.log"].splitlines()) > SAVED

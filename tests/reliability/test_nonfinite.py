@@ -66,7 +66,7 @@ def test_nan_visible(tmp_path, dispatch):
     message = str(caught.value)
     assert f"the loss of step {BAD} is not finite (epoch 2)" in message
     assert f"The last checkpoint before it is {(tmp_path / 'run' / 'checkpoint' / '8').absolute()}" in message
-    assert saved_steps(tmp_path / "run") == [4, 8]
+    assert saved_steps(tmp_path / "run") == [4, 6, 8]  # 6: the best epoch
     first, second = losses(tmp_path / "run", 1), losses(tmp_path / "run", 2)
     assert len(first) == STEPS + 1
     assert np.isfinite(first).all()
@@ -129,7 +129,7 @@ def test_stop(tmp_path, value):
     assert result.summary["epochs"] == 1
     until = build_line(quiet(tmp_path / "until").num_steps(BAD - 1)).fit(batches())
     assert model_bits(result.model) == model_bits(until.model)
-    assert saved_steps(tmp_path / "run") == [4, 8]
+    assert saved_steps(tmp_path / "run") == [4, 6, 8]  # 6: the best epoch
     assert len(losses(tmp_path / "run", 2)) == 3
     assert read_history(tmp_path / "run").to_json() == result.history.to_json()
     assert journal_of(tmp_path / "run")[-1]["stopped_by"] == result.stopped_by

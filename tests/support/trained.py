@@ -50,7 +50,7 @@ def main():
     builder = LearnerBuilder(DIRECTORY).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(None)
     builder.num_epochs(options["epochs"]).grads_accumulation(options["accumulate"]).every(1, hook)
     builder.metric_loggers(JsonLines(every_steps=1)).interrupter(interrupter).seed(options.get("seeds", [0] * 9)[INDEX])
-    builder.with_file_checkpointer(keep_last=9, keep_best=0, **options.get("save", {}))
+    builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **options.get("save", {})})
     if options["rules"] == "fsdp":
         builder.strategy(Sharded(rules=fsdp(1)))
     elif jax.device_count() > 1 or COUNT:

@@ -1,0 +1,299 @@
+"""The best epoch is kept, however rarely a run saves."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from runs import (
+    STEPS,
+    build_line,
+    build_net,
+    checkpoint_bits,
+    journal_of,
+    line,
+    line_step,
+    model_bits,
+    quiet,
+    saved_steps,
+    scripted,
+    shuffled,
+    streamed,
+    tree_of,
+    valid_data,
+)
+from stopped import CrashError, all_of, same, stopping_at
+
+import learner.checkpoint
+from learner import LearnerError, MetricEarlyStopping, NonFiniteError, RegressionOutput, load_checkpoint
+from learner.checkpoint import CheckpointStore
+from learner.metrics import CollectingMetric
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+LOSSES = 1.77, 1.3, 3.8, 2.22, 2.29, 1.63
+
+
+def constant_step(model, batch):
+    return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
+
+
+def build(builder, valid_step=constant_step):
+    return builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=valid_step)
+
+
+def models_of(builder):
+    """The model at the end of each epoch, while the builder's run trains."""
+    models = {}
+    builder.on_epoch_end(lambda info, model: models.__setitem__(info.epoch, model_bits(model)))
+    return models
+
+
+def saves_of(directory):
+    return [entry["step"] for entry in journal_of(directory) if entry["event"] == "save"]
+
+
+def test_the_best_of_short_epochs_with_the_defaults(tmp_path):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
+    models = models_of(builder)
+    result = build(builder).fit(shuffled(), scripted(*LOSSES))
+    assert result.history["valid/Loss"] == pytest.approx(LOSSES)
+    assert saved_steps(tmp_path / "run") == [2 * STEPS, 6 * STEPS]
+    assert model_bits(result.best_model) == models[2]
+    loaded = load_checkpoint(tmp_path / "run")
+    assert (loaded.epoch, loaded.score) == (2, pytest.approx(1.3))
+    marks = {entry["epoch"]: entry["best"] for entry in result.summary["checkpoints"]}
+    assert marks == {2: True, 6: False}
+
+
+def test_the_best_may_be_the_last_and_is_written_once(tmp_path):
+    result = build(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(shuffled(), scripted(2.0, 1.0))
+    assert saves_of(tmp_path / "run") == [2 * STEPS]
+    assert model_bits(result.best_model) == model_bits(result.model)
+
+
+def test_of_equal_epochs_the_first_is_the_best(tmp_path):
+    build(quiet(tmp_path / "run", saves=True).num_epochs(3)).fit(shuffled(), scripted(1.0, 1.0, 1.0))
+    assert load_checkpoint(tmp_path / "run").epoch == 1
+
+
+def test_nan_is_never_the_best(tmp_path):
+    build(quiet(tmp_path / "run", saves=True).num_epochs(3)).fit(shuffled(), scripted(math.nan, 2.0, math.nan))
+    assert load_checkpoint(tmp_path / "run").epoch == 2
+
+
+def test_the_best_is_there_whenever_a_checkpoint_is(tmp_path):
+    """A run that is killed goes on from the newest, and trains again all that could be better than the best on disk."""
+    builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=1, every_epochs=3).num_epochs(6)
+    build(builder).fit(shuffled(), scripted(1.77, 1.3, 3.8, 1.2, 2.29, 1.63))
+    assert saves_of(tmp_path / "run") == [2 * STEPS, 3 * STEPS, 4 * STEPS, 6 * STEPS]
+    assert saved_steps(tmp_path / "run") == [4 * STEPS, 6 * STEPS]
+
+
+def test_no_more_than_the_newest_where_none_of_the_best_are_wanted(tmp_path):
+    builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=1, keep_best=0, every_epochs=3).num_epochs(6)
+    build(builder).fit(shuffled(), scripted(*LOSSES))
+    assert saves_of(tmp_path / "run") == [3 * STEPS, 6 * STEPS]
+    assert saved_steps(tmp_path / "run") == [6 * STEPS]
+
+
+def test_early_stopping_has_the_same_best(tmp_path):
+    stopping = MetricEarlyStopping("valid/Loss", patience=3)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(9).early_stopping(stopping)
+    result = build(builder).fit(shuffled(), scripted(*LOSSES))
+    assert result.stopped_by == "early stopping: valid/Loss has not improved on 1.3 for 3 validations"
+    assert load_checkpoint(tmp_path / "run").epoch == 2
+
+
+def test_a_validation_inside_an_epoch_may_be_the_best(tmp_path):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(2).valid_every(steps=4)
+    build(builder).fit(shuffled(), scripted(3.0, 2.0, 1.0, 4.0))
+    loaded = load_checkpoint(tmp_path / "run")
+    assert (loaded.step, loaded.epoch, loaded.score) == (8, None, pytest.approx(1.0))
+
+
+# -- whatever ends the run ---------------------------------------------------------------------------------------------
+
+
+class OftenBest:
+    """The rate is the greatest in the first epoch, so that it is the best; all that a run may carry goes on."""
+
+    def build(self, directory, epochs=4):
+        builder = quiet(directory).num_epochs(epochs)
+        return builder.with_file_checkpointer(1, 1, monitor="train/Learning Rate", mode="max", every_epochs=100)
+
+    def fit(self, builder):
+        return build_net(builder).fit(streamed(), valid_data())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, compiled_once):
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    return all_of(directory, OftenBest().fit(OftenBest().build(directory)))
+
+
+def test_what_a_whole_run_keeps(whole, tmp_path):
+    assert whole["checkpoints"] == [STEPS, 4 * STEPS]
+    alone = OftenBest().fit(OftenBest().build(tmp_path / "run").with_file_checkpointer(None))
+    assert model_bits(alone.model) == whole["model"]  # the copies change no bit
+
+
+@pytest.mark.parametrize("step", [STEPS, pytest.param(STEPS + 2, marks=pytest.mark.full)])
+def test_a_run_that_is_stopped_has_its_best_and_goes_on_to_the_bit(tmp_path, whole, step):
+    directory, kind = tmp_path / "run", OftenBest()
+    kind.fit(stopping_at(kind.build(directory), step))
+    assert saved_steps(directory) == sorted({STEPS, step})
+    assert load_checkpoint(directory).step == STEPS
+    same(all_of(directory, kind.fit(kind.build(directory).resume())), whole)
+
+
+def test_going_on_from_the_best_is_to_the_bit(tmp_path, whole):
+    directory, kind = tmp_path / "run", OftenBest()
+    kind.fit(kind.build(directory))
+    before = checkpoint_bits(directory, STEPS)
+    same(all_of(directory, kind.fit(kind.build(directory).checkpoint("best"))), whole)
+    assert checkpoint_bits(directory, STEPS) == before
+
+
+def test_a_run_that_fails_saves_its_best_first(tmp_path, whole):
+    directory, kind = tmp_path / "run", OftenBest()
+
+    def crash(info, model):
+        if info.step == 2 * STEPS + 2:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        kind.fit(kind.build(directory).every(steps=1, fn=crash))
+    assert saved_steps(directory) == [STEPS]
+    assert saves_of(directory) == [STEPS]
+    same(all_of(directory, kind.fit(kind.build(directory).resume())), whole)
+
+
+class FailsAtTheThird(CollectingMetric):
+    """Ends the worker."""
+
+    name = "Third"
+    higher_is_better = True
+    fields = ("targets",)
+    seen = 0
+
+    def collect(self, output):
+        return {"targets": output.targets}
+
+    def compute(self, rows):
+        self.seen += 1
+        if self.seen == 3:
+            raise CrashError
+        return 0.0
+
+
+def test_a_run_whose_worker_fails_saves_its_best_first(tmp_path):
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(4).metric_valid(FailsAtTheThird())
+    with pytest.raises(CrashError):
+        build(builder).fit(shuffled(), scripted(*LOSSES))
+    assert saved_steps(tmp_path / "run") == [2 * STEPS]
+    assert load_checkpoint(tmp_path / "run").epoch == 2
+
+
+def test_numbers_that_explode_leave_the_best_and_the_message_names_it(tmp_path):
+    passes = []
+
+    def make():
+        passes.append(1)
+        x = np.ones((4, 3), np.float32)
+        bad = np.full((4, 1), np.inf if len(passes) == 4 else 1.0, np.float32)
+        return iter([{"x": x, "t": np.ones((4, 1), np.float32)}, {"x": x, "t": bad}])
+
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
+    with pytest.raises(NonFiniteError, match=r"The last checkpoint before it is .*checkpoint/4\b"):
+        build(builder).fit(make, scripted(*LOSSES))
+    assert saved_steps(tmp_path / "run") == [4]
+
+
+def test_a_best_that_could_not_be_written_is_written_at_the_end(tmp_path, monkeypatch):
+    failed, save = [], CheckpointStore.save
+
+    def full_at_first(self, step, items, progress):
+        if step == 2 * STEPS and not failed:
+            failed.append(step)
+            raise OSError(28, "No space left on device")
+        save(self, step, items, progress)
+
+    monkeypatch.setattr(CheckpointStore, "save", full_at_first)
+    builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=1, every_epochs=3).num_epochs(6)
+    build(builder.on_save_error("warn")).fit(shuffled(), scripted(*LOSSES))
+    assert failed == [2 * STEPS]
+    assert saved_steps(tmp_path / "run") == [2 * STEPS, 6 * STEPS]
+
+
+def test_the_memory_of_the_device_is_given_back(tmp_path, monkeypatch):
+    """As on an accelerator, whose memory is not the host's: the state waits on the host."""
+    moved, to_host = [], learner.checkpoint.best.Snapshot.to_host
+
+    def moving(self):
+        moved.append(self.step)
+        return to_host(self)
+
+    monkeypatch.setattr(learner.checkpoint.best.Snapshot, "to_host", moving)
+    monkeypatch.setattr("learner.run.IN_PLACE", ())
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
+    models = models_of(builder)
+    result = build(builder).fit(shuffled(), scripted(*LOSSES))
+    assert moved == [STEPS, 2 * STEPS]
+    assert model_bits(result.best_model) == models[2]
+
+
+# -- without one -------------------------------------------------------------------------------------------------------
+
+
+def test_without_checkpoints_the_best_model_says_so(tmp_path):
+    result = build_line(quiet(tmp_path / "run")).fit(shuffled())
+    with pytest.raises(LearnerError, match=r"with_file_checkpointer\(None\) turns saving off"):
+        _ = result.best_model
+    assert "checkpoint" not in json.dumps(sorted(tree_of(tmp_path / "run")))
+
+
+# -- killed ------------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys, time
+from test_best import SavedRarely
+
+def kill(info, model):
+    while info.epoch == 3:
+        time.sleep(0.01)
+        if os.path.exists(os.path.join(sys.argv[1], "checkpoint", "12", "manifest.json")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+kind = SavedRarely()
+kind.fit(kind.build(sys.argv[1]).on_epoch_end(kill))
+"""
+
+
+class SavedRarely(OftenBest):
+    """Every second epoch; the best is the first."""
+
+    def build(self, directory, epochs=5):
+        builder = quiet(directory).num_epochs(epochs)
+        return builder.with_file_checkpointer(1, 1, monitor="train/Learning Rate", mode="max", every_epochs=2)
+
+
+@pytest.mark.full
+def test_a_run_that_is_killed_ends_with_the_best_of_all(tmp_path):
+    """The best was written before the newest, so that nothing that could be the best is lost."""
+    tests = Path(__file__).parents[1]
+    paths = [tests / "reliability", tests / "support", Path(learner.__file__).parents[1]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run"], env=environment, timeout=200)
+    assert done.returncode == -signal.SIGKILL
+    assert saved_steps(tmp_path / "run") == [STEPS, 2 * STEPS]
+    kind = SavedRarely()
+    found = all_of(tmp_path / "run", kind.fit(kind.build(tmp_path / "run").resume()))
+    same(found, all_of(tmp_path / "whole", kind.fit(kind.build(tmp_path / "whole"))))
+    assert found["checkpoints"] == [STEPS, 5 * STEPS]
