@@ -12,7 +12,7 @@ import jax
 
 from learner.check import wrong_values
 from learner.checkpoint.options import CheckpointOptions
-from learner.directory import problem_with
+from learner.directory import problem_with, wrong_name
 from learner.errors import LearnerError, one_error
 from learner.events import Listener
 from learner.fit import Learner
@@ -24,7 +24,7 @@ from learner.metrics.base import MetricBase
 from learner.optimizers.base import Match, matcher
 from learner.optimizers.freezing import nothing_left, trained_of, unfrozen
 from learner.optimizers.lengths import untold
-from learner.options import Options
+from learner.options import Options, absolute
 from learner.profile import Window, check_steps
 from learner.records import Recorder
 from learner.resuming import ALLOWED
@@ -307,7 +307,7 @@ class LearnerBuilder:
         Args:
           directory: a path, also one that JAX takes besides (`gs://...`). Those who can write to it can run code here.
         """
-        self._options.compilation_cache = str(directory)
+        self._options.compilation_cache = absolute(directory)
         return self
 
     # -- checkpoints, stopping, hooks ----------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class LearnerBuilder:
         if newest is None:
             self._options.checkpoints = None
         else:
-            place = None if directory is None else str(directory)
+            place = None if directory is None else absolute(directory)
             if every_epochs is None and every_steps is None and every_seconds is None:
                 every_epochs = 1
             self._options.checkpoints = CheckpointOptions(
@@ -439,7 +439,7 @@ class LearnerBuilder:
         refuse_unknown("initial_from", directory, which, step)
         if not isinstance(partial, bool):
             raise LearnerError(f"partial of initial_from is {partial!r}; it needs True or False")
-        self._options.initial = {"directory": directory, "which": which, "step": step, "partial": partial}
+        self._options.initial = {"directory": absolute(directory), "which": which, "step": step, "partial": partial}
         return self
 
     def early_stopping(self, stopping: MetricEarlyStopping) -> Self:
@@ -605,7 +605,9 @@ class LearnerBuilder:
           trainable: what is differentiated, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
         """
         options = self._options
-        problems = [p for p in [problem_with(options.directory)] if p]
+        problems = [
+            problem for problem in [problem_with(options.directory) or wrong_name(options.checkpoint_place)] if problem
+        ]
         schedule, scale, plateau, wrong = _rate(lr)
         problems += wrong
         family = train_fn = valid_fn = None

@@ -1,7 +1,26 @@
-"""What outlives a power cut."""
+"""Files on a disk that others can write to as well: nothing is written through a link, no read is without a bound."""
 
+import errno
+import itertools
 import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from learner.errors import LearnerError
+
+LARGEST = int(os.environ.get("LEARNER_LARGEST_FILE") or 1 << 30)
+"""Bytes of a file of a run that are read into memory at once; the environment variable `LEARNER_LARGEST_FILE` sets it.
+Metric logs are read in parts and may be larger."""
+LONGEST_LINE = 1 << 26
+CHUNK = 1 << 20
+LONGEST_NAME = 255  # what file systems take, in bytes
+LONGEST_PATH = 4096 - 512  # the same, with room for the files of a checkpoint
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its other end
 
 
 def to_disk(path: Any) -> None:
@@ -11,3 +30,128 @@ def to_disk(path: Any) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """Return the content of a regular file, also of one behind a link.
+
+    Args:
+      path: of the file.
+      most: bytes that it may have; default: `LARGEST`.
+
+    Raises:
+      LearnerError: the file is larger, or it is a pipe, a device or a directory.
+      OSError: it cannot be read.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "summary.json")
+    >>> path.write_bytes(b"{}")
+    2
+    >>> read_bytes(path)
+    b'{}'
+    """
+    most = LARGEST if most is None else most
+    descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise LearnerError(f"{os.fspath(path)} is {kind_of(found.st_mode)}; a file is needed")
+        refuse_larger(path, found.st_size, most)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with open(descriptor, "rb") as file:
+        content = file.read(most + 1)
+    refuse_larger(path, len(content), most)  # it may have grown meanwhile
+    return content
+
+
+def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
+    """Return the content of a regular file in UTF-8; see `read_bytes`.
+
+    Raises:
+      UnicodeDecodeError: it is not UTF-8, which is a `ValueError`.
+    """
+    return read_bytes(path, most).decode()
+
+
+def refuse_larger(path: str | os.PathLike[str], count: int, most: int) -> None:
+    """Raise `LearnerError` where a file has more bytes than may be read into memory."""
+    if count > most:
+        raise LearnerError(
+            f"{os.fspath(path)} has {count:,} bytes, and no more than {most:,} are read: it is damaged, or not what a "
+            "run wrote (the environment variable LEARNER_LARGEST_FILE sets another limit)"
+        )
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Yield the whole lines of a regular file, each with its end; a last line without one is left out.
+
+    Raises:
+      LearnerError: the file has more than `LARGEST` bytes, or a line more than `LONGEST_LINE`, so that memory is
+        bounded by what is text.
+      OSError: it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
+    with open(descriptor, "rb") as file:
+        refuse_larger(path, os.fstat(descriptor).st_size, LARGEST)
+        for number in itertools.count(1):
+            line = file.readline(LONGEST_LINE)
+            if len(line) == LONGEST_LINE:
+                raise LearnerError(f"{os.fspath(path)} is damaged: its line {number} does not end")
+            if not line.endswith(b"\n"):
+                return
+            yield line
+
+
+def checksum(path: str | os.PathLike[str], size: int) -> int:
+    """Return the CRC-32 of the first `size` bytes of a file, which is read in parts."""
+    value, left = 0, size
+    with open(path, "rb") as file:
+        while left and (part := file.read(min(CHUNK, left))):
+            value, left = zlib.crc32(part, value), left - len(part)
+    return value
+
+
+def truncate(path: str | os.PathLike[str], size: int) -> None:
+    """Shorten a file, but not one behind a link."""
+    descriptor = os.open(path, os.O_WRONLY | NO_FOLLOW)
+    try:
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def kind_of(mode: int) -> str:
+    """Return the word for what the `st_mode` of a path says it is.
+
+    >>> kind_of(stat.S_IFLNK), kind_of(stat.S_IFIFO)
+    ('a symbolic link', 'a pipe or device')
+    """
+    if stat.S_ISLNK(mode):
+        return "a symbolic link"
+    return "a directory" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a pipe or device"
+
+
+def problem_with_name(path: Path) -> str | None:
+    """Return why no file system or no library can make files below a path, or `None`.
+
+    >>> problem_with_name(Path("runs", "a" * 300))
+    'a name in it has 300 bytes, and 255 are the most'
+    """
+    try:
+        names = [part.encode() for part in path.parts]
+    except UnicodeEncodeError:
+        return "it is not UTF-8"
+    if b"\0" in b"".join(names):
+        return "it contains a null character"
+    if (longest := max(map(len, names), default=0)) > LONGEST_NAME:
+        return f"a name in it has {longest} bytes, and {LONGEST_NAME} are the most"
+    if (whole := len(os.fspath(path).encode())) > LONGEST_PATH:
+        return f"it has {whole} bytes, and {LONGEST_PATH} are the most"
+    return None
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk, or a user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in FULL

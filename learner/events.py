@@ -105,7 +105,7 @@ class RunStarted(Event):
     A run that goes on (`resumed`) makes the steps after `step`. `history` has the values of whole splits up to there,
     by key, each as `(epoch, step, value)`. `monitor`: the metric that decides about the best checkpoint. `config`: the
     hyper-parameters; `environment`: versions and devices; `commit`: that of git where the command was run. All three
-    are what JSON can say.
+    are what JSON can say. `directory` is absolute, `shown` is how the user wrote it (empty: not known).
     """
 
     directory: Path
@@ -123,6 +123,7 @@ class RunStarted(Event):
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     commit: str | None = None
+    shown: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ from learner.hosts import Hosts, hosts
 from learner.inputs import Inputs, checked_step, no_step, read_inputs, read_valid, refuse_endless, run_length
 from learner.loading import Taken, take_initial
 from learner.lock import locked
+from learner.loggers.files import file_name
 from learner.memory import Needs, RoomFor, explained
 from learner.onebyone import OneByOne
 from learner.optimizers.lengths import schedules_in, texts_in, told, untold
@@ -289,6 +290,7 @@ class Learner:
             said = description(options, self._step, self._strategy, inputs, rate, going_on, fingerprint)
             here.agree("what they train", said)
             fingerprint = here.once(lambda: fingerprint)  # the first rows of its share, which checkpoints have
+        here.once(lambda: self._refuse_foreign(inputs))  # before anything is written
         options.directory.mkdir(parents=True, exist_ok=True)
         with locked(options.directory) if here.index == 0 else contextlib.nullcontext():
             if here.index == 0:
@@ -302,6 +304,10 @@ class Learner:
             directory.refuse_run(options.directory, overwrite=options.overwrite)
             refuse_checkpoints(options)
         return going_on
+
+    def _refuse_foreign(self, inputs: Inputs) -> None:
+        splits = ["train", "custom", *map(file_name, inputs.valid)]
+        directory.refuse_foreign(self._options.directory, splits, profile=self._options.profile is not None)
 
     def _prepare(self, going_on: bool) -> None:
         if not going_on:

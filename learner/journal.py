@@ -2,7 +2,8 @@
 
 Each has `event` (start, validation, epoch, save, stop, end, error) and `time` (seconds since 1970, UTC). The lines
 `epoch` and `validation` (a validation inside an epoch) are the run's history: they also have `epoch`, `step` and
-`values` by key, and no value stands on two of them.
+`values` by key, and no value stands on two of them. A line `epoch` has `files`, too: the length and the CRC-32 of each
+metric log of that epoch, by relative path.
 
     {"event": "epoch", "time": 1769860800.5, "epoch": 1, "step": 45, "values": {"train/Loss": 0.5, "valid/Loss": "NaN"}}
 
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.disk import read_lines
 from learner.errors import LearnerError
 
 NUMBERS = ("epoch", "validation")
@@ -34,12 +36,12 @@ def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[st
     is not what a run writes, says nothing (`{}`), with a warning that names it.
 
     Raises:
-      LearnerError: there is no journal.
+      LearnerError: there is no journal, or one that no run wrote: it is too large, or a line does not end.
     """
     path = Path(directory, "journal.jsonl")
     if not path.is_file():  # reading a pipe or a device would not end
         raise LearnerError(f"{directory} has no journal.jsonl: it is not the directory of a run")
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = (line.removesuffix(b"\n") for line in read_lines(path))
     return [(line, entry_of(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
 
 

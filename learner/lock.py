@@ -5,11 +5,13 @@ import errno
 import json
 import os
 import platform
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from learner.disk import NO_FOLLOW, NO_WAIT, kind_of
 from learner.errors import LearnerError
 
 if sys.platform != "win32":
@@ -18,6 +20,7 @@ if sys.platform != "win32":
 NAME = "run.lock"
 CLOCKS = 10.0
 """Seconds by which the clocks of files and of processes may differ."""
+LONGEST = 4096  # bytes of the note in a lock
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -29,8 +32,10 @@ def locked(directory: Path) -> Iterator[None]:
     network file systems), the process that is named in the file holds it, as long as it is alive; one of another
     machine counts as alive.
 
+    A file of that name which is no lock of a run, such as a link, is neither changed nor removed.
+
     Raises:
-      LearnerError: another process, or another `fit` of this one, holds it.
+      LearnerError: another process, or another `fit` of this one, holds it, or the file is no lock.
     """
     path = directory / NAME
     descriptor = _taken(path)
@@ -54,7 +59,7 @@ def is_held(directory: Path) -> bool | None:
       `None` where the lock names a process of another machine, which may be alive.
     """
     try:
-        descriptor = os.open(directory / NAME, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(directory / NAME, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
     except OSError:
         return False
     try:
@@ -97,15 +102,46 @@ if hasattr(os, "register_at_fork"):
 def _taken(path: Path) -> int:
     """The file, locked."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = _open(path)
         try:
             _lock(descriptor, path)
             if _is_at(descriptor, path):
+                _refuse_other_content(descriptor, path)  # only who holds the lock reads what nobody changes
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # who had it before has removed it in between
+
+
+def _open(path: Path) -> int:
+    """Open the file without changing it, never through a link: it may lead to any file of the user's."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o666)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            if not stat.S_ISREG(mode := os.lstat(path).st_mode):
+                raise _no_lock(path, f"is {kind_of(mode)}") from error
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        kind = "has a second name elsewhere" if stat.S_ISREG(found.st_mode) else f"is {kind_of(found.st_mode)}"
+        raise _no_lock(path, kind)
+    return descriptor
+
+
+def _refuse_other_content(descriptor: int, path: Path) -> None:
+    """Raise where the file holds what no lock of a run holds. One of a machine that crashed may be empty or zeros."""
+    content = os.pread(descriptor, LONGEST + 1, 0)
+    if content.strip(b"\0") and (len(content) > LONGEST or _holder(descriptor)[1] is None):
+        raise _no_lock(path, "has another content")
+
+
+def _no_lock(path: Path, why: str) -> LearnerError:
+    return LearnerError(
+        f"{path} is no lock of a run: it {why}. Nothing was changed; move it away, or choose another directory"
+    )
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -127,7 +163,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 
@@ -135,7 +171,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _holder(descriptor: int) -> tuple[str, int | None]:
     """The machine and the process that the file names."""
     try:
-        content = json.loads(os.pread(descriptor, 4096, 0))
+        content = json.loads(os.pread(descriptor, LONGEST, 0))
         return str(content["host"]), int(content["pid"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "", None

@@ -17,6 +17,7 @@ from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import remat_name
 from learner.stopping import Interrupter, MetricEarlyStopping
 
+LONGEST_CHAIN = 40  # of links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
 
 
@@ -24,8 +25,9 @@ DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=N
 class Options:
     """See `LearnerBuilder` for what each means."""
 
-    directory: Path
+    directory: Path  # absolute, so that a hook may change the working directory
     overwrite: bool = False
+    shown: str = ""  # the directory as the user wrote it
     train_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
     valid_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
     loggers: list[Listener] = dataclasses.field(default_factory=list)
@@ -68,13 +70,17 @@ class Options:
     config_kept: str | None = None  # without the arguments of loggers, which may be secret
     config_private: bool = False
 
+    def __post_init__(self) -> None:
+        self.shown = self.shown or str(self.directory)
+        self.directory = resolved(self.directory)
+
     @property
     def checkpoint_place(self) -> str | Path:
         """Where checkpoints go: an absolute path, or one that Orbax knows (`gs://...`)."""
         given = None if self.checkpoints is None else self.checkpoints.directory
         if given is not None and "://" in given:
             return given
-        return (self.directory / "checkpoint" if given is None else Path(given)).absolute()
+        return self.directory / "checkpoint" if given is None else Path(given).absolute()
 
     @property
     def precision_text(self) -> str:
@@ -124,3 +130,29 @@ class Options:
             for split in splits
             for m in self.metrics_of(split)
         )
+
+
+def absolute(path: str | Path) -> str:
+    """Return an absolute path, also after the working directory has changed; a place that Orbax knows by a scheme
+    stays as it is.
+
+    >>> absolute("gs://bucket/run"), absolute("/runs/digits")
+    ('gs://bucket/run', '/runs/digits')
+    """
+    return str(path) if "://" in str(path) else str(Path(path).absolute())
+
+
+def resolved(directory: str | Path) -> Path:
+    """Return an absolute path; where the last part of it is a link, the directory that it leads to. Links above it
+    stay: machines of a cluster may resolve those differently.
+
+    >>> resolved("/runs/digits")
+    PosixPath('/runs/digits')
+    """
+    path = Path(directory).absolute()
+    for _ in range(LONGEST_CHAIN):
+        try:
+            path = path.parent / path.readlink()
+        except (OSError, ValueError):  # no link, or no path at all
+            break
+    return path

@@ -1,6 +1,7 @@
 """Going on with a run: a checkpoint is read, compared with what the learner is now, and given back."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from learner.errors import LearnerError, one_error
 from learner.fingerprints import changes, metrics_in_flight, saved_fingerprint
 from learner.history import History
 from learner.inputs import Inputs
+from learner.journal import LARGEST, decode, is_value
 from learner.loggers.cut import refuse_position
 from learner.metrics.base import HostMetric, MetricBase
 from learner.options import Options
@@ -159,7 +161,7 @@ def restore_newest(
 
 
 def _count(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < LARGEST
 
 
 def _optional(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -179,6 +181,7 @@ def _position(x: Any) -> bool:
         and x["epoch"] >= 1
         and x["in_epoch"] <= min(x["step"], x["batch"])
         and x["due"] in ("", "validation", "epoch")
+        and isinstance(x["left"], list)
         and all(map(_is(str), x["left"]))
     )
 
@@ -189,21 +192,40 @@ def _fingerprint(x: Any) -> bool:
 
 
 def _key(x: Any) -> bool:
-    return isinstance(x, list) and all(_count(word) and word < 2**32 for word in x)
+    return isinstance(x, list) and len(x) in (2, 4) and all(_count(word) and word < 2**32 for word in x)
 
 
+def _number(x: Any) -> bool:
+    """A number as JSON has it: also one of the words for those that are not finite."""
+    return is_value(x) and not isinstance(decode(x), str | bool)
+
+
+def _fields(**checks: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """An object that has these fields, each as its check needs it."""
+    return lambda x: isinstance(x, dict) and all(name in x and check(x[name]) for name, check in checks.items())
+
+
+def _data(x: Any) -> bool:
+    return not (isinstance(x, dict) and x.keys() == {"processes"}) or isinstance(x["processes"], list)
+
+
+def _rate_value(x: Any) -> bool:
+    return isinstance(x, float | int) and not isinstance(x, bool) and is_value(x) and 0 <= x < math.inf
+
+
+STOPPING = _fields(monitor=_is(str), best=_optional(_number), without=_count, seen=_count)
 PROGRESS: dict[str, Callable[[Any], bool]] = {
     "position": _position,
     "monitor": _is(str),
     "higher_is_better": _is(bool),
-    "score": _optional(_is(int | float)),
+    "score": _optional(_number),
     "root_key": _key,
     "history": _is(dict),
     "log": _is(dict),
-    "epoch_values": _is(dict),
+    "epoch_values": lambda x: isinstance(x, dict) and all("/" in key and is_value(x[key]) for key in x),
     "host_metrics": lambda x: isinstance(x, dict) and all(map(_is(dict), x.values())),
-    "early_stopping": lambda x: isinstance(x, list) and all(map(_is(dict), x)),
-    "plateau": _optional(_is(dict)),
+    "early_stopping": lambda x: isinstance(x, list) and all(map(STOPPING, x)),
+    "plateau": _optional(_fields(best=_optional(_number), rate=_rate_value, without=_count, resting=_count)),
     "validated_step": _optional(_count),
     "ends_epoch": _optional(_count),
     "at_stop": _is(bool),
@@ -224,6 +246,8 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     """Raises `LearnerError` for what no run can have written, be it that a checkpoint was made by somebody else."""
     checks = PROGRESS | ({"fingerprint": _fingerprint} if "fingerprint" in progress else OLD)
     wrong = [name for name, check in checks.items() if name not in progress or not check(progress[name])]
+    if not _data(progress.get("data")):
+        wrong.append("data")
     if not wrong and progress["position"]["step"] != step:
         wrong = ["position"]
     if wrong:

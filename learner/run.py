@@ -19,6 +19,7 @@ from learner.checkpoint import CheckpointStore, Saver
 from learner.checkpoint.best import BestSnapshot, Snapshot
 from learner.checkpoint.store import FORMAT
 from learner.data.feed import Dispatch, Feeder
+from learner.disk import is_full
 from learner.errors import LearnerError, NonFiniteError
 from learner.events import EpochStarted, Message, Saved
 from learner.hosts import Hosts
@@ -736,7 +737,8 @@ class Run:
             self.last_saved = None  # the end of the run tries again
         what = f"could not be written to {self.store.path(step)}, and training goes on: {type(error).__name__}: {error}"
         self.warn(f"the checkpoint of step {step} {what}")
-        self.log.info("the traceback:", exc_info=error)
+        if not is_full(error):  # the log needs the room that is left
+            self.log.info("the traceback:", exc_info=error)
 
 
 def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:

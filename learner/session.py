@@ -16,7 +16,7 @@ from learner.checkpoint import CheckpointStore, Saver
 from learner.checkpoint.best import BestSnapshot
 from learner.compilation import CompileTimes, compilation_cache
 from learner.data.feed import Feeder, Plan, bytes_of
-from learner.errors import ProcessError
+from learner.errors import LearnerError, ProcessError
 from learner.events import Listener, Message, MetricInfo, Outlet, RunEnded, RunFailed, RunStarted
 from learner.facts import facts
 from learner.history import History, summarize
@@ -25,7 +25,7 @@ from learner.inputs import Inputs, run_length, unused_batch_size
 from learner.journal import decode
 from learner.loading import Taken
 from learner.loggers.application import close_application_log, open_application_log
-from learner.loggers.cut import refuse_short
+from learner.loggers.cut import refuse_changed
 from learner.loggers.files import NoFiles, RunFiles
 from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.memory import Needs, explained
@@ -314,6 +314,8 @@ def _saver(
 
     saver = Saver(store, saved, None if options.on_save_error == "raise" else failed, before, after)
     threads.push(_closing(saver.close))
+    if isinstance(files, RunFiles):
+        files.make_room = saver.wait  # the saver never waits for the worker, so that this one may wait for it
     return saver
 
 
@@ -416,6 +418,7 @@ def _announce(run: Run, start: Start, infos: tuple[MetricInfo, ...], parameters:
     numbers = options.num_epochs, options.num_steps, run.steps_per_epoch
     where = options.directory, *numbers, infos, parameters, p.epoch, p.step, resumed
     history = {key: tuple(run.worker.history.points(key)) for key in run.worker.history}
+    told["shown"] = options.shown
     run.worker.put(RunStarted(time.time(), *where, history=history, monitor=run.monitor, **told))
     taken = None if resumed else start.taken
     _log_initial(options, taken, run.log)
@@ -462,7 +465,7 @@ def _go_back(start: Start, files: Files, store: CheckpointStore | None, log: log
     options, restored = start.options, start.restored
     position, lenient = None if restored is None else restored.progress["log"], "logs" in _allowed(options)
     if position is not None and not lenient:
-        refuse_short(options.directory, position)  # before anything is changed
+        refuse_changed(options.directory, position)  # before anything is changed
     if options.config_text is not None:
         _write(options.directory / "config.yaml", options.config_text, 0o600 if options.config_private else 0o666)
     if not start.going_on:
@@ -526,7 +529,7 @@ def _without_hiding(close: Callable[[], None]) -> Callable[..., None]:
     """Closes; where an error is on its way already, that is the one that comes out."""
 
     def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
-        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+        with contextlib.suppress(LearnerError, OSError) if error is not None else contextlib.nullcontext():
             close()
 
     return leave

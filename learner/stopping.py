@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from learner.errors import LearnerError
+from learner.journal import decode
 
 
 class Monitor:
@@ -99,7 +100,7 @@ class MetricEarlyStopping:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `get_state` was."""
-        self._best.best, self._without, self._seen = state["best"], state["without"], state["seen"]
+        self._best.best, self._without, self._seen = decode(state["best"]), state["without"], state["seen"]
 
 
 @dataclasses.dataclass

@@ -55,7 +55,7 @@ def description(
     plain = ("accumulate", "steps_per_dispatch", *numbers)
     return {
         "config": options.config_kept,
-        "directory": str(options.directory),
+        "directory": options.shown,
         "options": {name: getattr(options, name) for name in plain},
         "checkpoints": repr(options.checkpoints),
         "start": repr(options.start),

@@ -41,6 +41,7 @@ ONLY = {
     "renderers": {"errors", "events", "history", "journal", "text"},
     "runs": {
         "directory",
+        "disk",
         "distribution",
         "errors",
         "events",

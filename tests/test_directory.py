@@ -1,7 +1,10 @@
 """The directory of a run: never mixed with another, never more removed than a run wrote."""
 
+import io
 import json
 import os
+import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,11 @@ from runs import (
 
 from learner import LearnerError
 from learner.directory import holds_run, prepare, problem_with, read_summary, refuse_run, remove_run
+from learner.history import read_history
+from learner.journal import read_journal
+from learner.loggers import Csv
+from learner.renderers import PlainRenderer
+from learner.runs import Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -29,6 +37,9 @@ def write(directory, *paths):
     for path in paths:
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text("mine")
+        if match := re.fullmatch(r".*checkpoint/(\d+)/manifest\.json", path):
+            manifest = {"format": 1, "step": int(match[1]), "files": {}, "sha256": ""}
+            (directory / path).write_text(json.dumps(manifest))
 
 
 OURS = [
@@ -37,9 +48,12 @@ OURS = [
     "config.yaml",
     "model.json",
     "summary.json",
+    "checkpoint/6/manifest.json",
     "checkpoint/6/model/d/0",
     "checkpoint/12.partial.orbax-checkpoint-tmp/model/d/0",
+    "superseded/1/checkpoint/18/manifest.json",
     "superseded/1/checkpoint/18/model/d/0",
+    "superseded/1/journal.jsonl",
     "superseded/1/train/epoch-3/Loss.log",
     "train/epoch-1/Loss.log",
     "valid/epoch-1/Loss.log",
@@ -56,6 +70,11 @@ THEIRS = [
     "model.py",
     "checkpoint/readme.txt",
     "checkpoint/best/model",
+    "checkpoint/2023/photo.raw",
+    "checkpoint/2024/model/photo.raw",
+    "checkpoint/7.partial/photo.raw",
+    "superseded/2023/photo.raw",
+    "superseded/2/checkpoint/4/photo.raw",
     "superseded/why.txt",
     "train/data.csv",
     "train/epoch-1/notes.txt",
@@ -70,7 +89,7 @@ THEIRS = [
 # -- what is a run -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("left", ["journal.jsonl", "checkpoint/6/model/d/0", "train/epoch-1/Loss.log"])
+@pytest.mark.parametrize("left", ["journal.jsonl", "checkpoint/6/manifest.json", "train/epoch-1/Loss.log"])
 def test_a_part_of_a_run_is_one(tmp_path, left):
     write(tmp_path, left)
     assert holds_run(tmp_path)
@@ -110,13 +129,14 @@ def test_a_run_alone_leaves_nothing(tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_checkpoints_behind_a_link_are_removed_and_the_link_stays(tmp_path):
-    (tmp_path / "big").mkdir()
+def test_checkpoints_behind_a_link_stay(tmp_path):
+    """A run refuses to begin there: with_file_checkpointer(directory=...) saves elsewhere."""
     write(tmp_path / "run", "journal.jsonl")
     (tmp_path / "run" / "checkpoint").symlink_to(tmp_path / "big")
-    write(tmp_path / "big", "6/model/d/0", "others.txt")
+    write(tmp_path / "big", "6/manifest.json", "6/model/d/0", "checkpoint/6/manifest.json")
+    before = tree_of(tmp_path / "big")
     remove_run(tmp_path / "run")
-    assert set(tree_of(tmp_path / "big")) == {"others.txt"}
+    assert tree_of(tmp_path / "big") == before
     assert (tmp_path / "run" / "checkpoint").is_symlink()
 
 
@@ -124,7 +144,7 @@ def test_nothing_is_removed_behind_other_links(tmp_path):
     """Neither a checkpoint, nor a split, an epoch or a log that is a link takes with it what it leads to."""
     run, other = tmp_path / "run", tmp_path / "other"
     write(other, "7/model", "epoch-1/Loss.log", "Loss.log", "events.out.tfevents.1700000000.host.learner")
-    write(run, "journal.jsonl", "checkpoint/6/model", "valid/epoch-1/Loss.log", "train/epoch-1/Loss.log")
+    write(run, "journal.jsonl", "checkpoint/6/manifest.json", "valid/epoch-1/Loss.log", "train/epoch-1/Loss.log")
     (run / "checkpoint/7").symlink_to(other / "7")
     (run / "valid-linked").symlink_to(other)
     (run / "tensorboard").symlink_to(other)
@@ -136,7 +156,9 @@ def test_nothing_is_removed_behind_other_links(tmp_path):
     assert tree_of(other) == before
     assert not holds_run(run)
     left = sorted(p.relative_to(run).as_posix() for p in run.rglob("*"))
-    assert left == ["tensorboard", "valid", "valid-linked", "valid/epoch-2"]
+    links = ["checkpoint/7", "tensorboard", "train/epoch-1/Linked.log", "valid-linked", "valid/epoch-2"]
+    assert [path for path in left if (run / path).is_symlink()] == links
+    assert len(left) == len(links) + 4  # their directories
 
 
 def test_prepare(tmp_path):
@@ -253,7 +275,8 @@ def test_overwriting(tmp_path):
     assert kept == {path for path in tree_of(tmp_path / "fresh") if not path.startswith("checkpoint/")}
     mine = {path: text for path, (text, _) in tree_of(tmp_path / "run").items() if path in THEIRS}
     assert mine == dict.fromkeys(THEIRS, b"mine")
-    assert saved_steps(tmp_path / "run") == saved_steps(tmp_path / "fresh") == [2 * STEPS]
+    assert saved_steps(tmp_path / "run") == [2 * STEPS, 2023, 2024]  # two of which are the user's
+    assert saved_steps(tmp_path / "fresh") == [2 * STEPS]
     assert [entry["event"] for entry in journal_of(tmp_path / "run")].count("start") == 1
 
 
@@ -287,3 +310,129 @@ def test_checkpoints_elsewhere(tmp_path, monkeypatch, relative):
     assert more.summary["steps"] == 3 * STEPS
     build_line(make("one", overwrite=True).num_epochs(1)).fit(shuffled())
     assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["6"]
+
+
+# -- links and things of others in the places of a run -----------------------------------------------------------------
+
+FILES = ["journal.jsonl", "config.yaml", "model.json", "summary.json", "experiment.log"]
+DIRECTORIES = ["checkpoint", "superseded", "train", "valid-a_b", "custom", "train/epoch-7"]
+
+
+@pytest.mark.parametrize("name", [*FILES, *DIRECTORIES])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_link_in_a_place_of_the_run_is_refused_before_anything_is_written(tmp_path, name, overwrite):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    (run / name).parent.mkdir(parents=True)
+    outside.write_text("mine") if name in FILES else write(outside, "6/manifest.json", "epoch-1/Loss.log")
+    (run / name).symlink_to(outside)
+    before = sorted(tmp_path.rglob("*"))
+    content = tree_of(outside) if outside.is_dir() else outside.read_text()
+    builder = quiet(run, overwrite=overwrite, saves=True)
+    with pytest.raises(LearnerError, match=rf"{name} is a symbolic link; a run needs a|holds a run"):
+        build_line(builder).fit(batches(), {"a b": batches()})
+    assert sorted(tmp_path.rglob("*")) == before
+    assert content == (tree_of(outside) if outside.is_dir() else outside.read_text())
+
+
+def test_a_directory_in_the_place_of_a_file(tmp_path):
+    (tmp_path / "run" / "summary.json").mkdir(parents=True)
+    with pytest.raises(LearnerError, match=r"summary\.json is a directory; a run needs a file of its own there"):
+        build_line(quiet(tmp_path / "run")).fit(batches())
+    assert os.listdir(tmp_path / "run") == ["summary.json"]
+
+
+def test_the_directory_itself_and_those_above_it_may_be_links(tmp_path):
+    (tmp_path / "home" / "first").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    (tmp_path / "home" / "latest").symlink_to("first")
+    build_line(quiet(tmp_path / "link" / "latest")).fit(batches())
+    assert (tmp_path / "home" / "first" / "summary.json").is_file()
+
+
+def test_overwriting_leaves_what_is_no_checkpoint_of_ours(tmp_path):
+    theirs = ["checkpoint/2023/photo.raw", "checkpoint/7/model/photo.raw", "superseded/2023/photo.raw"]
+    for _ in range(2):
+        build_line(quiet(tmp_path, saves=True, overwrite=True)).fit(batches())
+        write(tmp_path, *theirs)
+        assert saved_steps(tmp_path) == [STEPS, 7, 2023]
+    assert [(tmp_path / name).read_text() for name in theirs] == ["mine"] * 3
+
+
+def test_a_save_is_not_made_where_something_of_others_has_its_name(tmp_path):
+    write(tmp_path, f"checkpoint/{STEPS}/photo.raw")
+    with pytest.raises(LearnerError, match=rf"checkpoint/{STEPS} is in the way"):
+        build_line(quiet(tmp_path, saves=True)).fit(batches())
+    assert (tmp_path / f"checkpoint/{STEPS}/photo.raw").read_text() == "mine"
+
+
+# -- names, and working directories that change ------------------------------------------------------------------------
+
+NAMES = {"a" * 300: "has 300 bytes", "é" * 128: "has 256 bytes", "\udcff": "is not UTF-8", "a\0b": "null character"}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "/".join(["d" * 200] * 25)])
+def test_a_name_that_no_checkpoint_can_have(tmp_path, name):
+    """Told when the learner is built, not at the first save."""
+    message = NAMES.get(name, r"it has \d+ bytes, and 3584 are the most")
+    with pytest.raises(LearnerError, match=message):
+        build_line(quiet(tmp_path / name / "run"))
+    builder = quiet(tmp_path / "run").with_file_checkpointer(directory=f"{tmp_path}/{name}")
+    with pytest.raises(LearnerError, match=message):
+        build_line(builder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hook_may_change_the_working_directory(tmp_path, monkeypatch):
+    """As notebooks do; relative paths mean what they meant when they were given."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    builder = quiet("runs/a").num_epochs(3).with_file_checkpointer(directory="saved").metric_loggers(Csv())
+    builder.every(4, lambda info, model: os.chdir(tmp_path / "elsewhere"))
+    result = build_line(builder).fit(shuffled(), valid_data())
+    assert result.best_model is not None
+    monkeypatch.chdir(tmp_path)
+    builder = quiet("runs/b").num_epochs(3).initial_from("runs/a/../../saved", "latest")
+    learner = build_line(builder)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    learner.fit(shuffled(), valid_data())
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "runs", "saved"]
+    assert (tmp_path / "runs/a/summary.json").is_file()
+    assert (tmp_path / "runs/b/summary.json").is_file()
+
+
+def test_people_see_the_directory_as_they_wrote_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stream = io.StringIO()
+    build_line(quiet("runs/a").renderer(PlainRenderer(stream))).fit(batches())
+    assert stream.getvalue().startswith("runs/a: ")
+
+
+# -- files that are too large ------------------------------------------------------------------------------------------
+
+
+def sparse(path, size=3 << 30):
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.truncate(size)
+
+
+def test_a_huge_file_is_refused_and_not_read(tmp_path):
+    """3 GB that take no room on the disk; within a process that has 1 GB of memory to take."""
+    build_line(quiet(tmp_path)).fit(batches())
+    sparse(tmp_path / "summary.json")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
+        with pytest.warns(UserWarning, match=r"summary\.json has 3,221,225,472 bytes"):
+            assert read_summary(tmp_path) is None
+        sparse(tmp_path / "journal.jsonl")
+        for read in (read_history, Run, read_journal):
+            with pytest.raises(LearnerError, match=r"journal\.jsonl has 3,22\d,\d+,\d+ bytes.*LEARNER_LARGEST_FILE"):
+                read(tmp_path)
+        sparse(tmp_path / "journal.jsonl", 900 << 20)
+        with pytest.raises(LearnerError, match="line 4 does not end"):
+            read_journal(tmp_path)
+        assert Run(tmp_path).epochs == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -87,7 +87,7 @@ def test_without_locks_a_dead_process_does_not(tmp_path, other, no_locks):
         pass
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": "far away"}'])
+@pytest.mark.parametrize("content", ["", "\0\0\0"])
 def test_without_locks_a_file_that_says_nothing_does_not(tmp_path, no_locks, content):
     (tmp_path / "run.lock").write_text(content)
     with locked(tmp_path):
@@ -98,6 +98,36 @@ def test_without_locks_another_machine_is_believed(tmp_path, no_locks):
     (tmp_path / "run.lock").write_text('{"host": "far-away", "pid": 1}')
     with pytest.raises(LearnerError, match=r"process 1 on far-away.*remove .*run\.lock"), locked(tmp_path):
         pass
+
+
+OTHERS = {
+    "a link to a file": lambda lock, mine: lock.symlink_to(mine),
+    "a link to an empty file": lambda lock, mine: (mine.write_text(""), lock.symlink_to(mine)),
+    "a link to nothing": lambda lock, mine: lock.symlink_to(mine.with_name("nothing")),
+    "a second name of a file": lambda lock, mine: os.link(mine, lock),
+    "another content": lambda lock, mine: lock.write_text("mine"),
+    "JSON of another kind": lambda lock, mine: lock.write_text('{"host": "far away"}'),
+    "a long text that begins as a lock": lambda lock, mine: lock.write_text('{"host": "a", "pid": 1}' + " " * 9000),
+    "a directory": lambda lock, mine: lock.mkdir(),
+    "a pipe": lambda lock, mine: os.mkfifo(lock),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_lock_is_neither_changed_nor_removed(tmp_path, kind):
+    """A directory of somebody else may have a link there that leads to any file of the user's."""
+    lock, mine = tmp_path / "run" / "run.lock", tmp_path / "authorized_keys"
+    lock.parent.mkdir()
+    mine.write_text("ssh-ed25519 AAAA me")
+    OTHERS[kind](lock, mine)
+    before, mode = tree_of(tmp_path), lock.lstat().st_mode
+    with pytest.raises(LearnerError, match=r"run\.lock is no lock of a run"), locked(lock.parent):
+        pass
+    assert (tree_of(tmp_path), lock.lstat().st_mode) == (before, mode)
+    assert not mine.with_name("nothing").exists()
+    with pytest.raises(LearnerError, match=r"run\.lock is no lock of a run"):
+        build_line(quiet(lock.parent)).fit(batches())
+    assert tree_of(tmp_path) == before
 
 
 @pytest.mark.parametrize(("resumes", "refusal"), [(False, "holds a run"), (True, "is in use")])

@@ -2,15 +2,24 @@
 its files and of itself, and with what decides whether the checkpoint stays.
 """
 
+import contextlib
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from learner.disk import to_disk
+from learner.disk import read_text, to_disk
 from learner.errors import LearnerError
 
 NAME = "manifest.json"
+PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
+ITEMS = ("model", "optim", "scheduler", "in_flight")
+NUMBERED = re.compile(r"(0|[1-9]\d*)(\.(partial|removed)(\..+)?)?", re.ASCII)
+SAVING = re.compile(r"(\d+)\.saving", re.ASCII)
+MARK = "a save of learner is under way: the directories of this step that end in .partial belong to it\n"
+OF_ORBAX = "_CHECKPOINT_METADATA"
 
 
 class DamagedError(LearnerError):
@@ -42,11 +51,11 @@ def read_manifest(directory: Any) -> dict[str, Any]:
     """
     path = directory / NAME
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(_text(path))
         expected = content.pop("sha256")
     except FileNotFoundError:
         raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, LearnerError) as error:
         raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} cannot be read ({error})") from None
     files = content.get("files")
     if expected == _digest(content) and not (isinstance(files, dict) and all(map(_is_inside, files))):
@@ -70,6 +79,66 @@ def refuse_damage(directory: Any) -> None:
             raise DamagedError(f"the checkpoint {directory} is damaged: {name} has {actual} bytes and had {size}")
         if _sha256(path) != digest:
             raise DamagedError(f"the checkpoint {directory} is damaged: {name} has other bytes than were written")
+
+
+def is_ours(place: Any) -> bool:
+    """Return whether a directory is proven to be a checkpoint that learner wrote: by its manifest, or where that is
+    damaged by its progress. One that is being written or removed also counts if a save has marked it; an empty one
+    holds nothing that could be lost. What lies behind a link is not ours.
+
+    Others keep directories that are named by numbers, too, and nothing of theirs may be moved or removed.
+    """
+    match = NUMBERED.fullmatch(place.name)
+    if match is None or not place.is_dir() or (_is_local(place) and place.is_symlink()):
+        return False
+    step = int(match[1])
+    if _is_of_step(place / NAME, step, {"format", "step", "files", "sha256"}):
+        return True
+    if _is_of_step(place / PROGRESS, step, {"format", "step"}):
+        return True
+    if match[2] is None or not _is_local(place):
+        return False
+    if match[3] == "partial" and is_mark(place.with_name(f"{match[1]}.saving")):
+        return True
+    names = {path.name.partition(".orbax-checkpoint-tmp")[0] for path in place.iterdir()}
+    of_orbax = ".orbax-checkpoint-tmp" in place.name or OF_ORBAX in names  # version 0.1.0 left no mark
+    parts = {*ITEMS, "progress", NAME, OF_ORBAX, "commit_success.txt"}
+    return not names or (of_orbax and names <= parts)
+
+
+def is_mark(path: Any) -> bool:
+    """Return whether a file says that a save of learner is under way."""
+    try:
+        return SAVING.fullmatch(path.name) is not None and not path.is_symlink() and _text(path) in ("", MARK)
+    except (OSError, ValueError, LearnerError):
+        return False
+
+
+def remove_checkpoint(place: Any) -> None:
+    """Remove a directory that is ours. What proves that goes last, so that a removal that is cut off can be ended."""
+    for path in place.iterdir():
+        if path.name == NAME:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    (place / NAME).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        place.rmdir()
+
+
+def _is_of_step(path: Any, step: int, keys: set[str]) -> bool:
+    try:
+        content = json.loads(_text(path))
+    except (OSError, ValueError, RecursionError, LearnerError):
+        return False
+    return isinstance(content, dict) and keys <= content.keys() and content["step"] == step
+
+
+def _text(path: Any) -> str:
+    text: str = read_text(path) if _is_local(path) else path.read_text()
+    return text
 
 
 def _is_inside(name: str) -> bool:

@@ -10,10 +10,16 @@ newest step.
 
 import contextlib
 import dataclasses
+import errno
 import functools
+import gc
 import json
-import re
+import logging
+import os
 import shutil
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,20 +28,34 @@ import jax
 import numpy as np
 
 from learner.checkpoint.items import differences, flat, refuse_differences
-from learner.checkpoint.manifest import NAME, DamagedError, read_manifest, refuse_damage, write_manifest
+from learner.checkpoint.manifest import (
+    ITEMS,
+    MARK,
+    NAME,
+    NUMBERED,
+    PROGRESS,
+    DamagedError,
+    is_mark,
+    is_ours,
+    read_manifest,
+    refuse_damage,
+    remove_checkpoint,
+    write_manifest,
+)
 from learner.checkpoint.options import Retention
 from learner.checkpoint.quiet import quiet_orbax
 from learner.checkpoint.records import is_record, record_name, records_of, write_record
-from learner.disk import to_disk
+from learner.disk import FULL, is_full, read_text, to_disk
 from learner.errors import LearnerError
 
-ITEMS = ("model", "optim", "scheduler", "in_flight")
-PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
 FORMAT = 1  # of the item `progress` and of the manifest
 FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too
+SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its arrays
+UNFINISHED = ".orbax-checkpoint-tmp"
+TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
+WAIT_FOR_ORBAX = 30.0  # seconds, for the threads of a save that failed
 MOST_PACKED = 10_000  # times: as much as compression could save
 Once = Callable[[Callable[[], Any]], Any]
-UNFINISHED = re.compile(r"\d+\.(partial|removed)(\..+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +142,14 @@ class CheckpointStore:
     def _steps(self) -> list[int]:
         if not self._path.exists():
             return []
-        return sorted(int(path.name) for path in self._path.iterdir() if _is_checkpoint(path))
+        return sorted(int(path.name) for path in self._path.iterdir() if self._is_checkpoint(path))
+
+    def _is_checkpoint(self, path: Any) -> bool:
+        """Return whether a directory is a checkpoint, which may be damaged; others may have theirs beside them."""
+        named = path.name.isdecimal() and path.name == str(int(path.name))
+        if self._is_local:
+            return named and is_ours(path)
+        return named and path.is_dir() and any((path / part).exists() for part in (NAME, "progress", *ITEMS))
 
     @property
     def entries(self) -> list[Entry]:
@@ -144,10 +171,17 @@ class CheckpointStore:
         """Makes the directory, and removes what a process that was killed has left of a save or of a removal."""
         self._path.mkdir(parents=True, exist_ok=True)
         self.recover()
-        for place in self._path.iterdir():
-            if self._is_local and UNFINISHED.fullmatch(place.name):
-                shutil.rmtree(place)
-            elif self._is_local and place.suffix == ".partial" and is_record(place.name):
+        if not self._is_local:
+            return
+        places = list(self._path.iterdir())
+        for place in places:
+            match = NUMBERED.fullmatch(place.name)
+            if match is not None and match[2] and is_ours(place):
+                remove_checkpoint(place)
+            elif place.suffix == ".partial" and is_record(place.name) and place.is_file() and not place.is_symlink():
+                place.unlink()
+        for place in places:  # behind the directories, which they prove to be ours
+            if is_mark(place):
                 place.unlink()
 
     def recover(self) -> None:
@@ -156,7 +190,7 @@ class CheckpointStore:
         """
         for place in self._path.glob("*.partial") if self._is_local and self._path.exists() else ():
             name = place.name.removesuffix(".partial")
-            if name.isdecimal() and not (self._path / name).exists() and (place / NAME).exists():
+            if name.isdecimal() and not os.path.lexists(self._path / name) and is_ours(place):
                 with contextlib.suppress(DamagedError, OSError):
                     refuse_damage(place)
                     place.rename(self._path / name)
@@ -168,7 +202,7 @@ class CheckpointStore:
         because the run stopped there is replaced by another of its step.
 
         Raises:
-          LearnerError: there is a checkpoint of this step, or the directory is gone.
+          LearnerError: there is a checkpoint of this step, something else has its name, or the directory is gone.
         """
         assert self._retention is not None
         if not self._path.exists():
@@ -178,7 +212,13 @@ class CheckpointStore:
         facts = {name: progress.get(name) for name in FACTS}
         replaced = self.records(step)
         place = self._path / f"{step}.partial" if self._is_local else self.path(step)
+        if self._is_local and step not in self._table and os.path.lexists(self.path(step)):
+            raise _in_the_way(self.path(step))
+        if self._is_local and self._writes:
+            self._make_room(step)
         try:
+            if self._is_local and self._writes:
+                self._mark(step)
             self._write(place, items)
             if self._writes:
                 self._complete(place, step, facts, progress)
@@ -186,10 +226,35 @@ class CheckpointStore:
             error.add_note(f"while writing the checkpoint {self.path(step)}")
             self._discard_partial(step)
             raise
+        if self._is_local and self._writes:
+            self._mark_of(step).unlink(missing_ok=True)
         for path in replaced if self._writes else ():
             path.unlink(missing_ok=True)
         self._table[step] = facts
         self._prune()
+
+    def _make_room(self, step: int) -> None:
+        """Remove what an earlier save or removal left under the names that this save needs, if it is ours."""
+        for place in (*self._path.glob(f"{step}.partial*"), self._path / f"{step}.removed"):
+            if NUMBERED.fullmatch(place.name) and os.path.lexists(place):
+                if not is_ours(place):
+                    raise _in_the_way(place)
+                remove_checkpoint(place)
+        mark = self._mark_of(step)
+        if os.path.lexists(mark):
+            if not is_mark(mark):
+                raise _in_the_way(mark)
+            mark.unlink()
+
+    def _mark_of(self, step: int) -> Path:
+        path: Path = self._path / f"{step}.saving"
+        return path
+
+    def _mark(self, step: int) -> None:
+        """Write the mark which proves that the directories of an unfinished save are ours; it outlives a power cut."""
+        with self._mark_of(step).open("x") as file:  # never through a link
+            file.write(MARK)
+        to_disk(self._mark_of(step))
 
     def records(self, step: int) -> list[Any]:
         """The files beside a checkpoint that hold its model."""
@@ -208,10 +273,30 @@ class CheckpointStore:
         return path
 
     def _write(self, place: Any, items: Mapping[str, Any]) -> None:
+        if self._is_local and self._writes:
+            self._refuse_full_disk(items)
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
+        before = {*threading.enumerate()}
+        _silence_orbax()
         with quiet_orbax():
-            self._orbax.save(place, args=args.Composite(**parts))
+            try:
+                self._orbax.save(place, args=args.Composite(**parts))
+            except BaseException as error:
+                self.close()
+                _end_threads(before)
+                for code in FULL:  # TensorStore says it in several kilobytes, for which a log has no room then
+                    if os.strerror(code) in str(error):
+                        raise OSError(code, os.strerror(code), str(place)) from None
+                raise
+
+    def _refuse_full_disk(self, items: Mapping[str, Any]) -> None:
+        """Raise before anything is written: what Orbax writes until it notices would take the room of the logs."""
+        needed = sum(int(x.nbytes) for x in jax.tree.leaves(dict(items)) if hasattr(x, "nbytes")) + SMALL_FILES
+        usage = shutil.disk_usage(self._path)
+        if jax.process_count() == 1 and usage.total and usage.free < needed:
+            text = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed:,} bytes, and {usage.free:,} are free"
+            raise OSError(errno.ENOSPC, text, str(self._path))
 
     def _complete(self, place: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         path = place / PROGRESS
@@ -225,7 +310,7 @@ class CheckpointStore:
         """Gives a complete checkpoint its name; another of that name goes, once the new one has it."""
         replaced = path.with_name(f"{path.name}.removed")
         if path.exists():
-            path.rename(replaced)
+            path.rename(replaced)  # one of this store's table, so that it is ours
         try:
             place.rename(path)
         except BaseException:
@@ -233,12 +318,24 @@ class CheckpointStore:
                 replaced.rename(path)
             raise
         to_disk(self._path)
-        shutil.rmtree(replaced, ignore_errors=True)  # what is left of it goes at the next start
+        if replaced.exists():
+            with contextlib.suppress(OSError):  # what is left of it goes at the next start
+                remove_checkpoint(replaced)
 
     def _discard_partial(self, step: int) -> None:
         self.close()  # waits for the threads that write the other items
-        for place in self._path.glob(f"{step}.partial*") if self._is_local and self._path.exists() else ():
-            shutil.rmtree(place, ignore_errors=True)
+        if not self._is_local or not self._path.exists():
+            return
+        for _ in range(TRIES):
+            places = [place for place in self._path.glob(f"{step}.partial*") if is_ours(place)]
+            if not places:
+                break
+            for place in places:
+                shutil.rmtree(place, ignore_errors=True)
+            time.sleep(SECONDS_BETWEEN_TRIES)
+        with contextlib.suppress(OSError):
+            if not places and is_mark(self._mark_of(step)):
+                self._mark_of(step).unlink()
 
     def _prune(self) -> None:
         assert self._retention is not None
@@ -258,7 +355,16 @@ class CheckpointStore:
         for path in records:
             path.unlink(missing_ok=True)
         if self._is_local:
-            shutil.rmtree(place.rename(place.with_name(f"{step}.removed")), ignore_errors=True)
+            if not is_ours(place):
+                raise _in_the_way(place)
+            removed = place.with_name(f"{step}.removed")
+            if os.path.lexists(removed):
+                if not is_ours(removed):
+                    raise _in_the_way(removed)
+                remove_checkpoint(removed)
+            place.rename(removed)
+            with contextlib.suppress(OSError):  # what is left of it goes at the next start
+                remove_checkpoint(removed)
         else:
             (place / NAME).unlink(missing_ok=True)
             place.rmtree()
@@ -285,9 +391,11 @@ class CheckpointStore:
         """The JSON item of a checkpoint; without a look at its checksums, if it need not be `verified`."""
         if verified:
             self.verify(step)
+        path = self.path(step) / PROGRESS
         try:
-            progress: dict[str, Any] = dict(json.loads((self.path(step) / PROGRESS).read_text()))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            text = read_text(path) if self._is_local else path.read_text()
+            progress: dict[str, Any] = dict(json.loads(text))
+        except (OSError, ValueError, TypeError, RecursionError, LearnerError) as error:
             raise DamagedError(f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})") from None
         version = progress.get("format", FORMAT)
         if type(version) is not int:
@@ -483,7 +591,53 @@ def _on_host(x: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
-def _is_checkpoint(path: Any) -> bool:
-    """Whether it is one, be it damaged: whoever saves elsewhere may have directories of other kinds there."""
-    named = path.name.isdecimal() and path.name == str(int(path.name)) and path.is_dir()
-    return named and any((path / part).exists() for part in (NAME, "progress", *ITEMS))
+def _in_the_way(path: Path) -> LearnerError:
+    return LearnerError(
+        f"{path} is in the way: it has a name that a checkpoint needs, and learner did not write it. Nothing was "
+        "changed; move it away"
+    )
+
+
+def _end_threads(before: set[threading.Thread]) -> None:
+    """Wait for the threads of a save that failed: they go on to write, into a directory that is to be removed."""
+    until = time.monotonic() + WAIT_FOR_ORBAX
+    while left := [thread for thread in threading.enumerate() if thread not in before and _is_of_orbax(thread)]:
+        left[0].join(max(0.0, until - time.monotonic()))  # it may begin further ones
+        if time.monotonic() >= until:
+            break
+    gc.collect()  # tasks that nobody waited for complain when they are collected, which is now
+
+
+def _is_of_orbax(thread: threading.Thread) -> bool:
+    return type(thread).__module__.startswith("orbax.")
+
+
+class _OfFailedSaves(logging.Filter):
+    """Drops what threads of Orbax report of a save that failed, at whatever time: its error has said it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is about something else."""
+        error = record.exc_info[1] if record.exc_info else None
+        return UNFINISHED not in f"{record.getMessage()} {error}" and not _says_full(error)
+
+
+def _says_full(error: BaseException | None) -> bool:
+    return error is not None and is_full(error)
+
+
+_of_failed_saves = _OfFailedSaves()
+
+
+@functools.cache
+def _silence_orbax() -> None:
+    """Keep what Orbax's and TensorStore's threads report of saves that failed off the screen, from now on: some outlive
+    the save, and nobody can wait for them.
+    """
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            shown(unraisable)
+
+    shown, sys.unraisablehook = sys.unraisablehook, hook
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_of_failed_saves)

@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterable
 
 import numpy as np
 
+from learner.disk import NO_FOLLOW, checksum, kind_of
 from learner.errors import LearnerError
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -15,6 +17,11 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 class AppendedFile:
     """A file that lines are added to; it is opened by the first write.
+
+    Args:
+      path: of the file; relative to the working directory of now.
+      size: bytes that it has.
+      crc: the CRC-32 of those, to be kept up; `None`: none is kept.
 
     >>> import tempfile
     >>> file = AppendedFile(os.path.join(tempfile.mkdtemp(), "a.log"))
@@ -24,30 +31,54 @@ class AppendedFile:
     15
     """
 
-    __slots__ = ("_descriptor", "path", "pending", "size")
+    __slots__ = ("_descriptor", "_was_open", "crc", "path", "pending", "size")
 
-    def __init__(self, path: str, size: int = 0) -> None:
-        self.path = path
+    def __init__(self, path: str, size: int = 0, crc: int | None = None) -> None:
+        self.path = os.path.abspath(path)
         self.size = size  # in bytes, of what was written
+        self.crc = crc
         self.pending: list[str] = []
         self._descriptor: int | None = None
+        self._was_open = False
 
     def write(self) -> None:
         """Hands the pending lines to the operating system. What it does not take (a full disk) stays pending."""
         if self._descriptor is None:
-            refuse_special(self.path)
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            self.size = os.lseek(self._descriptor, 0, os.SEEK_END)
+            self._descriptor = self._open()
         left = "".join(self.pending).encode()
         try:
             while left:
                 taken = os.write(self._descriptor, left)
                 self.size += taken
+                if self.crc is not None:
+                    self.crc = zlib.crc32(left[:taken], self.crc)
                 left = left[taken:]
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
         finally:
             self.pending = [left.decode()] if left else []
+
+    def _open(self) -> int:
+        """Open the file, or open it again, which only this process may have changed meanwhile."""
+        refuse_special(self.path)
+        create = 0 if self._was_open else os.O_CREAT
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | create | os.O_APPEND | NO_FOLLOW, 0o666)
+        except FileNotFoundError:
+            if not self._was_open:
+                raise
+            raise LearnerError(f"{self.path} was removed while the run was writing to it") from None
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        if size != self.size and self._was_open:
+            os.close(descriptor)
+            raise LearnerError(
+                f"{self.path} was changed while the run was writing to it: it has {size} bytes and had {self.size}"
+            )
+        if size != self.size:
+            self.size = size
+            self.crc = None if self.crc is None else checksum(self.path, size)
+        self._was_open = True
+        return descriptor
 
     def is_lost(self) -> bool:
         """Whether it is open, and somebody removed or replaced it since: what is written would be in no directory."""
@@ -80,8 +111,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
     except OSError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        what = "symbolic link" if stat.S_ISLNK(mode) else "pipe or device"
-        raise LearnerError(f"{path} is a {what}; a run writes only to files in its own directory: remove it")
+        raise LearnerError(f"{path} is {kind_of(mode)}; a run writes only to files in its own directory: remove it")
 
 
 def replace(path: str, content: bytes) -> None:
@@ -89,11 +119,16 @@ def replace(path: str, content: bytes) -> None:
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)  # of a process that was killed; a link would be written through
-    with open(temporary, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # on a full disk it would take the room of other files
+        raise
 
 
 def value_texts(values: np.ndarray) -> list[str]:

@@ -1,6 +1,8 @@
 """`experiment.log`: what a run has to say in words."""
 
+import contextlib
 import logging
+import sys
 from pathlib import Path
 
 from learner.errors import LearnerError
@@ -52,6 +54,16 @@ def close_application_log(logger: logging.Logger) -> None:
 
 class _RunHandler(logging.FileHandler):
     """Marks what was opened here."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
+        """Print nothing where a disk is full or gone: the run raises its own error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Closes the file, whose last lines may find no room."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def _handler(path: Path) -> logging.Handler:

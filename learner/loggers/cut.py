@@ -1,36 +1,77 @@
 """Taking back what a run wrote after a checkpoint, so that the resumed run writes everything once."""
 
-import os
+import json
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.disk import CHUNK, LONGEST_NAME, checksum, truncate
 from learner.errors import LearnerError
 from learner.journal import NUMBERS, read_journal
 from learner.loggers.appended import refuse_special, replace
 from learner.text import short
 
 METRIC_FILE = re.compile(r"(train|custom|valid(-[^/\\]*)?)/epoch-(\d+)/(?!\.)[^/\\]+\.log")
-LONGEST_FILE = 255  # what file systems take, in bytes
 
 
-def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None) -> None:
-    """Shortens the files below `directory` to `position`; see `RunFiles.cut`.
+def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None, lenient: bool = False) -> None:
+    """Shortens the files below `directory` to `position`; see `RunFiles.cut`. `lenient`: the journal gets the lengths
+    and checksums of the logs as they are now, so that the next resume accepts them.
 
     Raises:
       LearnerError: a file lies behind a link, or the position is none: it comes from a checkpoint, and whatever that
         says, only metric files of this run are changed. Nothing was changed then.
     """
     refuse_position(position)
-    kept, taken = _journal_lines(directory, position["epoch_lines"])
+    kept, taken, changed = _journal_lines(directory, position, lenient)
     tails = _tails(directory, position["epoch"], position["files"])
     if keep_in is not None:
         _keep(directory, keep_in, tails, taken)
     for path, size in tails.items():
         _shorten(directory / path, size)
-    if taken:
+    if taken or changed:
         replace(str(directory / "journal.jsonl"), kept)
+
+
+def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
+    """Raise `LearnerError` where a metric log up to the position is not as the run wrote it. Each log is read once.
+
+    The journal has the length and the checksum of each log from when its epoch closed, and the position those of the
+    epoch under way; journals and checkpoints of version 0.1.0 do not, and only lengths are compared then.
+    """
+    refuse_short(directory, position)
+    expected = {path: (size, position.get("checksums", {}).get(path)) for path, size in position["files"].items()}
+    for entry in _entries_kept(directory, position):
+        for path, (size, crc) in _closed_files(entry):
+            if path not in expected and _size(directory / path) != size:
+                raise _too_short(directory / path, f"{_size(directory / path)} bytes", f"{size}", "its epoch closed")
+            expected.setdefault(path, (size, crc))
+    for path, (size, crc) in expected.items():
+        if size and crc is not None and checksum(directory / path, size) != crc:
+            raise LearnerError(
+                f"{directory / path} has other bytes than the run wrote: it was changed since then, so the run cannot "
+                "go on from there; allow=('logs',) goes on with what is there"
+            )
+
+
+def _entries_kept(directory: Path, position: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The journal's lines of numbers up to the position."""
+    journal = directory / "journal.jsonl"
+    lines = read_journal(directory) if journal.exists() else []
+    numbers = [entry for _, entry in lines if entry.get("event") in NUMBERS]
+    yield from numbers[: position["epoch_lines"]]
+
+
+def _closed_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The logs of an epoch that closed, each with its length and checksum; what no run writes is left out."""
+    files = entry.get("files")
+    for path, said in files.items() if isinstance(files, dict) else ():
+        match = METRIC_FILE.fullmatch(path)
+        whole = isinstance(said, list) and len(said) == 2 and all(type(x) is int and 0 <= x < 2**63 for x in said)
+        if match and whole and int(match[3]) == entry["epoch"]:
+            yield path, (said[0], said[1])
 
 
 def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
@@ -58,8 +99,20 @@ def what_is_left(directory: Path, position: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _whole_lines(file: Path, size: int) -> int:
-    actual = _size(file)
-    return size if actual >= size else file.read_bytes().rfind(b"\n") + 1 if actual else 0
+    end = _size(file)
+    if end >= size:
+        return size
+    if not end:
+        return 0
+    with file.open("rb") as opened:
+        while end:  # from behind, as the last line is short
+            begin = max(0, end - CHUNK)
+            opened.seek(begin)
+            found = opened.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+    return 0
 
 
 def metric_files(directory: Path) -> dict[str, int]:
@@ -90,27 +143,44 @@ def _problem_with(position: Any) -> str | None:
     if not isinstance(position["files"], Mapping):
         return "files needs sizes by path"
     counts = {"epoch_lines": position["epoch_lines"], "epoch": position["epoch"], **position["files"]}
-    for name, number in counts.items():
+    checksums = position.get("checksums", {})
+    if not isinstance(checksums, Mapping) or not checksums.keys() <= position["files"].keys():
+        return "checksums needs numbers by path"
+    for name, number in [*counts.items(), *checksums.items()]:
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             return f"{short(name)!r} is {short(repr(number))}"
     for path in position["files"]:
         match = METRIC_FILE.fullmatch(path)
         longest = max(len(part.encode(errors="replace")) for part in path.split("/"))
-        if not match or int(match[3]) != position["epoch"] or longest > LONGEST_FILE or not path.isprintable():
+        if not match or int(match[3]) != position["epoch"] or longest > LONGEST_NAME or not path.isprintable():
             return f"{short(path)!r} is not a metric file of epoch {position['epoch']}"
     return None
 
 
-def _journal_lines(directory: Path, keep: int) -> tuple[bytes, bytes]:
-    """The journal with its first `keep` lines of numbers and all others, and the lines of numbers that are too many."""
-    journal = directory / "journal.jsonl"
+def _journal_lines(directory: Path, position: Mapping[str, Any], lenient: bool) -> tuple[bytes, bytes, bool]:
+    """The journal with the position's lines of numbers and all others, the lines of numbers that are too many, and
+    whether one that stays is another now.
+    """
+    journal, keep, changed = directory / "journal.jsonl", position["epoch_lines"], False
     kept: list[bytes] = []
     taken: list[bytes] = []
     seen = 0
     for line, entry in read_journal(directory) if journal.exists() else ():
         seen += (number := entry.get("event") in NUMBERS)
+        if lenient and number and seen <= keep and (found := _files_now(directory, entry, position["files"])) != entry:
+            line, changed = json.dumps(found).encode(), True
         (taken if number and seen > keep else kept).append(line + b"\n")
-    return b"".join(kept), b"".join(taken)
+    return b"".join(kept), b"".join(taken), changed
+
+
+def _files_now(directory: Path, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """A line of the journal with the lengths and checksums of its logs as they are; those of `sizes` are cut to it."""
+    found = {}
+    for path, _ in _closed_files(entry):
+        if (directory / path).is_file():
+            size = sizes.get(path, _size(directory / path))
+            found[path] = [size, checksum(directory / path, size)]
+    return {**entry, "files": found} if "files" in entry else dict(entry)
 
 
 def _tails(directory: Path, epoch: int, sizes: Mapping[str, int]) -> dict[str, int | None]:
@@ -124,17 +194,20 @@ def _tails(directory: Path, epoch: int, sizes: Mapping[str, int]) -> dict[str, i
 
 
 def _keep(directory: Path, keep_in: Path, tails: Mapping[str, int | None], journal: bytes) -> None:
-    contents = {path: (directory / path).read_bytes()[size or 0 :] for path, size in tails.items()}
-    if journal:
-        contents["journal.jsonl"] = journal
-    for path, content in contents.items():
+    for path, size in tails.items():
         (keep_in / path).parent.mkdir(parents=True, exist_ok=True)
-        (keep_in / path).write_bytes(content)
+        with (directory / path).open("rb") as file, (keep_in / path).open("xb") as kept:
+            file.seek(size or 0)
+            shutil.copyfileobj(file, kept, CHUNK)
+    if journal:
+        keep_in.mkdir(parents=True, exist_ok=True)
+        with (keep_in / "journal.jsonl").open("xb") as kept:
+            kept.write(journal)
 
 
 def _shorten(file: Path, size: int | None) -> None:
     if size is not None:
-        os.truncate(file, size)
+        truncate(file, size)
         return
     file.unlink()
     if not any(file.parent.iterdir()):
@@ -145,8 +218,8 @@ def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _too_short(file: Path, found: str, needed: str) -> LearnerError:
+def _too_short(file: Path, found: str, needed: str, when: str = "the checkpoint was saved") -> LearnerError:
     return LearnerError(
-        f"{file} has {found}, but had {needed} when the checkpoint was saved: "
+        f"{file} has {found}, but had {needed} when {when}: "
         "it was changed since then, so the run cannot go on from there; allow=('logs',) goes on without that part"
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.disk import to_disk
+from learner.disk import checksum, is_full, to_disk, truncate
 from learner.errors import LearnerError
 from learner.journal import NUMBERS, encode, read_journal
 from learner.loggers.appended import (
@@ -36,10 +36,14 @@ from learner.loggers.cut import cut_back, refuse_short, what_is_left
 
 SECONDS_BETWEEN_WRITES = 0.5
 LONGEST_NAME = 200
+MOST_OPEN = 64  # metric logs; a system may give a process no more than 256 files
 
 
 class RunFiles:
     """Writes the files of one run.
+
+    Attributes:
+      make_room: called where the disk is full, before the write is tried once more; settable.
 
     Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
     with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
@@ -57,7 +61,8 @@ class RunFiles:
     0.1,5
     0.44594594,final
     >>> print((directory / "journal.jsonl").read_text(), end="")
-    {"event": "epoch", "time": 1769860800.0, "epoch": 1, "step": 2, "values": {"train/Loss": 0.44594594}}
+    {"event": "epoch", "time": 1769860800.0, "epoch": 1, "step": 2, "values": {"train/Loss": 0.44594594}, \
+"files": {"train/epoch-1/Loss.log": [30, 1066698030]}}
     """
 
     def __init__(self, directory: str | os.PathLike[str], clock: Callable[[], float]) -> None:
@@ -72,6 +77,7 @@ class RunFiles:
         self._made_epochs: set[str] = set()
         self._journal: AppendedFile | None = None
         self._epoch_lines = 0
+        self.make_room: Callable[[], None] = lambda: None
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
         """Adds a line `value,weight` for each step of a dispatch.
@@ -107,7 +113,8 @@ class RunFiles:
             close_all(file for path, file in self._files.items() if path.startswith(f"{file_name(split)}/"))
 
     def journal(self, event: str, **fields: Any) -> None:
-        """Writes a line of `journal.jsonl`: the event's name, the time, and the fields.
+        """Writes a line of `journal.jsonl`: the event's name, the time, and the fields. The line `epoch` also gets the
+        length and the CRC-32 of each metric log of that epoch, by which a resumed run knows that they were not changed.
 
         Raises:
           LearnerError: somebody removed the run's directory.
@@ -116,9 +123,11 @@ class RunFiles:
         self._refuse_loss()
         if self._journal is None:
             self._journal = self._open_journal()
+        if event == "epoch" and fields.get("epoch") == self._epoch:
+            fields["files"] = {path: [file.size, file.crc] for path, file in self._files.items()}
         line = json.dumps(encode({"event": event, "time": self._clock(), **fields}), allow_nan=False)
         self._journal.pending.append(line + "\n")
-        self._journal.write()
+        self._with_room(self._journal.write)
         self._epoch_lines += event in NUMBERS
 
     def flush(self) -> None:
@@ -127,13 +136,16 @@ class RunFiles:
         for path, file in self._files.items():
             if file.pending:
                 self._make(os.path.dirname(path))
-                file.write()
+                self._with_room(file.write)
+                if len(self._files) > MOST_OPEN:  # each for a moment, as there may be more than descriptors
+                    file.close()
 
     def position(self) -> dict[str, Any]:
         """How far the files have come, for a checkpoint. JSON can hold it, and `cut` takes the files back to it."""
         self.flush()
         sizes = {path: file.size for path, file in self._files.items()}
-        return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes}
+        checksums = {path: file.crc for path, file in self._files.items()}
+        return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes, "checksums": checksums}
 
     def to_disk(self, position: Mapping[str, Any]) -> None:
         """What `position` counts on outlives a power cut. May be called from any thread."""
@@ -153,17 +165,21 @@ class RunFiles:
           lenient: whether files may have less than the position says.
 
         Raises:
-          LearnerError: a file has less than the position says. Nothing was changed then.
+          LearnerError: a file has less than the position says. Nothing was changed then. (Whether it has other bytes
+            is looked at by `refuse_changed`, which reads all logs.)
         """
         if lenient:
             position = what_is_left(self._directory, position)
         else:
             refuse_short(self._directory, position)
-        cut_back(self._directory, position, keep_in)
+        cut_back(self._directory, position, keep_in, lenient)
         self._epoch, self._epoch_lines = position["epoch"], position["epoch_lines"]
-        self._files = {
-            path: AppendedFile(str(self._directory / path), size) for path, size in position["files"].items()
-        }
+        self._files = {}
+        for path, size in position["files"].items():
+            file = self._directory / path
+            crc = None if lenient else position.get("checksums", {}).get(path)
+            crc = checksum(file, size) if crc is None and size else crc or 0
+            self._files[path] = AppendedFile(str(file), size, crc)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`, whole or not at all.
@@ -186,7 +202,28 @@ class RunFiles:
     def _replace(self, name: str, content: str) -> None:
         self._refuse_loss()
         self._directory.mkdir(parents=True, exist_ok=True)
-        replace(str(self._directory / name), content.encode() + b"\n")
+        self._with_room(lambda: replace(str(self._directory / name), content.encode() + b"\n"))
+
+    def _with_room(self, write: Callable[[], None]) -> None:
+        """Write, once more if the disk is full: a checkpoint that finds no room takes that of the logs until it is
+        removed.
+        """
+        try:
+            write()
+            return
+        except OSError as error:
+            if not is_full(error):
+                raise
+        self.make_room()
+        try:
+            write()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise LearnerError(
+                f"the disk of {self._directory} is full, so the logs of the run cannot be written ({error}). Make "
+                "room, and resume the run"
+            ) from error
 
     def close(self) -> None:
         """Writes what is left and closes the files."""
@@ -205,7 +242,7 @@ class RunFiles:
         place, file = self._place(split, name)
         path = f"{place}/epoch-{epoch}/{file}"
         if path not in self._files:
-            self._files[path] = AppendedFile(f"{self._directory}/{path}")
+            self._files[path] = AppendedFile(f"{self._directory}/{path}", crc=0)
         return self._files[path]
 
     def _place(self, split: str, name: str) -> tuple[str, str]:
@@ -252,7 +289,7 @@ class RunFiles:
         refuse_special(path)
         if path.exists():
             lines = read_journal(self._directory)
-            os.truncate(path, sum(len(line) + 1 for line, _ in lines))
+            truncate(path, sum(len(line) + 1 for line, _ in lines))
             self._epoch_lines = sum(entry.get("event") in NUMBERS for _, entry in lines)
         return AppendedFile(str(path))
 

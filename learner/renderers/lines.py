@@ -15,7 +15,9 @@ def started(event: RunStarted) -> str:
     'runs/a: 10 epochs of 45 steps, 10,378 parameters'
     """
     resumed = f", goes on after step {event.step}" if event.resumed else ""
-    return printable(f"{event.directory}: {_length(event)}, {count(event.parameters, 'parameter')}{resumed}")
+    return printable(
+        f"{event.shown or event.directory}: {_length(event)}, {count(event.parameters, 'parameter')}{resumed}"
+    )
 
 
 def ended(event: RunEnded) -> str:

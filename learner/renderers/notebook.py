@@ -86,7 +86,7 @@ class NotebookRenderer(Listener):
         self._texts: dict[str, str] = {}
         self._said: collections.deque[Message] = collections.deque(maxlen=MOST_MESSAGES)
         self._messages = 0
-        self._directory: os.PathLike[str] | None = None
+        self._directory: str | os.PathLike[str] | None = None
         self._heading = self._end = ""
         self._files: list[str] = []
         self._is_there = self._changed = False
@@ -99,7 +99,7 @@ class NotebookRenderer(Listener):
             if self._place:  # of a run before this one
                 self._begin()
             self._place = f"learner-{uuid.uuid4().hex}"
-            self._heading, self._directory = lines.started(event), event.directory
+            self._heading, self._directory = lines.started(event), event.shown or event.directory
         self._progress.on_event(event)
         self._trends.on_event(event)
         self._changed, self._time = True, event.time

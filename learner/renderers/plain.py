@@ -50,7 +50,7 @@ class PlainRenderer(Listener):
         self._every_seconds = every_seconds
         self._written_at = clock()
         self._progress = Progress(clock)
-        self._directory: os.PathLike[str] | None = None
+        self._directory: str | os.PathLike[str] | None = None
         self._train_loss: float | None = None
         self._validated: dict[str, float | str] = {}  # inside this epoch, not told yet
 
@@ -89,7 +89,7 @@ class PlainRenderer(Listener):
 
     def _about_run(self, event: Event) -> list[str]:
         if isinstance(event, RunStarted):
-            self._directory, self._train_loss = event.directory, None
+            self._directory, self._train_loss = event.shown or event.directory, None
             return [lines.started(event)]
         if isinstance(event, Overview):
             return overview_lines(event)

@@ -71,7 +71,7 @@ class RichRenderer(Listener):
         self._process = os.getpid()
         self._redirected: Redirected | None = None
         self._file: IO[str] | None = None  # of the console; `None`: whatever `sys.stdout` is
-        self._directory: os.PathLike[str] | None = None
+        self._directory: str | os.PathLike[str] | None = None
         self._metrics: tuple[MetricInfo, ...] = ()
         self._table = EpochTable([], self._console.width)
         self._width = self._console.width  # of that table
@@ -138,7 +138,7 @@ class RichRenderer(Listener):
         self.close()
         self._console = self._given or standard_output()
         self._file = self._console._file
-        self._directory, self._steps, self._train_loss = event.directory, None, None
+        self._directory, self._steps, self._train_loss = event.shown or event.directory, None, None
         self._write([lines.started(event)])
         self._metrics = event.metrics
         self._write(self._titles(), style="bold")

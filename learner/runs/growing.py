@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from learner.runs.series import LONGEST, is_plain
+from learner.disk import LARGEST, refuse_larger
+from learner.runs.series import CHUNK, LONGEST, is_plain
 
 KNOWN_BY = 256
 """Bytes; two lines of a journal differ in their times."""
@@ -49,6 +50,7 @@ class GrowingLines:
 
         Raises:
           OSError: it cannot be read.
+          LearnerError: it has got more than may be read into memory.
         """
         if not is_plain(self.path):
             return False, []
@@ -61,13 +63,15 @@ class GrowingLines:
                 self._file = found.st_dev, found.st_ino
                 self._at = max(0, found.st_size - self._last) if self._last is not None else 0
                 self._torn = self._at > 0  # it begins inside of a line, perhaps
+            refuse_larger(self.path, found.st_size - self._at, LARGEST)
             file.seek(self._at)
-            content = file.read(found.st_size - self._at)
-        self._at += len(content)
-        self._end = (self._end + content)[-KNOWN_BY:]
-        whole, newline, rest = (self._rest + content).rpartition(b"\n")
-        self._rest = rest[-LONGEST:]
-        lines = whole.split(b"\n") if newline else []
+            lines: list[bytes] = []
+            while content := file.read(min(CHUNK, found.st_size - self._at)):
+                self._at += len(content)
+                self._end = (self._end + content)[-KNOWN_BY:]
+                whole, newline, rest = (self._rest + content).rpartition(b"\n")
+                self._rest = rest[-LONGEST:]
+                lines += whole.split(b"\n") if newline else []
         if lines and self._torn:
             self._torn, lines = False, lines[1:]
         return anew, lines

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from learner.errors import LearnerError
+from learner.journal import decode
 from learner.stopping import Monitor
 
 
@@ -91,5 +92,5 @@ class ReduceOnPlateau:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `get_state` was."""
-        self._best.best, self._rate = state["best"], state["rate"]
+        self._best.best, self._rate = decode(state["best"]), state["rate"]
         self._without, self._resting = state["without"], state["resting"]

@@ -1,10 +1,12 @@
 """Checkpoints on disk."""
 
+import collections
 import dataclasses
 import json
 import logging
 import math
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,12 @@ from runs import bits, tree_of
 from learner import LearnerError, TrainState
 from learner.checkpoint import CheckpointStore, DamagedError, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
+from learner.checkpoint.manifest import MARK
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 ALL = Retention(last=100, best=0, every=None, higher_is_better=False)
+NEWEST = Retention(last=1, best=0, every=None, higher_is_better=False)
 HARD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 3.4028235e38, 1 / 3]
 
 
@@ -211,13 +215,96 @@ def test_reading_changes_nothing(three, tmp_path, opened):
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("name", ["24.partial", "24.partial.orbax-checkpoint-tmp", "3.removed"])
+CUT_OFF = {
+    "24.partial": "24.saving",
+    "24.partial.orbax-checkpoint-tmp": "24.saving",
+    "25.partial.orbax-checkpoint-tmp": "",  # as version 0.1.0 left it
+    "26.partial": "26.partial/_CHECKPOINT_METADATA",
+    "3.removed": "3.removed/manifest.json",
+}
+
+
+@pytest.mark.parametrize("name", CUT_OFF)
 def test_a_save_or_removal_that_was_cut_off_is_none_and_goes(three, tmp_path, opened, name):
-    cut_off = tmp_path / "c" / name
+    cut_off, proof = tmp_path / "c" / name, tmp_path / "c" / CUT_OFF[name]
     (cut_off / "model").mkdir(parents=True)
+    if proof.name.endswith(".json"):
+        proof.write_text(json.dumps({"format": 1, "step": 3, "files": {}, "sha256": ""}))
+    elif CUT_OFF[name]:
+        proof.write_text(MARK if proof.suffix else "{}")
     assert opened(tmp_path / "c").find("latest").step == 18
     assert opened(tmp_path / "c", ALL).find("latest").step == 18
     assert not cut_off.exists()
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["10", "18", "6"]
+
+
+THEIRS = [
+    "24/photo.raw",
+    "24/model/photo.raw",
+    "24/manifest.json",
+    "24.partial/a",
+    "24.partial-1/a",
+    "24.removed/model",
+]
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_what_has_the_name_of_a_checkpoint_and_is_none_stays(tmp_path, opened, name):
+    """Also where it is in the way of a save, which names it; the checkpoints that were there before stay, too."""
+    place = tmp_path / "c"
+    save(opened(place, ALL), 18)
+    (place / name).parent.mkdir(parents=True)
+    (place / name).write_text('{"files": {}}')
+    before = tree_of(place)
+    store = opened(place, NEWEST)
+    assert store.steps == [18]
+    assert tree_of(place) == before
+    first = Path(name).parts[0]
+    if first in ("24", "24.partial", "24.removed"):
+        with pytest.raises(LearnerError, match=rf"{first} is in the way"):
+            save(store, 24)
+        assert tree_of(place) == before
+    else:
+        save(store, 24)
+        assert store.steps == [24]
+    store.remove_all()
+    assert (place / name).read_text() == '{"files": {}}'
+
+
+@pytest.mark.parametrize("name", ["6", "24", "24.partial", "24.saving"])
+def test_nothing_is_written_or_removed_through_a_link(three, tmp_path, opened, name):
+    outside = tmp_path / "outside"
+    shutil.copytree(tmp_path / "c" / "6", outside)
+    shutil.rmtree(tmp_path / "c" / "6")
+    (tmp_path / "c" / name).symlink_to(outside)
+    before = tree_of(outside)
+    store = opened(tmp_path / "c", NEWEST)
+    assert 6 not in store.steps
+    with pytest.raises(LearnerError, match=rf"{name} is in the way"):
+        save(store, int(name.partition(".")[0]))
+    store.remove_all()
+    assert (tree_of(outside), (tmp_path / "c" / name).is_symlink()) == (before, True)
+
+
+def test_a_damaged_checkpoint_is_known_by_its_progress(three, tmp_path, opened):
+    (tmp_path / "c" / "18" / "progress" / "metadata").write_text('{"format": 1, "step": 18}')
+    (tmp_path / "c" / "18" / "manifest.json").write_text("")
+    store = opened(tmp_path / "c", ALL)
+    assert (store.steps, list(store.damaged)) == ([6, 10, 18], [18])
+    store.remove_all()
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_a_full_disk_is_found_before_anything_is_written(three, tmp_path, opened, monkeypatch):
+    before = tree_of(tmp_path)
+    store = opened(tmp_path / "c", ALL)
+    usage = collections.namedtuple("Usage", "total used free")(10**9, 10**9 - 150_000, 150_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(
+        OSError, match=r"No space left on device: a checkpoint needs [\d,]+ bytes, and 150,000 are free"
+    ):
+        save(store, 24)
+    assert tree_of(tmp_path) == before
 
 
 def test_what_is_not_ours_stays(tmp_path, opened):

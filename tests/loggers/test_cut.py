@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from learner.errors import LearnerError
 from learner.loggers import RunFiles
+from learner.loggers.cut import refuse_changed
 
 
 def no_time():
@@ -302,3 +304,71 @@ def test_the_users_own_logs_stay(tmp_path):
     RunFiles(tmp_path, no_time).cut(RIGHT)
     assert (tmp_path / "downloads/epoch-9/today.log").read_text() == "mine"
     assert not (tmp_path / "train/epoch-3").exists()
+
+
+# -- logs of epochs that are closed ------------------------------------------------------------------------------------
+
+FIRST = "train/epoch-1/Loss.log"
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[1] ^= 1
+    path.write_bytes(content)
+
+
+CHANGES = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+    "deleted": lambda path: path.unlink(),
+    "flipped": flip,
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"0.5,32\n"),
+}
+
+
+@pytest.mark.parametrize("name", [FIRST, "valid/epoch-2/Top-5_Accuracy.log", "train/epoch-3/Loss.log"])
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_log_that_was_changed_is_found(tmp_path, name, how):
+    """Of every epoch up to the position; `allow=("logs",)` goes on with what is there, also the next time."""
+    files = write(tmp_path, SCRIPT[:-1])  # inside of the third epoch
+    position = json.loads(json.dumps(files.position()))
+    files.close()
+    refuse_changed(tmp_path, position)
+    CHANGES[how](tmp_path / name)
+    if how == "longer" and "epoch-3" in name:  # what came after the checkpoint
+        refuse_changed(tmp_path, position)
+        return
+    before = tree(tmp_path)
+    with pytest.raises(LearnerError, match=rf"{name} has .*allow=\('logs',\)"):
+        refuse_changed(tmp_path, position)
+    assert tree(tmp_path) == before
+    files = RunFiles(tmp_path, no_time)
+    files.cut(position, lenient=True)
+    refuse_changed(tmp_path, json.loads(json.dumps(files.position())))
+
+
+def test_journals_without_checksums_are_gone_on_from(tmp_path):
+    """Version 0.1.0 wrote none."""
+    files = write(tmp_path, SCRIPT)
+    position = {name: value for name, value in files.position().items() if name != "checksums"}
+    files.close()
+    journal = tmp_path / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    journal.write_text("".join(json.dumps({k: v for k, v in x.items() if k != "files"}) + "\n" for x in lines))
+    flip(tmp_path / FIRST)
+    refuse_changed(tmp_path, position)
+    files = RunFiles(tmp_path, no_time)
+    files.cut(position)
+    files.journal("epoch", epoch=3, step=9, values={})
+    closed = json.loads(journal.read_text().splitlines()[-1])["files"]
+    content = (tmp_path / "train/epoch-3/Loss.log").read_bytes()
+    assert closed["train/epoch-3/Loss.log"] == [len(content), zlib.crc32(content)]
+
+
+@pytest.mark.parametrize("odd", [None, [], {"../epoch-1/a.log": [1, 1]}, {FIRST: None}, {FIRST: [10**400, True]}])
+def test_what_no_run_writes_about_logs_says_nothing(tmp_path, odd):
+    files = write(tmp_path, SCRIPT)
+    files.journal("epoch", epoch=1, step=9, values={}, files=odd)
+    position = files.position()
+    files.close()
+    refuse_changed(tmp_path, position)

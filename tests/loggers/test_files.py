@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import resource
 import shutil
+import zlib
 
 import numpy as np
 import pytest
@@ -98,7 +100,7 @@ def test_a_new_epoch_closes_the_files_of_the_one_before(files, tmp_path):
 
 
 def test_nothing_is_opened_or_made_before_it_is_needed(files, tmp_path):
-    assert files.position() == {"epoch_lines": 0, "epoch": 0, "files": {}}
+    assert files.position() == {"epoch_lines": 0, "epoch": 0, "files": {}, "checksums": {}}
     files.flush()
     assert list(tmp_path.iterdir()) == []
 
@@ -259,7 +261,7 @@ def test_closing_gives_everything_back_even_when_the_disk_is_full(tmp_path, cloc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match=r"train/epoch-1/Loss\.log"):
+    with pytest.raises(LearnerError, match=r"train/epoch-1/Loss\.log"):
         files.close()
     assert open_files(tmp_path) == []
 
@@ -270,3 +272,58 @@ def test_the_summary_is_readable_json(files, tmp_path):
     assert json.loads(text) == {"epochs": 1, "metrics": {"train/Loss": {"best": None, "last": "NaN"}}}
     assert text.startswith('{\n  "epochs": 1,\n')
     assert text.endswith("}\n")
+
+
+# -- descriptors, and disks that are full ------------------------------------------------------------------------------
+
+
+def test_more_metrics_than_descriptors(files, tmp_path, clock):
+    """macOS gives a process 256."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    names = [f"n{number}" for number in range(400)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        for epoch in (1, 2):
+            for _ in range(2):
+                files.steps("custom", epoch, dict.fromkeys(names, f32(epoch)), f32(8))
+                files.flush()
+            files.close_split("custom", epoch, dict.fromkeys(names, 0.5), None)
+        files.journal("epoch", epoch=2, step=2, values={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    texts = [(tmp_path / f"run/custom/epoch-2/{name}.log").read_bytes() for name in names]
+    assert texts == [b"2.0,8\n2.0,8\n0.5,final\n"] * 400
+    closed = json.loads((tmp_path / "run/journal.jsonl").read_text())["files"]
+    assert closed == {f"custom/epoch-2/{name}.log": [len(texts[0]), zlib.crc32(texts[0])] for name in names}
+
+
+@pytest.mark.parametrize(("change", "message"), [("unlink", "was removed"), ("truncate", "was changed")])
+def test_a_log_that_is_opened_again_is_as_it_was_left(files, tmp_path, change, message):
+    values = {f"n{number}": f32(1) for number in range(100)}
+    files.steps("custom", 1, values, f32(8))
+    files.flush()
+    path = tmp_path / "run/custom/epoch-1/n7.log"
+    path.unlink() if change == "unlink" else path.write_text("")
+    files.steps("custom", 1, values, f32(8))
+    with pytest.raises(LearnerError, match=rf"n7\.log {message} while the run was writing to it"):
+        files.flush()
+    path.unlink(missing_ok=True)
+    path.write_text("1.0,8\n")  # so that closing finds it as it was
+
+
+def test_a_full_disk_is_tried_again_when_there_is_room(files, tmp_path, monkeypatch):
+    """A checkpoint that finds no room takes that of the logs until it is removed."""
+    full, write = [True], os.write
+
+    def limited(descriptor, content):
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", limited)
+    files.steps("train", 1, {"Loss": f32(1)}, f32(8))
+    with pytest.raises(LearnerError, match=rf"the disk of {tmp_path}/run is full.*No space left on device"):
+        files.flush()
+    files.make_room = lambda: full.__setitem__(0, False)
+    files.flush()
+    assert (tmp_path / "run/train/epoch-1/Loss.log").read_text() == "1.0,8\n"

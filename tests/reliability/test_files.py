@@ -131,6 +131,7 @@ def on_a_small_disk(tmp_path, policy, what):
         timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no thread prints anything
     return done.stdout
 
 
@@ -184,6 +185,21 @@ def test_disk_full(tmp_path, policy):
     left.
     """
     goes_wrong(tmp_path, policy, "full")
+
+
+@pytest.mark.parametrize(
+    "what", some(["nearly full", "nearly full, and nobody looks"], {"nearly full, and nobody looks"})
+)
+def test_disk_that_is_nearly_full(tmp_path, what):
+    """There is room for the logs as soon as a checkpoint that has none is removed, which is at once."""
+    said, directory = on_a_small_disk(tmp_path, "warn", what), tmp_path / "run"
+    assert said == "num_epochs\n"
+    assert [path.name for path in (directory / "checkpoint").iterdir()] == ["6"]
+    for step, text in zip((12, 18, 24, 30, 30), warnings_of(directory), strict=True):  # the last one is tried again
+        assert f"the checkpoint of step {step} could not be written to " in text
+        assert "No space left on device" in text
+    assert len(journal_of(directory)) > 5
+    assert (directory / "summary.json").exists()
 
 
 @pytest.mark.full

@@ -257,6 +257,8 @@ def kill(directory, step, call):
 
 PARTS = "{now}.partial.orbax-checkpoint-tmp"
 CALLS = (  # of a save, in their order; `now` is its step, `then` that of the checkpoint before
+    "open {now}.saving",
+    "os.fsync {now}.saving",
     f"os.mkdir {PARTS}",
     f"os.mkdir {PARTS}/model.orbax-checkpoint-tmp",
     f"open {PARTS}/model.orbax-checkpoint-tmp/_METADATA",
@@ -274,21 +276,23 @@ CALLS = (  # of a save, in their order; `now` is its step, `then` that of the ch
     "os.fsync {now}.partial/manifest.json",
     "os.rename {now}.partial",
     "os.fsync .",
+    "os.remove {now}.saving",
     "os.rename {then}",
-    "shutil.rmtree {then}.removed",
-    "os.remove manifest.json",
+    "shutil.rmtree {then}.removed/model",
+    "os.remove {then}.removed/manifest.json",
     "os.rmdir {then}.removed",
     "return .",
 )
 WRITTEN = CALLS.index("os.fsync {now}.partial/manifest.json")  # from this one on, the next process completes it
 COMPLETE = CALLS.index("os.rename {now}.partial") + 1  # from this one on
+MARKED = CALLS.index("os.remove {now}.saving")  # up to this one
 REMOVING = CALLS.index("os.rename {then}") + 1, CALLS.index("return .")
 
 
 @pytest.mark.parametrize(
     ("step", "point"),
     some(
-        [*((5, n) for n in range(len(CALLS))), *((1, n) for n in (0, 6, 13, 14, 15, 16))],
+        [*((5, n) for n in range(len(CALLS))), *((1, n) for n in (0, 1, 2, 8, 15, 16, 17, 18, 19))],
         (),
     ),
 )
@@ -309,7 +313,7 @@ def test_kill9_during_save(tmp_path, whole, step, point):
     reader.close()
     assert tree_of(directory) == before
     unfinished = {p.name for p in (directory / "checkpoint").iterdir()} - {str(n) for n in reader.steps}
-    assert bool(unfinished) == (0 < point < COMPLETE or REMOVING[0] <= point < REMOVING[1])
+    assert bool(unfinished) == (0 < point <= MARKED or REMOVING[0] <= point < REMOVING[1])
     result = KILLED.fit(KILLED.build(directory).resume())
     assert [p.name for p in (directory / "checkpoint").iterdir()] == [str(END)]
     same(all_of(directory, result), whole(KILLED))

@@ -34,7 +34,7 @@ class Killer:
         self.saving = False
 
     def audit(self, event, arguments):
-        if self.saving and event in CALLS:
+        if self.saving and event in CALLS and not isinstance(arguments[0], int):  # a descriptor was opened already
             self.reached(event, arguments[0])
 
     def fsync(self, descriptor):
