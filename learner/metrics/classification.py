@@ -9,7 +9,7 @@ from learner.errors import LearnerError
 from learner.metrics.arguments import as_int, is_int
 from learner.metrics.base import Array, Info, Metric
 from learner.metrics.counts import Fraction
-from learner.metrics.rows import kept_rows
+from learner.metrics.rows import as_int32, kept_rows
 
 HAMMING = "learner.metrics.Hamming() is how often they are wrong, 1 - accuracy (in a config: `metrics: [Hamming]`)"
 
@@ -36,7 +36,7 @@ class _HitRate(Metric):
         """Adds a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
         logits, targets = jnp.asarray(output.logits), jnp.asarray(output.targets)
         self._check(output, logits, targets)
-        targets = targets.astype(jnp.int32)
+        targets = as_int32(targets)
         counted = kept_rows(self.name, output, targets.shape)
         if self.ignore_label is not None:
             counted &= targets != self.ignore_label

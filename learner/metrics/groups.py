@@ -11,6 +11,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.metrics.adaptors import Adapted
 from learner.metrics.base import Array, CollectingMetric, Info, Metric, MetricBase, all_within, rows_mask
+from learner.metrics.rows import as_int32
 
 
 class Subset(Metric):
@@ -194,7 +195,7 @@ def _groups(name: str, output: Any, by: str, most: int) -> Array:
             f"{name} got {by} {group.dtype}{list(group.shape)}; it needs the number of a group for each row: integers "
             f"[batch]{', or [batch, length]' if most == 2 else ''}"
         )
-    return group.astype(jnp.int32)
+    return as_int32(group)
 
 
 def _collected(name: str, metric: CollectingMetric, output: Any, by: str) -> dict[str, Any]:

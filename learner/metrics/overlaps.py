@@ -12,7 +12,7 @@ from learner.errors import LearnerError
 from learner.metrics.arguments import as_int, is_int
 from learner.metrics.base import Array, Info, Metric
 from learner.metrics.counts import Count
-from learner.metrics.rows import kept_rows
+from learner.metrics.rows import as_int32, kept_rows
 
 
 @jax.tree_util.register_dataclass
@@ -78,10 +78,10 @@ class _OfClasses(Metric):
                 "(scores become some by argmax, or by > 0)"
             )
         counted = kept_rows(self.name, output, true.shape)
-        true = true.astype(jnp.int32)
+        true = as_int32(true)
         if self.ignore_label is not None:
             counted &= true != self.ignore_label
-        return state.add(predicted.astype(jnp.int32), true, counted)
+        return state.add(as_int32(predicted), true, counted)
 
     def merge(self, a: Overlap, b: Overlap) -> Overlap:
         """The pixels of both."""

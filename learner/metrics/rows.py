@@ -27,3 +27,17 @@ def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
     if mask.shape != shape[: mask.ndim]:
         raise LearnerError(f"{name} got a mask of shape {mask.shape}; it needs {shape}, or the first of these axes")
     return jnp.broadcast_to(mask.astype(bool).reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
+
+
+def as_int32(labels: Array) -> Array:
+    """Labels as int32, in which those outside of its range become its ends: they must not wrap to an ignored label.
+
+    >>> import numpy as np
+    >>> as_int32(jnp.array(np.uint32([3, 4294967196])))
+    Array([         3, 2147483647], dtype=int32)
+    """
+    if jnp.issubdtype(labels.dtype, jnp.integer) and not jnp.can_cast(labels.dtype, jnp.int32):
+        ends = jnp.iinfo(jnp.int32)
+        lowest = max(int(ends.min), int(jnp.iinfo(labels.dtype).min))
+        labels = jnp.clip(labels, jnp.asarray(lowest, labels.dtype), jnp.asarray(ends.max, labels.dtype))
+    return labels.astype(jnp.int32)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array
-from learner.metrics.rows import kept_rows
+from learner.metrics.rows import as_int32, kept_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def read_scores(name: str, output: Any, classes: int | None = None, ignore_label
     counted = kept_rows(name, output, targets.shape)
     several = logits.shape == targets.shape
     # The labels of losses are often floats; no integer overflows here, which -100 would do in uint8.
-    labels = targets.astype(jnp.float32 if several else jnp.int32)
+    labels = targets.astype(jnp.float32) if several else as_int32(targets)
     if ignore_label is not None:
         counted &= labels != ignore_label
     if several:

@@ -9,7 +9,7 @@ from learner.errors import LearnerError
 from learner.metrics.base import Array, Info, Mean, Metric
 from learner.metrics.counts import Fraction
 from learner.metrics.means import MeanMetric
-from learner.metrics.rows import kept_rows
+from learner.metrics.rows import as_int32, kept_rows
 from learner.metrics.tokens import Ends
 
 
@@ -70,7 +70,7 @@ class TokenAccuracy(_HitsOfSequences):
         counted = kept_rows(self.name, output, targets.shape)
         if self.pad_id is not None:
             counted &= targets != self.pad_id
-        return state.add(predictions.astype(jnp.int32) == targets.astype(jnp.int32), counted)
+        return state.add(as_int32(predictions) == as_int32(targets), counted)
 
 
 class ExactMatch(_HitsOfSequences):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from learner.errors import LearnerError
 from learner.metrics.arguments import is_int
 from learner.metrics.base import Array, rows_mask
+from learner.metrics.rows import as_int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Ends:
                 f"{self.name} got {type(output).__name__} with {field} {ids.dtype}{list(ids.shape)}; it needs token "
                 "numbers: integers [batch, length]"
             )
-        return ids.astype(jnp.int32)
+        return as_int32(ids)
 
     def _tokens(self, ids: Array, mask: Array | None, rows: Array) -> Tokens:
         kept = jnp.broadcast_to(rows[:, None], ids.shape)

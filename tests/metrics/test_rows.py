@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from learner.errors import LearnerError
-from learner.metrics import kept_rows
+from learner.metrics import Accuracy, ConfusionMatrix, kept_rows
+from learner.metrics.base import Info
+from learner.metrics.rows import as_int32
 
 
 def keep(mask: Any, shape: tuple[int, ...]) -> Any:
@@ -31,3 +33,22 @@ def test_without_a_mask_everything_counts() -> None:
 def test_a_mask_of_another_shape_is_an_error(shape: tuple[int, ...]) -> None:
     with pytest.raises(LearnerError, match=r"Mine got a mask of shape .*; it needs \(3, 2\)"):
         keep(jnp.ones(shape), (3, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint8, np.int16, bool])
+def test_labels_outside_of_int32_do_not_wrap(dtype):
+    """4294967196 is -100 in 32 bits, the label that metrics ignore most often."""
+    largest = 1 if dtype is bool else np.iinfo(dtype).max
+    labels = as_int32(jnp.array([0, 1, largest], dtype))
+    assert labels.dtype == jnp.int32
+    assert labels.tolist() == [0, 1, min(largest, 2**31 - 1)]
+
+
+@pytest.mark.parametrize("metric", [Accuracy(ignore_label=-100), ConfusionMatrix(2, ignore_label=-100)], ids=type)
+def test_a_label_that_would_wrap_is_not_ignored(metric):
+    targets = jnp.array(np.array([0, 4294967196], np.uint32))
+    output = types.SimpleNamespace(logits=jnp.array([[1.0, 0.0], [1.0, 0.0]]), targets=targets)
+    ignoring = types.SimpleNamespace(logits=output.logits, targets=jnp.array([0, -100]))
+    info = Info(jnp.int32(0), jnp.float32(2))
+    wrapped, ignored = (str(metric.compute(metric.update(metric.init(), each, info))) for each in (output, ignoring))
+    assert wrapped != ignored
