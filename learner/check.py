@@ -17,6 +17,7 @@ from jax.errors import JaxRuntimeError
 from learner.data.feed import listed
 from learner.errors import LearnerError
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
+from learner.steps.fingerprint import has_own_rules
 from learner.steps.measure import Measure
 from learner.steps.outputs import OF_LABELS, TrainOutput
 from learner.steps.program import inner_jaxprs
@@ -66,10 +67,18 @@ def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
         problems.extend(_problems(step, output, step.train_measure, name, batch, values, state))
         return _arrays((seen[-1], after))
 
+    def gradients(state: TrainState, batch: PyTree) -> PyTree:
+        key = jax.random.fold_in(state.rng, 0)
+        loss = lambda params: step.run_train(params, state.model_state, batch, key)[0].loss  # noqa: E731
+        return once(state, batch), jax.grad(loss)(state.params)
+
     problems: list[str] = []
     values = batch
     program = _trace(once, (state, batch), name, batch, "train")
-    return problems, isinstance(seen[-1], TrainOutput), program
+    own_grads = isinstance(seen[-1], TrainOutput)
+    if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
+        program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
+    return problems, own_grads, program
 
 
 def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> list[str]:

@@ -6,6 +6,7 @@ difference is reported in words where data or settings show it, and otherwise as
 else.
 """
 
+import contextlib
 import dataclasses
 import functools
 import zlib
@@ -19,24 +20,35 @@ import numpy as np
 from learner.distribution import versions
 from learner.inputs import Inputs
 from learner.metrics.base import CollectingMetric, Metric
+from learner.optimizers.base import RateFunction
 from learner.optimizers.description import describe_optimizer, optimizer_change
 from learner.optimizers.lengths import OF_RUN, schedules_in, texts_in
 from learner.options import Options
 from learner.runs.flat import flat
+from learner.schedules import Constant, ReduceOnPlateau
 from learner.steps.fingerprint import jaxpr_fingerprint
 from learner.steps.optimizer import rate_at, update_params
 from learner.steps.precision import FLOAT32
 from learner.steps.state import TrainState
 from learner.steps.step import Step
+from learner.text import printable
 
 JSON = dict[str, Any]
 PACKAGES = ("learner", "jax", "jaxlib", "flax", "optax")
 FIRST_ROW = "first row"
+LISTS = ("list", "tuple")
+LONGEST = 500  # characters of a text
 OTHER_PROGRAM = "it computes something else than when the run was saved"
 
 
 def fingerprint_of(
-    options: Options, step: Step, state: TrainState, inputs: Inputs, lr: float | None, strategy: str
+    options: Options,
+    step: Step,
+    state: TrainState,
+    inputs: Inputs,
+    lr: float | None,
+    plateau: ReduceOnPlateau | None,
+    strategy: str,
 ) -> JSON:
     """Return the fingerprint of a run.
 
@@ -46,6 +58,7 @@ def fingerprint_of(
       state: the shapes of its state.
       inputs: its data, with the traced steps.
       lr: the learning rate, where it is a number.
+      plateau: the scheduler that sets it otherwise, if there is one.
       strategy: where it runs, in words.
     """
     texts = texts_in(step.schedule, step.optimizer)
@@ -54,9 +67,11 @@ def fingerprint_of(
         "learning rate": lr,
         "optimizer": None if step.optimizer is None else describe_optimizer(step.optimizer),
         "schedules": texts,
+        "plateau": None if plateau is None else plateau.settings,
         "precision": options.precision_text,
         "strategy": strategy,
         "metrics": metrics_in_flight(options),
+        "metric settings": _metric_settings(options),
         "micro-batches per step": options.accumulate,
     }
     return {
@@ -69,6 +84,16 @@ def fingerprint_of(
 def metrics_in_flight(options: Options) -> list[str]:
     """The names of the train metrics that have states or rows inside an epoch."""
     return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
+
+
+def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
+    """The attributes of each metric of both splits that are numbers or texts."""
+    found: dict[str, dict[str, str]] = {}
+    for kind in ("train", "valid"):
+        for metric in options.metrics_of(kind):
+            settings = {name: repr(x) for name, x in vars(metric).items() if isinstance(x, bool | int | float | str)}
+            found[f"{kind}/{metric.name}"] = {name: text[:LONGEST] for name, text in sorted(settings.items())}
+    return found
 
 
 def _facts(inputs: Inputs, split: str) -> JSON:
@@ -84,7 +109,7 @@ def _programs(step: Step, state: TrainState, inputs: Inputs) -> JSON:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
     if step.optimizer is not None:
-        hashes["optimizer"] = _hash_of_update(step, shapes)
+        hashes["optimizer"] = _hash_of_update(step.optimizer, shapes)
     for place, schedule in schedules_in(step.schedule, step.optimizer):
         traced = jax.make_jaxpr(functools.partial(rate_at, schedule))(shapes.step, shapes.lr_scale)
         hashes[f"{OF_RUN} of {place}" if place else OF_RUN] = jaxpr_fingerprint(traced)
@@ -93,20 +118,23 @@ def _programs(step: Step, state: TrainState, inputs: Inputs) -> JSON:
     return {"hashes": hashes, "batches": batches, "versions": installed}
 
 
-def _hash_of_update(step: Step, shapes: TrainState) -> str:
-    """The update alone, whose loss as a function of the parameters is of no interest here."""
-    optimizer = step.optimizer
-    assert optimizer is not None
+def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
+    """The update alone, whose loss as a function of the parameters is of no interest here. Schedules inside of it are
+    compared by themselves.
+    """
+    if isinstance(optimizer, RateFunction):
+        optimizer = optimizer.with_schedules(lambda place, schedule: Constant(0.0))
 
-    def update(rate: Any, params: Any, opt_state: Any) -> Any:
-        given = optimizer, rate, params, opt_state, params
+    def update(rate: Any, params: Any, opt_state: Any, grads: Any) -> Any:
+        given = optimizer, rate, grads, opt_state, params
         return update_params(*given, loss=jnp.float32(0), value_fn=lambda _: jnp.float32(0), step=jnp.int32(0))
 
-    try:
-        traced = jax.make_jaxpr(update)(shapes.lr_scale, shapes.params, shapes.opt_state)
-    except Exception:  # it takes the gradients of each example
-        return ""
-    return jaxpr_fingerprint(traced)
+    of_examples = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), shapes.params)
+    for grads in (shapes.params, of_examples):  # some optimizers take the gradients of each example
+        with contextlib.suppress(Exception):
+            traced = jax.make_jaxpr(update)(shapes.lr_scale, shapes.params, shapes.opt_state, grads)
+            return jaxpr_fingerprint(traced)
+    return ""
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
@@ -165,10 +193,30 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     others += [f"{text}, and the random keys stay those of the run" for text in settings.change("seed")]
     others += _optimizer_changes(settings, programs)
     others += _rate_changes(settings, programs)
+    others += settings.change("plateau")
     others += settings.change("precision")
+    others += _metric_changes(settings)
     explained = bool(settings.change("precision"))
     others += [] if explained else programs.changes_of_steps()
-    return Changes(train, doubts, others, settings.change("strategy"))
+    logged = settings.change("strategy")
+    return Changes(*([_shown(text) for text in texts] for texts in (train, doubts, others, logged)))
+
+
+def _shown(text: str) -> str:
+    """A text on one line of bounded length: a checkpoint may come from anywhere."""
+    return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+
+
+def _metric_changes(settings: "_Settings") -> list[str]:
+    """The metrics of the same name that are set otherwise."""
+    had, have = settings.before.get("metric settings"), settings.now["metric settings"]
+    had = had if isinstance(had, dict) else {}
+    return [
+        f"{key}: {', '.join(changed)}"
+        for key, now in have.items()
+        if isinstance(before := had.get(key), dict)
+        and (changed := [f"{name} {before[name]} -> {x}" for name, x in now.items() if before.get(name, x) != x])
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +262,8 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
     had, have = flat(before), flat(now)
     differing = [key for key in have if key in had and had[key] != have[key] and key != FIRST_ROW]
     known = [key for key in differing if None not in (had[key], have[key])]
-    other_kind = {"kind", "class"} & set(known) and not _is_function(before, now)
+    same_class = had.get("class") == have["class"] or all(x.get("class") in LISTS for x in (before, now))
+    other_kind = "kind" in known or (not same_class and any(x.get("class") in LISTS for x in (before, now)))
     texts = [f"{had.get('class')} -> {have['class']}"] if other_kind else []
     unseen = {"kind", "class"} | ({"batch_size"} if "rows per batch" in known else set())
     unseen |= {"dataset"} if "rows" in known else set()  # it counts rows, too
@@ -222,17 +271,14 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
     texts += [f"{key} {had[key]} -> {have[key]}" for key in (known if other_kind else differing) if key not in unseen]
     if texts:
         return [f"{what}: {', '.join(texts)}"], []
+    if not same_class and now.get("kind") == "iterable":
+        return [], [f"{what}: {had.get('class')} -> {have['class']}"]  # which may give the same batches
     if before.get(FIRST_ROW) in (None, now[FIRST_ROW]):
         return [], []
     text = f"{what}: its first row is another one"
-    if now.get("kind") == "loader" or now.get("class") in ("list", "tuple"):
+    if now.get("in_memory") or now.get("class") in LISTS:
         return [text], []
-    return [], [f"{text} (an iterable that shuffles without a seed gives another order each time)"]
-
-
-def _is_function(*facts: Mapping[str, Any]) -> bool:
-    """Return True for data made by a function or generator, whose name may change."""
-    return all(x.get("kind") in ("function", "iterator") for x in facts)
+    return [], [f"{text} (shuffled or augmented without a seed, or computed on another machine?)"]
 
 
 def _optimizer_changes(settings: _Settings, programs: _Programs) -> list[str]:

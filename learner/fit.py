@@ -282,7 +282,7 @@ class Learner:
             inputs.source("train").keep_state()
         lr = self._lr if self._step.schedule is None and self._plateau is None else None
         shapes = jax.eval_shape(self._blank)
-        fingerprint = fingerprint_of(options, self._step, shapes, inputs, lr, self._strategy.description)
+        fingerprint = fingerprint_of(options, self._step, shapes, inputs, lr, self._plateau, self._strategy.description)
         inputs.programs.clear()  # what they hold in memory
         if here.count > 1:
             refuse_together(options, self._strategy)
@@ -437,8 +437,8 @@ class Learner:
             return None
         if summary.get("steps") != position.step or position.due:
             return None
-        if options.num_epochs is not None and position.epoch - 1 > options.num_epochs:
-            warnings.warn(too_few_epochs(options.num_epochs, position), stacklevel=4)
+        for text in too_few_epochs(options, position):
+            warnings.warn(text, stacklevel=5)
         self._fitted = True
         self._runner = make_runner(self._step, restored.state, self._strategy)
         return self._result(self._runner.state, read_history(options.directory), summary["stopped_by"], summary)

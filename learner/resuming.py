@@ -315,11 +315,11 @@ def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: O
     """
     changed, position = changes(saved_fingerprint(restored.progress), fingerprint), restored.position
     warned, now = [], platform_facts()
-    if texts := changed.others + changed.train_data + changed.doubts:
+    doubts = changed.doubts if position.batch else []  # between epochs the source itself warns of the order
+    if texts := changed.others + changed.train_data + doubts:
         since = f"since the checkpoint of step {restored.entry.step}"
         warned.append(f"the run resumes although this changed {since}: {'; '.join(texts)}")
-    if options.num_epochs is not None and position.epoch > options.num_epochs:
-        warned.append(too_few_epochs(options.num_epochs, position))
+    warned += too_few_epochs(options, position)
     made_on = restored.progress["made_on"]
     others = [f"{name}: {made_on.get(name)} -> {now[name]}" for name in now if made_on.get(name) != now[name]]
     if others := changed.logged + others:
@@ -327,10 +327,15 @@ def changes_since(restored: Restored, fingerprint: Mapping[str, Any], options: O
     return warned, []
 
 
-def too_few_epochs(num_epochs: int, position: Position) -> str:
-    """The warning about a run that is asked for fewer epochs than it has."""
-    has = f"has {position.epoch - 1}" if not position.batch else f"is in epoch {position.epoch}"
-    return f"num_epochs is {num_epochs}, and the run {has} already: nothing is trained"
+def too_few_epochs(options: Options, position: Position) -> list[str]:
+    """The warning about a run that is asked for fewer epochs or steps than it has, if it is."""
+    begun = position.epoch - (0 if position.batch else 1)
+    if options.num_epochs is not None and begun > options.num_epochs:
+        has = f"is in epoch {begun}" if position.batch else f"has {begun}"
+        return [f"num_epochs is {options.num_epochs}, and the run {has} already: nothing is trained"]
+    if options.num_steps is not None and position.step > options.num_steps:
+        return [f"num_steps is {options.num_steps}, and the run has {position.step} already: nothing is trained"]
+    return []
 
 
 # -- giving back -------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_model_that_is_not_made_yet_is_the_same():
 
 
 def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
-    """The same; a link that somebody put there is replaced."""
+    """The same. A link that somebody put there is refused, and leads nowhere."""
     place = tmp_path / "run" / "model.json"
     result = build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
     first = place.read_bytes()
@@ -129,10 +129,12 @@ def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
     os.remove(place)
     (tmp_path / "elsewhere").write_text("mine")
     place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LearnerError, match=r"model\.json is a symbolic link"):
+        build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()).fit(batches())
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    place.unlink()
     build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()).fit(batches())
     assert place.read_bytes() == first
-    assert not place.is_symlink()
-    assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
 def test_a_run_that_was_killed_early_has_it(tmp_path):

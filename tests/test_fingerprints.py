@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -32,8 +33,10 @@ from runs import (
 )
 from stopped import some, stopping_at
 
-from learner import LearnerError
-from learner.data import DataLoaderBuilder
+from learner import LearnerError, ReduceOnPlateau
+from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.metrics import MeanMetric
+from learner.optimizers import Group, Groups
 from learner.optimizers.description import describe_optimizer, optimizer_change
 from learner.runs import Run, compare
 from learner.schedules import Linear
@@ -177,6 +180,91 @@ def test_another_program_is_one_warning(one, what):
     assert result.summary["epochs"] == 2
 
 
+def with_rule(factor):
+    """A step with a rule of differentiation of its own, which the forward pass does not show."""
+
+    @jax.custom_vjp
+    def scaled(x):
+        return x
+
+    scaled.defvjp(lambda x: (x, None), lambda _, g: (factor * g,))
+
+    def step(model, batch):
+        return line_step(jax.tree.map(scaled, model), batch)
+
+    return step
+
+
+def test_another_rule_of_differentiation_is_one_warning(tmp_path):
+    build(saving(tmp_path / "run", 1), step=with_rule(1.0)).fit(loader())
+    shutil.copytree(tmp_path / "run", tmp_path / "same")
+    build(saving(tmp_path / "same").resume(), step=with_rule(1.0)).fit(loader())
+    assert warned(tmp_path / "same") == []
+    build(saving(tmp_path / "run").resume(), step=with_rule(0.5)).fit(loader())
+    (text,) = warned(tmp_path / "run")
+    assert "train step: it computes something else" in text
+
+
+class Scaled(MeanMetric):
+    name = "Scaled"
+    higher_is_better = None
+    fields = ("targets",)
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def update(self, state, output, info):
+        return state.add(self.scale * output.targets[:, 0], jnp.ones(output.targets.shape[0], bool))
+
+
+SETTINGS = {
+    "a metric": (
+        lambda b, x: build(b.metrics(Scaled(x))),
+        (1.0, 100.0),
+        "train/Scaled: scale 1.0 -> 100.0; valid/Scaled: scale 1.0 -> 100.0",
+    ),
+    "a plateau": (
+        lambda b, x: build(b, lr=ReduceOnPlateau(0.1, patience=x)),
+        (10, 0),
+        "'patience': 10",
+    ),
+    "a group's schedule": (
+        lambda b, x: build(b, Groups(optax.adam, [Group("w", lr=Linear(0.1, over=x))])),
+        (40, 80),
+        "the schedule of group 0 of the optimizer: Linear",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", some(SETTINGS, ("a metric",)))
+def test_other_settings_are_one_warning(tmp_path, what):
+    make, (before, now), text = SETTINGS[what]
+    make(saving(tmp_path / "run", 1), before).fit(loader(), valid_data())
+    make(saving(tmp_path / "run").resume(), now).fit(loader(), valid_data())
+    (line,) = warned(tmp_path / "run")
+    assert text in line
+    assert "computes something else" not in line
+
+
+def test_augmentation_without_a_seed_raises_a_doubt_and_no_error(tmp_path):
+    rng = np.random.default_rng()
+
+    def data():
+        items = ArrayDataset(arrays(ROWS)).map(lambda item: {**item, "x": item["x"] + np.float32(rng.normal())})
+        return DataLoaderBuilder().batch_size(BATCH).build(items)
+
+    adam(stopping_at(saving(tmp_path / "run"), STOP)).fit(data())
+    adam(saving(tmp_path / "run").resume()).fit(data())
+    (line,) = warned(tmp_path / "run")
+    assert "its first row is another one" in line
+
+
+def test_a_tuple_in_the_place_of_a_list_is_no_change(tmp_path):
+    adam(stopping_at(saving(tmp_path / "run"), STOP)).fit(batches())
+    adam(saving(tmp_path / "run").resume()).fit(tuple(batches()))
+    assert warned(tmp_path / "run") == []
+
+
 def test_a_constant_in_a_schedule_of_one_name(tmp_path):
     directory = tmp_path / "run"
     adam(saving(directory, 1), optax.cosine_decay_schedule(0.05, 12)).fit(loader(), valid_data())
@@ -258,6 +346,16 @@ def test_fingerprints_that_no_run_has_written(one, part):
 
 
 # -- what else uses them -----------------------------------------------------------------------------------------------
+
+
+def test_texts_of_a_checkpoint_do_not_steer_a_terminal(one):
+    progress = progress_of(one, STEPS)
+    progress["fingerprint"]["settings"]["seed"] = "\x1b[31m\n" + "y" * 5000
+    tamper(one, STEPS, progress)
+    adam(saving(one).resume()).fit(loader(), valid_data())
+    (line,) = warned(one)
+    assert "\x1b" not in line
+    assert len(line) < 1000
 
 
 def test_it_is_in_the_journal_and_the_same_in_two_runs(runs):

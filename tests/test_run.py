@@ -345,7 +345,7 @@ def test_slow_saves_keep_more_of_the_time_back(tmp_path, clock, saves, passed, o
 
 def test_the_time_limit_of_a_job(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1))
-    builder = quiet(tmp_path / "run").num_epochs(100_000).with_file_checkpointer(every_epochs=100_000)
+    builder = quiet(tmp_path / "run").num_epochs(100_000).with_file_checkpointer(every_epochs=100_000, keep_best=0)
     result = build_line(builder.with_time_limit()).fit(shuffled())
     assert result.stopped_by == "time limit"
     assert saved_steps(tmp_path / "run") == [result.summary["steps"]]

@@ -241,7 +241,7 @@ def test_the_run_ends(tmp_path, monkeypatch):
 
     def never():
         for index, batch in enumerate(batches()):
-            if index == 4 and stall.hangs == 0 and (tmp_path / "run/journal.jsonl").exists():
+            if index == 4 and stall.hangs == 0 and (tmp_path / "run/run.lock").exists():
                 stall.hangs = 1
                 stuck.wait(SECONDS)
                 return
@@ -264,7 +264,7 @@ def test_the_run_ends(tmp_path, monkeypatch):
     assert (last["event"], last["stopped_by"]) == ("stop", result.stopped_by)
     assert saved_steps(tmp_path / "run") == [last["step"]]
     assert 0 < last["step"] <= 4
-    resumed = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume()).fit(batches())
+    resumed = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume()).fit(lambda: iter(batches()))
     whole = build_line(quiet(tmp_path / "whole").num_epochs(2)).fit(batches())
     assert bits(resumed.model) == bits(whole.model)
 

@@ -522,7 +522,7 @@ def test_a_full_disk_surfaces_through_the_real_files(start, tmp_path, monkeypatc
     worker.put(made(1, 0.5))
     worker.wait()
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*Loss\.log'"):
+    with pytest.raises(LearnerError, match=r"is full.*No space left on device: '.*Loss\.log'"):
         put_all(worker, Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
 
 

@@ -30,13 +30,20 @@ class Saver:
         """
         self._store, self._done, self._failed, self._before, self._after = store, done, failed, before, after
         self._error: BaseException | None = None
+        self._closed = False
         self._queue: queue.Queue[tuple[TrainState, dict[str, Any], Mapping[str, Any]] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
         self._thread.start()
 
     def submit(self, state: TrainState, progress: dict[str, Any], further: Mapping[str, Any]) -> None:
-        """Queues a save. `state` belongs to it: nobody may donate it. `further` has items besides the state's."""
+        """Queues a save. `state` belongs to it: nobody may donate it. `further` has items besides the state's.
+
+        Raises:
+          RuntimeError: it is closed. Nobody would take the save from the queue.
+        """
         self.check()
+        if self._closed:
+            raise RuntimeError("the saver is closed")
         self._queue.put((state, progress, further))
 
     def check(self) -> None:
@@ -50,6 +57,7 @@ class Saver:
 
     def close(self, seconds: float | None = None) -> None:
         """Waits until everything is written; raises nothing. A disk that hangs is left behind after `seconds`."""
+        self._closed = True
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=seconds)
         self._thread.join(seconds)

@@ -20,6 +20,7 @@ import shutil
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -602,10 +603,13 @@ def _end_threads(before: set[threading.Thread]) -> None:
     """Wait for the threads of a save that failed: they go on to write, into a directory that is to be removed."""
     until = time.monotonic() + WAIT_FOR_ORBAX
     while left := [thread for thread in threading.enumerate() if thread not in before and _is_of_orbax(thread)]:
-        left[0].join(max(0.0, until - time.monotonic()))  # it may begin further ones
+        with contextlib.suppress(Exception):  # Orbax's threads raise what they died of, which is known
+            left[0].join(max(0.0, until - time.monotonic()))  # it may begin further ones
         if time.monotonic() >= until:
             break
-    gc.collect()  # tasks that nobody waited for complain when they are collected, which is now
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        gc.collect()  # tasks that nobody waited for complain when they are collected, which is now
 
 
 def _is_of_orbax(thread: threading.Thread) -> bool:

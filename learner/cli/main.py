@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
@@ -145,9 +146,18 @@ def _noting_failures(failed: list[OSError]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """What is odd about files is told as people read it."""
+    """Print warnings of ours as people read them; those of other code keep their form."""
+    ours = str(Path(__file__).parents[1])
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print("learner:", printable(str(message)), file=sys.stderr)
+        show = warnings.showwarning
+
+        def plain(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            if filename.startswith(ours):
+                print("learner:", printable(str(message)), file=sys.stderr)
+            else:
+                show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = plain
         yield
 
 
@@ -166,6 +176,6 @@ def _run(words: list[str]) -> int:
         if not reading:
             importlib.import_module("learner.builder")
         module = importlib.import_module(COMMANDS[command][0])
-    with _plain_warnings() if reading else contextlib.nullcontext(), import_order(own=not reading):
+    with _plain_warnings(), import_order(own=not reading):
         code: int = getattr(module, command.replace("-", "_"))(rest)
         return code

@@ -70,13 +70,13 @@ def describe_iterable(data: Any) -> dict[str, Any]:
     7
     """
     listed = isinstance(data, list | tuple)
-    sampler = type(getattr(data, "sampler", None)).__qualname__
+    sampler = type(_attribute(data, "sampler")).__qualname__
     orders = {"SequentialSampler": "as given", "RandomSampler": "shuffled"}
-    size, drop_last = getattr(data, "batch_size", None), getattr(data, "drop_last", None)
+    size, drop_last = _attribute(data, "batch_size"), _attribute(data, "drop_last")
     lengths = _lengths(data) if listed else []
     return {
         "class": name_of(data),
-        "rows": sum(lengths) if lengths else _length(getattr(data, "dataset", None)),
+        "rows": sum(lengths) if lengths else _length(_attribute(data, "dataset")),
         "batch_size": lengths[0] if lengths else size if type(size) is int else None,
         "drop_last": drop_last if type(drop_last) is bool else None,
         "order": "as given" if listed else orders.get(sampler),
@@ -99,5 +99,12 @@ def _lengths(batches: Sequence[Any]) -> list[int]:
 def _length(data: Any) -> int | None:
     try:
         return len(data)
-    except (TypeError, NotImplementedError):
+    except Exception:  # a method of the user's, which nobody else needs
+        return None
+
+
+def _attribute(data: Any, name: str) -> Any:
+    try:
+        return getattr(data, name, None)
+    except Exception:  # a property of the user's
         return None

@@ -174,6 +174,7 @@ class DataLoader:
             "order": "as given" if plan.seed is None else "shuffled",
             "seed": plan.seed,
             "batcher": name_of(self._batcher),
+            "in_memory": self.in_memory,
             "fields": fields_of(self.dataset.take(np.zeros(1, np.intp))) if self.in_memory else None,
         }
 

@@ -120,7 +120,7 @@ class Source(abc.ABC):
         - `fields`: dtype and shape of a row by field, as `float32 [8, 8]`; `?` for axes whose length may change with
           the order; `None` before `peek`
         - `order`: `shuffled` or `as given`; `seed`: of the order, for our loaders
-        - `dataset`, `batcher` (our loaders), `sampler` (others): descriptions
+        - `dataset`, `batcher` (our loaders), `sampler` (others): descriptions; `in_memory`: arrays (our loaders)
         """
 
     def _of_all_processes(self, facts: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ def as_int32(labels: Array) -> Array:
     Array([         3, 2147483647], dtype=int32)
     """
     if jnp.issubdtype(labels.dtype, jnp.integer) and not jnp.can_cast(labels.dtype, jnp.int32):
-        ends = jnp.iinfo(jnp.int32)
-        lowest = max(int(ends.min), int(jnp.iinfo(labels.dtype).min))
-        labels = jnp.clip(labels, jnp.asarray(lowest, labels.dtype), jnp.asarray(ends.max, labels.dtype))
+        lowest = 0 if jnp.issubdtype(labels.dtype, jnp.unsignedinteger) else -(2**31)
+        labels = jnp.clip(labels, jnp.asarray(lowest, labels.dtype), jnp.asarray(2**31 - 1, labels.dtype))
     return labels.astype(jnp.int32)

@@ -8,7 +8,6 @@ For each optimizer of optax there is a class, too, which a `learner.Config` can 
 `OptimizerConfig`.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from learner.optimizers.averages import Ema, Swa
@@ -25,7 +24,8 @@ __all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "Rat
 def __getattr__(name: str) -> Any:
     """Return a class of `learner.optimizers.configs`, which are made when the first one is needed."""
     if not name.startswith("_"):
-        configs = importlib.import_module("learner.optimizers.configs")
+        import learner.optimizers.configs as configs
+
         if name == "OptimizerConfig" or name in configs.OPTIMIZERS:
             return getattr(configs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,7 +40,8 @@ def optimizer_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str |
     'adam(b1=0.9) -> adam(b1=0.5)'
     """
     names, settings = [x.get("name") for x in (before, now)], [_settings(x) for x in (before, now)]
-    changed = [key for key in {**settings[0], **settings[1]} if settings[0].get(key) != settings[1].get(key)]
+    # A setting that only one of them has came with another version of the function.
+    changed = [key for key in settings[0] if key in settings[1] and settings[0][key] != settings[1][key]]
     if names[0] != names[1]:
         return f"{names[0]} -> {names[1]}"
     if not changed:

@@ -152,7 +152,7 @@ def _differing_facts(runs: Sequence[_Told], settings: Sequence[str]) -> list[str
     facts = [key for key in facts if not key.endswith("first row")] or facts
     programs: dict[str, set[str]] = {}
     for run in runs:
-        config = str([run.config.get(key) for key in settings])
+        config = str([run.fingerprint.get("versions"), *(run.config.get(key) for key in settings)])
         programs.setdefault(config, set()).add(str(run.fingerprint.get(PROGRAM)))
     return facts + [PROGRAM] * any(len(found) > 1 for found in programs.values())
 

@@ -168,10 +168,10 @@ class Run:
         found = self._told("fingerprint")
         data, programs = found.get("data"), found.get("programs")
         facts = flat({"data": data}) if isinstance(data, Mapping) else {}
-        hashes = programs.get("hashes") if isinstance(programs, Mapping) else None
-        if isinstance(hashes, Mapping):
-            parts = [str(hashes.get(name)) for name in ("train", "optimizer", "the schedule")]
+        if isinstance(programs, Mapping) and isinstance(hashes := programs.get("hashes"), Mapping):
+            parts = [f"{name} {text}" for name, text in sorted(hashes.items()) if not name.startswith("valid")]
             facts["train step"] = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
+            facts["versions"] = str(programs.get("versions"))  # of which other ones trace other programs
         return facts
 
     def _told(self, what: str) -> Mapping[str, Any]:

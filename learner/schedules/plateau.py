@@ -63,6 +63,16 @@ class ReduceOnPlateau:
         return f"ReduceOnPlateau(lr={self._rate:g}, monitor={self._best.monitor!r})"
 
     @property
+    def settings(self) -> dict[str, float | str]:
+        """What it was made with but for the rate, which it changes.
+
+        >>> ReduceOnPlateau(0.1, factor=0.5).settings["factor"]
+        0.5
+        """
+        numbers = {"factor": self._factor, "patience": self._patience, "cooldown": self._cooldown}
+        return {**numbers, "min_lr": self._min_lr, "monitor": self._best.monitor, "min_delta": self._best.min_delta}
+
+    @property
     def monitor(self) -> Monitor:
         """What it follows."""
         return self._best

@@ -10,6 +10,7 @@ import enum
 import functools
 import hashlib
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -40,6 +41,22 @@ def jaxpr_fingerprint(closed_jaxpr: Any) -> str:
     Equations that lead to no output, and have no effect, do not count.
     """
     return _Canonical().program(closed_jaxpr)
+
+
+def has_own_rules(jaxpr: Any) -> bool:
+    """Return True if a traced program has functions with rules of differentiation that JAX does not bring itself. The
+    rules are Python functions, which only a traced gradient shows.
+    """
+    here = str(Path(jax.__file__).parent)
+    for equation in jaxpr.eqns:
+        inner = [x for value in equation.params.values() for x in (value if isinstance(value, tuple) else (value,))]
+        inner = [getattr(x, "jaxpr", x) for x in inner if hasattr(getattr(x, "jaxpr", x), "eqns")]
+        if equation.primitive.name.startswith(("custom_jvp", "custom_vjp")):
+            if not inner or any(here not in str(getattr(x, "debug_info", "")) for x in inner):
+                return True
+        elif any(map(has_own_rules, inner)):
+            return True
+    return False
 
 
 def _live(jaxpr: Any) -> list[Any]:
@@ -114,8 +131,10 @@ class _Canonical:
         return text
 
     def _array(self, array: np.ndarray) -> str:
-        data = array.tobytes()
-        content = data.hex() if len(data) <= _SMALL else hashlib.sha256(data).hexdigest()
+        if array.dtype.hasobject:
+            return f"object{array.shape}"  # its bytes are addresses
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # not copied, as it may be large
+        content = data.tobytes().hex() if data.size <= _SMALL else hashlib.sha256(data.data).hexdigest()
         return f"{self._dtype(array.dtype)}{array.shape or ''}:{content}"
 
     def value(self, value: Any) -> str:
@@ -127,7 +146,7 @@ class _Canonical:
             return repr(value)
         if kind is str:
             return repr(_INCIDENTAL.sub("", value))
-        if isinstance(value, jax.Array | np.ndarray | np.generic) or hasattr(value, "__array__"):
+        if isinstance(value, jax.Array | np.ndarray | np.generic) or _is_array(value):
             return self._constant(value)
         if isinstance(value, tuple | list):
             # The fields of named tuples stand in their order.
@@ -138,6 +157,10 @@ class _Canonical:
             return self.value([getattr(value, name, None) for name in _SETTINGS])
         if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
             return self.program(value)
+        if isinstance(value, jax.sharding.Sharding):  # on whatever devices
+            return f"{kind.__qualname__} {getattr(value, 'spec', '')}"
+        if hasattr(value, "axis_names") and hasattr(value, "axis_types"):  # a mesh
+            return f"{kind.__qualname__} {value.axis_names}"
         if isinstance(value, enum.Enum):
             return f"{type(value).__qualname__}.{value.name}"
         if isinstance(value, dict):
@@ -169,3 +192,7 @@ class _Canonical:
             fields = [f"{f.name}={self.value(getattr(value, f.name, None))}" for f in dataclasses.fields(value)]
             return f"{kind}({','.join(fields)})"
         return f"{kind} {_INCIDENTAL.sub('', repr(value))}"
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, type)

@@ -121,3 +121,11 @@ def test_an_error_while_telling_of_a_save_is_raised_too(store):
     saver.close()
     with pytest.raises(RuntimeError, match="telling failed"):
         saver.check()
+
+
+def test_a_closed_saver_takes_nothing_and_keeps_nobody_waiting(store, saver):
+    saver.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        submit(saver, 5)
+    saver.wait()
+    assert store.saved == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, Pad, PerProcess
+from learner.data.fingerprint import describe_iterable
 from learner.data.plan import Share
 from learner.data.source import source_of
 
@@ -81,6 +82,7 @@ def test_a_loader_tells_rows_batches_fields_and_order():
         "seed": 0,
         "batcher": "stack",
         "fields": {"x": "float32 [3]", "y": "int64 []"},
+        "in_memory": True,
     }
 
 
@@ -235,3 +237,21 @@ print(json.dumps(source.fingerprint(), sort_keys=True))
 def test_another_process_finds_the_same():
     seen = {subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True).stdout for _ in range(2)}
     assert len(seen) == 1
+
+
+class Unready:
+    """An iterable whose attributes are of no use to anybody else."""
+
+    @property
+    def dataset(self):
+        raise RuntimeError("not ready")
+
+    batch_size = sampler = drop_last = dataset
+
+    def __iter__(self):
+        return iter([{"x": np.zeros(4, np.float32)}])
+
+
+def test_attributes_that_raise_are_left_out():
+    facts = describe_iterable(Unready())
+    assert facts["rows"] is facts["batch_size"] is None

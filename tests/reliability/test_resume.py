@@ -624,9 +624,9 @@ CHANGED = {
             ),
         ],
     ),
-    "batch size": ({"data": batches(3)}, ["rows per batch were 4 and are 3", "batches per epoch were 6 and are 8"]),
-    "less data": ({"data": batches()[:5]}, ["batches per epoch were 6 and are 5"]),
-    "accumulation": ({"accumulate": 3}, ["micro-batches per step were 2 and are 3"]),
+    "batch size": ({"data": batches(3)}, ["batches 6 -> 8", "rows per batch 4 -> 3"]),
+    "less data": ({"data": batches()[:5]}, ["rows 24 -> 20", "batches 6 -> 5"]),
+    "accumulation": ({"accumulate": 3}, ["micro-batches per step: 2 -> 3"]),
 }
 
 
@@ -655,7 +655,7 @@ def test_resume_config_changed(tmp_path, stopped_at_2, what):
     message = str(error.value)
     for difference in differences:
         assert difference in message
-    assert message.count(" now ") + message.count(" were ") == len(differences)
+    assert message.count(" now ") + message.count(" -> ") == len(differences)
     assert "step 2 lies inside epoch 1" in message or f"{tmp_path / 'run'}/checkpoint/2 was saved by another" in message
     assert tree_of(tmp_path) == before
     assert fit_first_column(quiet(tmp_path / "run").resume()).summary["steps"] == 9

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import resource
 
 import numpy as np
@@ -14,6 +15,7 @@ from tfevents import events_of, read, scalars, texts
 from written import write_run, write_steps
 
 from learner import LearnerError
+from learner.distribution import install_hint
 from learner.runs import Run
 from learner.runs.confusion import read_matrix
 from learner.runs.tensorboard import write_events
@@ -232,6 +234,7 @@ def test_no_epoch_yet(tmp_path):
 
 def test_without_tensorboardx(run, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(LearnerError, match=r'an export to TensorBoard needs tensorboardX.*"learner\[tensorboard\]"'):
+    hint = re.escape(install_hint("tensorboard"))
+    with pytest.raises(LearnerError, match=f"an export to TensorBoard needs tensorboardX.*{hint}"):
         write_events(tmp_path / "out", run)
     assert not (tmp_path / "out").exists()

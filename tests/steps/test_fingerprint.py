@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import traced_steps
 
+from learner.steps import fingerprint
 from learner.steps.fingerprint import jaxpr_fingerprint
 
 SUPPORT = Path(traced_steps.__file__).parent
@@ -135,3 +136,18 @@ def test_small_floats_and_large_constants():
     assert of(lambda x: x * jnp.bfloat16(0.5), x) != of(lambda x: x * jnp.bfloat16(0.25), x)
     assert of(lambda x: x + jnp.int32(5), jnp.arange(3)) != of(lambda x: x + jnp.int32(6), jnp.arange(3))
     assert of(lambda x: x, X) != of(lambda x: x, x)
+
+
+def test_types_of_numpy_and_objects_have_no_address():
+    canonical = fingerprint._Canonical()
+    assert canonical.value(np.float32) == "float32"
+    assert canonical.value(np.array([object()])) == "object(1,)"
+
+
+def test_a_sharding_counts_by_its_parts_and_not_by_its_devices():
+    def program(count):
+        mesh = jax.make_mesh((count,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, where))(jnp.ones(8))
+
+    assert jaxpr_fingerprint(program(1)) == jaxpr_fingerprint(program(4))
