@@ -163,11 +163,11 @@ def _yaml_problem(error: Any) -> str:
 def _yaml(text: str, named: str) -> Any:
     import yaml
 
-    from learner.untrusted import RefusedError, parse_yaml
+    from learner.untrusted import UnsafeYamlError, parse_yaml
 
     try:
         return parse_yaml(text)
-    except RefusedError as error:
+    except UnsafeYamlError as error:
         raise LearnerError(f"{named} {error}") from error
     except yaml.YAMLError as error:
         raise LearnerError(f"{named} is not YAML: {_yaml_problem(error)}") from error

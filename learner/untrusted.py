@@ -12,7 +12,7 @@ from learner.mappings import BITS, DEEPEST, LARGEST
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class RefusedError(yaml.YAMLError):
+class UnsafeYamlError(yaml.YAMLError):
     """A YAML text that is absurdly large or deep, or has a key twice."""
 
 
@@ -24,7 +24,7 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
     def __init__(self, text: str) -> None:
         # Before anything is composed: PyYAML composes recursively, and deep texts would overflow C's stack.
         if problem := too_large(text) or said_twice(text):
-            raise RefusedError(problem)
+            raise UnsafeYamlError(problem)
         super().__init__(text)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
@@ -62,7 +62,7 @@ def parse_yaml(text: str) -> Any:
     """Return the content of a YAML text.
 
     Raises:
-      RefusedError: the text is absurdly large or deep, or has a key twice.
+      UnsafeYamlError: the text is absurdly large or deep, or has a key twice.
       yaml.YAMLError: it is not YAML.
 
     >>> parse_yaml("{on: [epoch, 1e-3], off: true, date: 2001-01-01}")

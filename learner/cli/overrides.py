@@ -13,7 +13,7 @@ from learner.errors import LearnerError
 from learner.examples import bundled_config
 from learner.kinds import shown
 from learner.mappings import DEEPEST, read_mapping
-from learner.untrusted import RefusedError, parse_yaml
+from learner.untrusted import UnsafeYamlError, parse_yaml
 
 SHORT = {"-h": "--help", "-o": "--output"}
 
@@ -86,7 +86,7 @@ def value_of(text: str) -> Any:
     """
     try:
         value = parse_yaml(text) if text else ""
-    except RefusedError as error:
+    except UnsafeYamlError as error:
         raise LearnerError(f"the value {shown(text)} {error}") from error
     except yaml.YAMLError:
         return text
