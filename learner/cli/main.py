@@ -145,14 +145,14 @@ def _noting_failures(failed: list[OSError]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Print warnings of ours as people read them; those of other code keep their form."""
+def _plain_warnings(everywhere: bool) -> Iterator[None]:
+    """Print warnings as people read them: of ours, or `everywhere`, where no other code runs."""
     ours = str(Path(__file__).parents[1])
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def plain(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-            if filename.startswith(ours):
+            if everywhere or filename.startswith(ours):
                 print("learner:", printable(str(message)), file=sys.stderr)
             else:
                 show(message, category, filename, lineno, file, line)
@@ -176,6 +176,6 @@ def _run(words: list[str]) -> int:
         if not reading:
             importlib.import_module("learner.builder")
         module = importlib.import_module(COMMANDS[command][0])
-    with _plain_warnings(), import_order(own=not reading):
+    with _plain_warnings(reading), import_order(own=not reading):
         code: int = getattr(module, command.replace("-", "_"))(rest)
         return code
