@@ -10,7 +10,6 @@ import enum
 import functools
 import hashlib
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -47,7 +46,7 @@ def has_own_rules(jaxpr: Any) -> bool:
     """Return True if a traced program has functions with rules of differentiation that JAX does not bring itself. The
     rules are Python functions, which only a traced gradient shows.
     """
-    here = str(Path(jax.__file__).parent)
+    here = str(jax.__path__[0])
     for equation in jaxpr.eqns:
         inner = [x for value in equation.params.values() for x in (value if isinstance(value, tuple) else (value,))]
         inner = [getattr(x, "jaxpr", x) for x in inner if hasattr(getattr(x, "jaxpr", x), "eqns")]
