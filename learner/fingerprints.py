@@ -37,6 +37,7 @@ JSON = dict[str, Any]
 PACKAGES = ("learner", "jax", "jaxlib", "flax", "optax")
 FIRST_ROW = "first row"
 LISTS = ("list", "tuple")
+SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
 OTHER_PROGRAM = "it computes something else than when the run was saved"
 
@@ -263,12 +264,16 @@ def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[
     differing = [key for key in have if key in had and had[key] != have[key] and key != FIRST_ROW]
     known = [key for key in differing if None not in (had[key], have[key])]
     same_class = had.get("class") == have["class"] or all(x.get("class") in LISTS for x in (before, now))
-    other_kind = "kind" in known or (not same_class and any(x.get("class") in LISTS for x in (before, now)))
+    other_kind = "kind" in known
+    if other_kind:
+        differing = [key for key in known if not key.startswith("fields")]
+    elif not same_class:  # it may give the same batches, and tells them in another way
+        differing = known = [key for key in known if key in SIZES]
     texts = [f"{had.get('class')} -> {have['class']}"] if other_kind else []
     unseen = {"kind", "class"} | ({"batch_size"} if "rows per batch" in known else set())
     unseen |= {"dataset"} if "rows" in known else set()  # it counts rows, too
     # Within a kind a missing fact is another fact, such as a seed that is no longer given.
-    texts += [f"{key} {had[key]} -> {have[key]}" for key in (known if other_kind else differing) if key not in unseen]
+    texts += [f"{key} {had[key]} -> {have[key]}" for key in differing if key not in unseen]
     if texts:
         return [f"{what}: {', '.join(texts)}"], []
     if not same_class and now.get("kind") == "iterable":

@@ -72,11 +72,18 @@ class Valid:
 
 def train_step(model, batch):
     reached("first_look")
-    if Path("run/journal.jsonl").exists():  # the run has begun: this is no look at the step, but the program
-        reached("compile")
     if PHASE == "accumulate":
         jax.debug.callback(micro_batch)
     return line_step(model, batch)
+
+
+def lowered(event, seconds, **_):
+    """A program is about to be compiled, once the run has begun: that of the first step."""
+    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration" and Path("run/journal.jsonl").exists():
+        reached("compile")
+
+
+jax.monitoring.register_event_duration_secs_listener(lowered)
 
 
 def micro_batch():
