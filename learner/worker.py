@@ -393,13 +393,14 @@ class Worker:
         self.times.reading += now - began
         steps = sum(m.count for m in made)
         seconds = now - max(before, made[0].since)
+        own = max(0.0, seconds - sum(m.overhead(before) for m in made))
         if self._back > before and self._pace.per_step is not None:
             # This thread was busy otherwise, and nobody knows when the steps ended meanwhile.
-            seconds = min(seconds, max(now - self._back, self._pace.per_step * steps))
+            most = max(now - self._back, self._pace.per_step * steps)
+            seconds, own = min(seconds, most), min(own, most)
         self._last = now
         self.flight.landed(len(made), seconds, now)
         self._pace.measured(steps, seconds)
-        own = max(0.0, seconds - sum(m.overhead(before) for m in made))
         for m in made:
             self.spent["train" if m.split == "train" else "valid"] += own * m.count / steps
         for _, group in itertools.groupby(zip(made, read, strict=True), lambda pair: (pair[0].split, pair[0].epoch)):

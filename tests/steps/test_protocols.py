@@ -1,11 +1,14 @@
 """The protocols of models that bring their steps."""
 
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import learner
 from learner import TrainStep, ValidStep
 
 
@@ -45,7 +48,9 @@ def test_a_type_checker_reads_them(tmp_path):
         """)
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(tmp_path / "annotated.py")]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    # mypy does not follow the import hooks of editable installations
+    environment = {**os.environ, "MYPYPATH": str(Path(learner.__file__).parents[1])}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     errors = [line for line in ran.stdout.splitlines() if ": error:" in line]
     assert len(errors) == 1, ran.stdout
     assert "annotated.py:9" in errors[0]
