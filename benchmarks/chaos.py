@@ -37,8 +37,8 @@ import jax
 import numpy as np
 
 from benchmarks.overhead import ROOT, machine
-from learner.history import read_history
-from learner.journal import read_journal
+from learner.runs.history import read_history
+from learner.runs.journal import read_journal
 
 EPOCHS = 24  # of the benchmark's own run
 OF_THE_MACHINE = ("time", "seconds", "made_on")  # keys of JSON that are not compared
@@ -220,7 +220,7 @@ def differing(found: Facts, expected: Facts) -> dict[str, int]:
 
 
 @dataclasses.dataclass
-class Tally:
+class MetricAccumulator:
     """What happened, over all runs."""
 
     kills: int = 0
@@ -270,7 +270,7 @@ class Chaos:
     def __init__(self, work: Path, commands: Commands):
         self.directory, self._cache, self._output = work / "run", work / "compilations", work / "output.txt"
         self._commands = commands
-        self.tally = Tally()
+        self.tally = MetricAccumulator()
 
     @contextlib.contextmanager
     def process(self) -> Iterator[Process]:

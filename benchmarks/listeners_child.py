@@ -22,10 +22,10 @@ from rich.console import Console
 
 from benchmarks.child import Case as Training
 from benchmarks.child import Clock, train_with_learner, workload_of
-from learner import session
 from learner.events import Event, Listener, MetricInfo, RunEnded, RunStarted, StepsEnded
 from learner.loggers import Csv, JsonLines, MLflow, RunFiles, TensorBoard, WandB
 from learner.renderers import RichRenderer
+from learner.training import session
 
 LOGGERS: dict[str, Callable[[str], Listener]] = {  # given a directory for what does not lie in the run's
     "JsonLines": lambda place: JsonLines(),

@@ -8,7 +8,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # modules are imported for their docstrings, nothing is computed
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from learner.distribution import VERSION  # noqa: E402
+from learner.util.distribution import VERSION  # noqa: E402
 
 for package in ("learner.optimizers", "learner.renderers"):  # names that are imported when they are used
     module = importlib.import_module(package)

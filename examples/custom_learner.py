@@ -21,7 +21,7 @@ from flax import nnx
 from learner import Learner, LearnerBuilder, LearningResult
 from learner.data import DataLoaderBuilder, digits
 from learner.metrics import Info, Mean, MeanMetric
-from learner.run import Run
+from learner.training.run import Run
 
 
 @jax.tree_util.register_dataclass

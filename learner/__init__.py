@@ -24,20 +24,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that only read files do without JAX
     from learner.builder import LearnerBuilder
     from learner.checkpoint.checkpointer import Checkpointer
-    from learner.config import Config
+    from learner.checkpoint.load import (
+        LoadedCheckpoint,
+        SchedulerRecord,
+        load_checkpoint,
+        load_optimizer,
+        load_scheduler,
+    )
+    from learner.config.base import Config
+    from learner.diagnostics.rate_range import RangeTest
+    from learner.distributed.process_group import connect
     from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
-    from learner.fit import Learner
-    from learner.history import History
-    from learner.hosts import connect
-    from learner.loading import LoadedCheckpoint, SchedulerRecord, load_checkpoint, load_optimizer, load_scheduler
-    from learner.rate_range import RangeTest
+    from learner.learner import Learner
+    from learner.models.adapters import Linen
+    from learner.models.parts import eval_mode, parameters, take, train_mode, with_parameters
     from learner.records import load_model, save_model
-    from learner.result import LearningResult
-    from learner.run import EpochInfo
-    from learner.run_writer import RunWriter
+    from learner.runs.history import History
     from learner.schedules import ReduceOnPlateau
     from learner.steps.gradients import GradientsAccumulator, value_and_grad
-    from learner.steps.model import Linen
     from learner.steps.outputs import (
         ClassificationOutput,
         GeneratedOutput,
@@ -48,12 +52,14 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
         TrainOutput,
         weighted_mean,
     )
-    from learner.steps.parts import eval_mode, parameters, take, train_mode, with_parameters
     from learner.steps.precision import LossScale, Policy
     from learner.steps.protocols import TrainStep, ValidStep
     from learner.steps.state import TrainState
     from learner.steps.update import Optimizer
-    from learner.stopping import Interrupter, MetricEarlyStopping
+    from learner.training.result import LearningResult
+    from learner.training.run import EpochInfo
+    from learner.training.run_writer import RunWriter
+    from learner.training.stopping import Interrupter, MetricEarlyStopping
 
 __all__ = [
     "Checkpointer",
@@ -106,49 +112,49 @@ __all__ = [
 _PLACES = {
     "Checkpointer": "learner.checkpoint.checkpointer",
     "ClassificationOutput": "learner.steps.outputs",
-    "Config": "learner.config",
-    "EpochInfo": "learner.run",
+    "Config": "learner.config.base",
+    "EpochInfo": "learner.training.run",
     "GeneratedOutput": "learner.steps.outputs",
     "GradientsAccumulator": "learner.steps.gradients",
-    "History": "learner.history",
-    "Interrupter": "learner.stopping",
-    "Learner": "learner.fit",
+    "History": "learner.runs.history",
+    "Interrupter": "learner.training.stopping",
+    "Learner": "learner.learner",
     "LearnerBuilder": "learner.builder",
     "LearnerError": "learner.errors",
-    "LearningResult": "learner.result",
-    "Linen": "learner.steps.model",
-    "LoadedCheckpoint": "learner.loading",
+    "LearningResult": "learner.training.result",
+    "Linen": "learner.models.adapters",
+    "LoadedCheckpoint": "learner.checkpoint.load",
     "LossScale": "learner.steps.precision",
-    "MetricEarlyStopping": "learner.stopping",
+    "MetricEarlyStopping": "learner.training.stopping",
     "MultiLabelOutput": "learner.steps.outputs",
     "NonFiniteError": "learner.errors",
     "Optimizer": "learner.steps.update",
     "OutOfMemoryError": "learner.errors",
     "Policy": "learner.steps.precision",
-    "RangeTest": "learner.rate_range",
+    "RangeTest": "learner.diagnostics.rate_range",
     "ReduceOnPlateau": "learner.schedules",
     "RegressionOutput": "learner.steps.outputs",
-    "RunWriter": "learner.run_writer",
-    "SchedulerRecord": "learner.loading",
+    "RunWriter": "learner.training.run_writer",
+    "SchedulerRecord": "learner.checkpoint.load",
     "SegmentationOutput": "learner.steps.outputs",
     "SequenceOutput": "learner.steps.outputs",
     "TrainOutput": "learner.steps.outputs",
     "TrainState": "learner.steps.state",
     "TrainStep": "learner.steps.protocols",
     "ValidStep": "learner.steps.protocols",
-    "connect": "learner.hosts",
-    "eval_mode": "learner.steps.parts",
-    "load_checkpoint": "learner.loading",
+    "connect": "learner.distributed.process_group",
+    "eval_mode": "learner.models.parts",
+    "load_checkpoint": "learner.checkpoint.load",
     "load_model": "learner.records",
-    "load_optimizer": "learner.loading",
-    "load_scheduler": "learner.loading",
-    "parameters": "learner.steps.parts",
+    "load_optimizer": "learner.checkpoint.load",
+    "load_scheduler": "learner.checkpoint.load",
+    "parameters": "learner.models.parts",
     "save_model": "learner.records",
-    "take": "learner.steps.parts",
-    "train_mode": "learner.steps.parts",
+    "take": "learner.models.parts",
+    "train_mode": "learner.models.parts",
     "value_and_grad": "learner.steps.gradients",
     "weighted_mean": "learner.steps.outputs",
-    "with_parameters": "learner.steps.parts",
+    "with_parameters": "learner.models.parts",
 }
 
 if not TYPE_CHECKING:

@@ -10,34 +10,34 @@ from typing import Any, Self
 
 import jax
 
-from learner.check import wrong_values
+from learner.checkpoint.load import made, makes_model, refuse_unknown
 from learner.checkpoint.options import CheckpointOptions
-from learner.directory import problem_with, wrong_name
 from learner.errors import LearnerError, one_error
 from learner.events import Listener
-from learner.fit import Learner
-from learner.loading import made, makes_model, refuse_unknown
-from learner.loggers.files import refuse_same_files
-from learner.loggers.once import OnceLogger
+from learner.learner import Learner
+from learner.loggers.once import ExactlyOnceLogger
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
-from learner.optimizers.base import Match, matcher
-from learner.optimizers.freezing import nothing_left, trained_of, unfrozen
-from learner.optimizers.lengths import untold
-from learner.options import Options, absolute
-from learner.profile import Window, check_steps
+from learner.models.adapters import ModelAdapter, NothingToTrainError, abstract_adapter, adapter_of, refuse_abstract
+from learner.models.freezing import nothing_left, trained_of, unfrozen
+from learner.models.matching import Match, matcher
+from learner.optimizers.lengths import with_placeholder_schedules
 from learner.records import Recorder
-from learner.resuming import ALLOWED
+from learner.runs.metric_logs import refuse_same_files
 from learner.schedules import ReduceOnPlateau, Schedule
-from learner.steps.finite import POLICIES, Watch
-from learner.steps.measure import Measure
-from learner.steps.model import Family, NothingToTrainError, family_of, refuse_abstract, unmade_family
+from learner.steps.finite import POLICIES, NonFinitePolicy
+from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
 from learner.steps.precision import MATMUL, Policy, policy_of
 from learner.steps.remat import remat_of
 from learner.steps.step import Step, step_fn
-from learner.stopping import Interrupter, MetricEarlyStopping
 from learner.strategies import Strategy, choose_devices
+from learner.training.directory import problem_with, wrong_name
+from learner.training.options import Options, absolute
+from learner.training.profile import Window, check_steps
+from learner.training.resume import ALLOWED
+from learner.training.step_checks import wrong_values
+from learner.training.stopping import Interrupter, MetricEarlyStopping
 
 
 class LearnerBuilder:
@@ -131,8 +131,10 @@ class LearnerBuilder:
                     f"a metric logger is a {type(logger).__name__}; it needs a learner.events.Listener, such as "
                     "MemoryLogger()"
                 )
-            own = logger.file if isinstance(logger, OnceLogger) else None
-            if own and any(isinstance(other, OnceLogger) and other.file == own for other in self._options.loggers):
+            own = logger.file if isinstance(logger, ExactlyOnceLogger) else None
+            if own and any(
+                isinstance(other, ExactlyOnceLogger) and other.file == own for other in self._options.loggers
+            ):
                 raise LearnerError(
                     f"there are two loggers of {type(logger).__name__}; a run has one, as {own} in its directory keeps "
                     "how far it got"
@@ -497,7 +499,7 @@ class LearnerBuilder:
             `"skip"` put around the update may change last bits.
           in_a_row: with `"skip"`, so many such steps in a row end the run with the error.
         """
-        self._options.on_nonfinite = Watch(
+        self._options.on_nonfinite = NonFinitePolicy(
             _one_of("on_nonfinite", what, POLICIES), _whole("on_nonfinite(in_a_row=)", in_a_row, 1)
         )
         return self
@@ -635,7 +637,7 @@ class LearnerBuilder:
         elif family is not None:
             own_grads = train_fn is not None and train_fn.returns_gradients
             params = jax.eval_shape(options.precision.kept, family.params) if options.precision.casts else family.params
-            problems += check_optimizer(untold(optimizer), params, options.accumulate, own_grads)
+            problems += check_optimizer(with_placeholder_schedules(optimizer), params, options.accumulate, own_grads)
         if problems or family is None:
             raise one_error(problems, "this learner cannot be built")
         for kind in ("train", "valid"):
@@ -644,7 +646,7 @@ class LearnerBuilder:
         options = options.copy()
         if options.num_epochs is None and options.num_steps is None:
             options.num_epochs = 1
-        measures = Measure.of(options.train_metrics), Measure.of(options.valid_metrics)
+        measures = MetricCollection.of(options.train_metrics), MetricCollection.of(options.valid_metrics)
         step = Step(
             family,
             None if update else optimizer,
@@ -732,13 +734,13 @@ def _rate(lr: Any) -> tuple[Callable[[Any], Any] | None, float, ReduceOnPlateau 
     return None, rate, None, wrong
 
 
-def _family_of(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[Family, Any]:
+def _family_of(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[ModelAdapter, Any]:
     """The family, and the model, or one that has its type."""
     if strategy is not None and strategy.splits and makes_model(model):
-        return unmade_family(model, trainable, shared=shared)
+        return abstract_adapter(model, trainable, shared=shared)
     model = made(model)
     refuse_abstract(model)
-    return family_of(model, trainable, shared=shared), model
+    return adapter_of(model, trainable, shared=shared), model
 
 
 def _wrong_update(update: Any, optimizer: Any, train_step: Any, options: Options) -> list[str]:

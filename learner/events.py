@@ -1,8 +1,8 @@
 """What happens in a run, as values, and the threads that deliver it.
 
-The loop hands device arrays to one ordered worker (`learner.worker`), which reads them, writes the run's own files and
-turns them into the events below. Everybody else is a `Listener`: it has a thread and a bounded queue of its own
-(`Outlet`), so that it can neither slow nor stop training.
+The loop hands device arrays to one ordered worker (`learner.training.reporter`), which reads them, writes the run's
+own files and turns them into the events below. Everything else is a `Listener`: it has a thread and a bounded queue of
+its own (`ListenerThread`), so that it can neither slow nor stop training.
 """
 
 import collections
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.text import masked
+from learner.util.text import masked
 
 MOST = 64  # times the size of a queue: what may wait of the events that are not of steps
 
@@ -252,7 +252,7 @@ class Listener:
         """It hangs in `on_event`, and the run is over: give back at once what others need, waiting for nobody."""
 
 
-class Outlet:
+class ListenerThread:
     """Delivers events to one listener from a thread and a bounded queue of its own.
 
     Where `size` events wait, those of steps are dropped and counted. The others are few, and people wait for them: how

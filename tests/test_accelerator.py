@@ -11,8 +11,8 @@ from spread import Cnn, Mlp, labelled
 from stopped import all_of, same
 
 from learner.errors import OutOfMemoryError
-from learner.memory import RoomFor
 from learner.strategies import SingleDevice
+from learner.training.oom import OomContext
 
 pytestmark = pytest.mark.accelerator
 
@@ -86,7 +86,7 @@ def test_memory_is_reported(device):
 
 def test_a_device_without_room_says_so(device):
     too_many = device.memory_stats()["bytes_limit"] // 4 + 2**20
-    with pytest.raises(OutOfMemoryError, match=r"out of memory in training\. The device says: "), RoomFor("train"):
+    with pytest.raises(OutOfMemoryError, match=r"out of memory in training\. The device says: "), OomContext("train"):
         jax.jit(lambda: jnp.ones(too_many, jnp.float32))().block_until_ready()
 
 

@@ -28,12 +28,12 @@ from learner import (
     Policy,
     ReduceOnPlateau,
 )
-from learner.compilation import CompileTimes
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, CollectingMetric, LearningRate, Loss, Metric, TopKAccuracy
 from learner.records import CompactRecorder
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, fsdp
+from learner.training.compilation import CompileTimes
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

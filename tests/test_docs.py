@@ -14,7 +14,7 @@ from shown import assert_shown
 from written import write_run, write_steps
 
 from learner.cli.main import main
-from learner.lock import locked
+from learner.runs.lock import locked
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "reliability.md").read_text()
@@ -405,7 +405,7 @@ def test_the_commands_about_watching(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("learner.cli.watch._refuse_pipes", lambda: None)
     shown = []
-    monkeypatch.setattr("learner.watch.app.watch", lambda *given: shown.append(given) or 0)
+    monkeypatch.setattr("learner.reports.live.app.watch", lambda *given: shown.append(given) or 0)
     write_run("runs/digits", {"train/Loss": [2.0, 1.0], "valid/Loss": [2.0, 1.0], "valid/Accuracy": [0.5, 0.75]})
     for line in lines:
         assert main(shlex.split(line)[1:]) == 0, line
@@ -413,7 +413,7 @@ def test_the_commands_about_watching(tmp_path, monkeypatch):
 
 
 def test_the_keys_of_watching_are_in_the_table():
-    from learner.watch.keys import KEYS, SHOWN
+    from learner.reports.live.keys import KEYS, SHOWN
 
     text = (ROOT / "docs" / "watch.md").read_text()
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]

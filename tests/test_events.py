@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner import events
-from learner.events import Event, Listener, Message, MetricInfo, Outlet, RunFailed, SplitEnded, StepsEnded
+from learner.events import Event, Listener, ListenerThread, Message, MetricInfo, RunFailed, SplitEnded, StepsEnded
 
 WAIT = 30  # seconds after which something that should have happened is said to hang
 
@@ -79,7 +79,7 @@ def texts(count):
 
 def test_a_listener_is_told_everything_in_order_in_its_own_thread_and_closed_there():
     listener, warnings = Memory(), []
-    outlet = Outlet(listener, warnings.append)
+    outlet = ListenerThread(listener, warnings.append)
     for number in range(500):
         outlet.put(message(number))
     outlet.close()
@@ -92,7 +92,7 @@ def test_a_listener_is_told_everything_in_order_in_its_own_thread_and_closed_the
 
 def test_a_slow_listener_holds_nobody_and_what_it_missed_is_one_warning():
     listener, warnings = Blocked(), []
-    outlet = Outlet(listener, warnings.append, size=10)
+    outlet = ListenerThread(listener, warnings.append, size=10)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     for number in range(100):  # would wait for ever here
@@ -106,7 +106,7 @@ def test_a_slow_listener_holds_nobody_and_what_it_missed_is_one_warning():
 
 def test_a_listener_that_was_slow_is_told_again_once_it_has_room():
     listener, warnings = Blocked(), []
-    outlet = Outlet(listener, warnings.append, size=2)
+    outlet = ListenerThread(listener, warnings.append, size=2)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     for number in range(5):
@@ -124,7 +124,7 @@ def test_a_listener_that_was_slow_is_told_again_once_it_has_room():
 
 def test_a_slow_listener_misses_steps_but_not_how_the_run_ended():
     listener, warnings = Blocked(), []
-    outlet = Outlet(listener, warnings.append, size=4)
+    outlet = ListenerThread(listener, warnings.append, size=4)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     others = [SplitEnded(0.0, "valid", 1, 70, {}, 0.1), events.Saved(0.0, 1, 71, pathlib.Path("x"), 0.1)]
@@ -138,7 +138,7 @@ def test_a_slow_listener_misses_steps_but_not_how_the_run_ended():
 
 def test_a_listener_that_hangs_for_long_does_not_fill_the_memory():
     listener, warnings = Blocked(), []
-    outlet = Outlet(listener, warnings.append, size=2)
+    outlet = ListenerThread(listener, warnings.append, size=2)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     for number in range(200):
@@ -152,7 +152,7 @@ def test_a_listener_that_hangs_for_long_does_not_fill_the_memory():
 @pytest.mark.parametrize("at", [1, 3])
 def test_a_listener_that_raises_is_detached_with_one_warning_and_still_closed(at):
     listener, warnings = Raising(at), []
-    outlet = Outlet(listener, warnings.append)
+    outlet = ListenerThread(listener, warnings.append)
     for number in range(50):
         outlet.put(message(number))
     outlet.close()
@@ -163,7 +163,7 @@ def test_a_listener_that_raises_is_detached_with_one_warning_and_still_closed(at
 
 def test_what_a_detached_listener_misses_is_not_a_second_warning():
     listener, warnings, warned = Raising(), [], threading.Event()
-    outlet = Outlet(listener, lambda text: (warnings.append(text), warned.set()), size=2)
+    outlet = ListenerThread(listener, lambda text: (warnings.append(text), warned.set()), size=2)
     outlet.put(message(0))
     assert warned.wait(WAIT)
     for number in range(1000):
@@ -176,7 +176,7 @@ def test_what_a_detached_listener_misses_is_not_a_second_warning():
 @pytest.mark.parametrize("fails_before", [True, False])
 def test_a_listener_that_cannot_close_is_one_warning(fails_before):
     listener, warnings = Raising(1 if fails_before else 99, in_close=True), []
-    outlet = Outlet(listener, warnings.append)
+    outlet = ListenerThread(listener, warnings.append)
     outlet.put(message(0))
     outlet.close()
     error = "ValueError('no such bar')" if fails_before else "RuntimeError('cannot close')"
@@ -186,7 +186,7 @@ def test_a_listener_that_cannot_close_is_one_warning(fails_before):
 @pytest.mark.parametrize("queued", [0, 2, 150], ids=["nothing queued", "full", "overfull"])
 def test_a_hanging_listener_is_left_behind(queued):
     listener, warnings = Blocked(), []
-    outlet = Outlet(listener, warnings.append, size=2)
+    outlet = ListenerThread(listener, warnings.append, size=2)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     for number in range(queued):
@@ -203,7 +203,7 @@ def test_a_hanging_listener_is_left_behind(queued):
 
 def test_outlets_do_not_wait_for_each_other():
     blocked, memory = Blocked(), Memory()
-    outlets = [Outlet(blocked, pytest.fail), Outlet(memory, pytest.fail)]
+    outlets = [ListenerThread(blocked, pytest.fail), ListenerThread(memory, pytest.fail)]
     for number in range(20):
         for outlet in outlets:
             outlet.put(message(number))
@@ -217,7 +217,7 @@ def test_outlets_do_not_wait_for_each_other():
 
 def test_put_after_close_does_nothing():
     listener = Memory()
-    outlet = Outlet(listener, pytest.fail)
+    outlet = ListenerThread(listener, pytest.fail)
     outlet.close()
     outlet.put(message(0))
     assert listener.told == []
@@ -249,7 +249,7 @@ def test_the_base_listener_takes_every_event_and_closes():
 
 def test_ending_does_not_wait_and_what_is_queued_is_delivered():
     listener, warnings = Blocked(), []
-    outlet = Outlet(listener, warnings.append, size=3)
+    outlet = ListenerThread(listener, warnings.append, size=3)
     outlet.put(message("first"))
     assert listener.entered.wait(WAIT)
     for number in range(3):  # it is full

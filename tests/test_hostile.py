@@ -23,8 +23,8 @@ from runs import STEPS, batches, build_line, logs_of, model_bits, quiet, saved_s
 import learner
 from learner import Interrupter, LearnerError
 from learner.cli.main import main
-from learner.history import read_history
 from learner.metrics import LearningRate
+from learner.runs.history import read_history
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -54,10 +54,10 @@ ALLOWED = {
     "data/sources/files.py: importlib.import_module",
     "data/sources/text.py: __setstate__",
     "metrics/system.py: importlib.import_module",
-    "plots.py: importlib.import_module",
-    "runs/tables.py: importlib.import_module",
-    "facts.py: subprocess",  # asks git for the commit, with constants
-    "hosts.py: ctypes",  # holds objects of JAX's for ever; it calls nothing that a file names
+    "reports/plots.py: importlib.import_module",
+    "reports/tables.py: importlib.import_module",
+    "training/run_metadata.py: subprocess",  # asks git for the commit, with constants
+    "distributed/process_group.py: ctypes",  # holds objects of JAX's for ever; it calls nothing that a file names
 }
 
 

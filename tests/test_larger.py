@@ -21,9 +21,9 @@ from stopped import all_of, same, some
 
 from learner import Interrupter, RegressionOutput, load_checkpoint
 from learner.checkpoint import CheckpointStore
-from learner.runner import Runner
-from learner.steps.state import named_leaves
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
+from learner.training.executor import Runner
+from learner.util.trees import named_leaves
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

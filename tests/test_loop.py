@@ -13,17 +13,16 @@ import numpy as np
 import optax
 import pytest
 
-import learner.fit
-import learner.session
+import learner.learner
+import learner.training.session
 from learner import LearnerBuilder, MetricEarlyStopping, ReduceOnPlateau, RegressionOutput
 from learner.data import DataLoaderBuilder
-from learner.data import feed as feed_module
 from learner.events import (
     EpochEnded,
     EpochStarted,
     Listener,
+    ListenerThread,
     Message,
-    Outlet,
     RunEnded,
     RunFailed,
     RunStarted,
@@ -31,10 +30,11 @@ from learner.events import (
     StepsEnded,
 )
 from learner.loggers import MemoryLogger
-from learner.loggers.files import RunFiles
 from learner.metrics import CollectingMetric, IterationSpeed
-from learner.run import Run
-from learner.worker import Pace
+from learner.runs.metric_logs import RunFiles
+from learner.training.feed import dispatches as feed_module
+from learner.training.reporter import Pace
+from learner.training.run import Run
 
 WAIT = 60  # seconds after which something that should have happened is said to hang
 ROWS, SIZE, RATE = 22, 4, 0.05  # 5 full batches and one of 2 rows
@@ -157,7 +157,7 @@ class Watched:
     """
 
     def __init__(self, learner_, *data):
-        marks, inner_loop, end_epoch = [], learner.fit.loop, Run.end_epoch
+        marks, inner_loop, end_epoch = [], learner.learner.loop, Run.end_epoch
 
         def ended(run):
             end_epoch(run)
@@ -421,7 +421,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
     plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
     made = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
     made.valid_every(2).every(3, lambda info, model: None)
-    monkeypatch.setattr(learner.session, "Pace", WildPace)
+    monkeypatch.setattr(learner.training.session, "Pace", WildPace)
     cut = build(made).fit(loader(), loader())
     np.testing.assert_array_equal(np.asarray(cut.model["w"]), np.asarray(plain.model["w"]))
     for epoch in (1, 2, 3):
@@ -436,7 +436,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
 def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch):
     """The training batches are so large that two fit into a buffer, those of validation are many and small."""
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 2 * feed_module.bytes_of(as_batches()[0]))
-    monkeypatch.setattr(learner.session.Pace, "steps", 32)
+    monkeypatch.setattr(learner.training.session.Pace, "steps", 32)
     learner_ = build(builder(tmp_path / "run", num_epochs=2))
     result = learner_.fit(as_batches(), loader(size=2))
     w, _ = by_hand(1, 2)
@@ -533,12 +533,16 @@ class Raising(Listener):
 
 def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_path, monkeypatch):
     """The loop ends while two of three listeners have not come back from their first event."""
-    close = Outlet.close
-    monkeypatch.setattr(learner.session, "Outlet", lambda listener, warn: Outlet(listener, warn, size=4))
+    close = ListenerThread.close
     monkeypatch.setattr(
-        Outlet, "close", lambda outlet, seconds: close(outlet, 0.1 if isinstance(outlet._listener, Hanging) else WAIT)
+        learner.training.session, "ListenerThread", lambda listener, warn: ListenerThread(listener, warn, size=4)
     )
-    blocked, hanging, memory, at_end, inner = Blocked(), Hanging(), MemoryLogger(), [], learner.fit.loop
+    monkeypatch.setattr(
+        ListenerThread,
+        "close",
+        lambda outlet, seconds: close(outlet, 0.1 if isinstance(outlet._listener, Hanging) else WAIT),
+    )
+    blocked, hanging, memory, at_end, inner = Blocked(), Hanging(), MemoryLogger(), [], learner.learner.loop
 
     def loop(run):
         assert blocked.entered.wait(WAIT)

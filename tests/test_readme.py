@@ -15,7 +15,7 @@ from sklearn.metrics import mean_absolute_error
 
 from learner.cli.main import main
 from learner.data import diabetes
-from learner.history import read_history
+from learner.runs.history import read_history
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

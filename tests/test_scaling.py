@@ -15,9 +15,9 @@ import pytest
 from flax import nnx
 
 from learner import LearnerBuilder, SequenceOutput
-from learner.start import make_runner
-from learner.steps.program import Stack
+from learner.steps.program import BatchBuffer
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
+from learner.training.dispatch_plan import make_runner
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -66,7 +66,7 @@ def compiled(projection, strategy, size, rows):
     batch = {name: np.zeros((1, rows, size.length), np.int32) for name in ("x", "y")}
     with jax.numpy_dtype_promotion("standard"):
         runner = make_runner(learner._step, learner._placed(), strategy)
-        feed = Stack(strategy.put(batch, 1), None, (False, True))
+        feed = BatchBuffer(strategy.put(batch, 1), None, (False, True))
         zero = strategy.scalar(0)
         arguments = runner._moving, runner._fixed, runner.start("train").metrics, feed, zero, zero
         program = runner._train["single"].lower(*arguments).compile()

@@ -21,7 +21,7 @@ from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.options import CheckpointOptions, Retention
 from learner.checkpoint.store import FORMAT, CheckpointStore
 from learner.errors import LearnerError
-from learner.steps.state import named_leaves
+from learner.util.trees import named_leaves
 
 PyTree = Any
 

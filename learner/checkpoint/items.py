@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.steps.state import TrainState, named_leaves
+from learner.steps.state import TrainState
+from learner.util.trees import named_leaves
 
 Items = dict[str, dict[str, dict[str, Any]]]
 PARTS = {"model": ("params", "model_state"), "optim": ("opt_state", "extra"), "scheduler": ("step", "lr_scale")}

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from learner.disk import read_text, to_disk
 from learner.errors import LearnerError
+from learner.util.disk import read_text, to_disk
 
 NAME = "manifest.json"
 PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it

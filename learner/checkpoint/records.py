@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from learner.disk import to_disk
+from learner.util.disk import to_disk
 
 RECORDED = "model", "optim", "scheduler"
 FILES = re.compile(rf"({'|'.join(RECORDED)})-(?P<step>step-)?(?P<number>\d+)\.(mpk|json|safetensors|bin)(\.gz)?")

@@ -46,8 +46,8 @@ from learner.checkpoint.manifest import (
 from learner.checkpoint.options import Retention
 from learner.checkpoint.quiet import quiet_orbax
 from learner.checkpoint.records import is_record, record_name, records_of, write_record
-from learner.disk import FULL, is_full, read_text, to_disk
 from learner.errors import LearnerError
+from learner.util.disk import FULL, is_full, read_text, to_disk
 
 FORMAT = 1  # of the item `progress` and of the manifest
 FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learner.cli.importing import import_path
-from learner.config import Config, fields_of, is_config
+from learner.config.base import Config, fields_of, is_config
+from learner.config.fields import read
 from learner.errors import LearnerError
-from learner.fields import read
 
 
 def config_kinds(target: Callable[..., Any]) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from learner.cli.places import BASES, named_kind
 from learner.cli.problems import Problems
 from learner.cli.recipes import Recipe, Seeds, check_initialised, has_literals, make_model, recipe
 from learner.cli.sources import Source, source, sources
+from learner.config.mappings import yaml_text
+from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
 from learner.errors import LearnerError, near
-from learner.inputs import run_length
-from learner.journal import UNTOLD
 from learner.loggers.secrets import resolve, texts_in
-from learner.mappings import yaml_text
+from learner.runs.journal import UNTOLD
 from learner.schedules import RunLength
-from learner.untrusted import parse_yaml
+from learner.training.preflight import run_length
 
 HEADER = """\
 # What this run was started with, in full. `learner resume` goes on with it; `learner fit` can start another from it.

@@ -11,7 +11,7 @@ from learner.cli.problems import Problems
 from learner.cli.sources import Source, source, sources
 from learner.cli.training import changed
 from learner.errors import LearnerError, near
-from learner.text import printable
+from learner.util.text import printable
 
 DATA = """\
 usage: learner data CONFIG [--KEY=VALUE ...] [-o DIR]

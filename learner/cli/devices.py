@@ -8,7 +8,7 @@ import jax
 from learner.cli.overrides import split
 from learner.errors import LearnerError, near
 from learner.strategies import choose_devices
-from learner.text import aligned, size
+from learner.util.text import aligned, size
 
 DEVICES = """\
 usage: learner devices [--platform=cpu|gpu|tpu]

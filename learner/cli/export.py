@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoint.load import load_checkpoint
 from learner.cli.config import Config
 from learner.cli.overrides import CommandLine, split, value_of
 from learner.cli.training import changed, saved_config
 from learner.cli.trust import HELP as TRUST_HELP
 from learner.cli.trust import TRUST, require_trust
 from learner.errors import LearnerError, near
-from learner.loading import load_checkpoint
 from learner.records import recorder_for, save_model
+from learner.reports.tables import KINDS, write_table
+from learner.reports.tensorboard import KIND as TENSORBOARD
+from learner.reports.tensorboard import write_events
 from learner.runs import Run
-from learner.runs.tables import KINDS, write_table
-from learner.runs.tensorboard import KIND as TENSORBOARD
-from learner.runs.tensorboard import write_events
-from learner.text import count, printable, size
+from learner.util.text import count, printable, size
 
 EXPORT = f"""\
 usage: learner export DIR -o FILE [--KEY=VALUE ...]

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from learner.errors import LearnerError, near
-from learner.signals import TERMINATED
+from learner.training.signals import TERMINATED
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Python's environment variable that keeps the current directory off the import path of a new process."""

@@ -39,7 +39,7 @@ _DATASETS: list[tuple[str, str | None]] = [("learner.data.sources", None), ("lea
 _METRIC = ("learner.metrics", "learner.metrics.MetricBase")
 
 NAMED: dict[str, list[tuple[str, str | None]]] = {
-    "optimizer": [("learner.optimizers.configs", None), ("learner.optimizers", "learner.optimizers.RateFunction")],
+    "optimizer": [("learner.optimizers.configs", None), ("learner.optimizers", "learner.optimizers.OptimizerFactory")],
     "lr": [
         ("learner.schedules", "learner.schedules.Schedule"),
         ("learner.schedules", "learner.schedules.ReduceOnPlateau"),

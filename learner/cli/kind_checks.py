@@ -14,7 +14,7 @@ from typing import Any
 from learner.cli.importing import import_path
 from learner.cli.keys import NAMED
 from learner.cli.places import BASES
-from learner.config import is_config
+from learner.config.base import is_config
 from learner.errors import LearnerError
 
 COMPUTING = {

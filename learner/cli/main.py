@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
-from learner.distribution import VERSION
 from learner.errors import LearnerError, near
-from learner.signals import TERMINATED, of_a_command
-from learner.text import printable
+from learner.training.signals import TERMINATED, of_a_command
+from learner.util.distribution import VERSION
+from learner.util.text import printable
 
 COMMANDS = {
     "fit": ("learner.cli.training", "train what a config file describes"),

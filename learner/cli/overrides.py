@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
+from learner.config.limits import DEEPEST
+from learner.config.mappings import read_mapping
+from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
+from learner.config.types import shown
 from learner.errors import LearnerError
 from learner.examples import bundled_config
-from learner.kinds import shown
-from learner.mappings import DEEPEST, read_mapping
-from learner.untrusted import UnsafeYamlError, parse_yaml
 
 SHORT = {"-h": "--help", "-o": "--output"}
 

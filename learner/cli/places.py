@@ -17,7 +17,7 @@ from learner.cli.keys import names_for
 from learner.errors import LearnerError
 
 BASES = {
-    "optimizer": ("learner.optimizers.RateFunction", "learner.optimizers.configs.OptimizerConfig"),
+    "optimizer": ("learner.optimizers.OptimizerFactory", "learner.optimizers.configs.OptimizerConfig"),
     "lr": ("learner.schedules.Schedule", "learner.schedules.ReduceOnPlateau", "learner.cli.schedules.Schedule"),
 }
 """What is an optimizer, and what a schedule, by the key that they belong to."""

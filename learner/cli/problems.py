@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from learner.errors import LearnerError, one_error
-from learner.text import masked
+from learner.util.text import masked
 
 
 def told(error: LearnerError) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from learner.cli.overrides import CommandLine, value_of
+from learner.distributed.process_group import connect, leave
 from learner.errors import LearnerError
-from learner.hosts import connect, leave
 
 SWITCHES = ("help", "distributed")
 OPTIONS = ("coordinator", "num_processes", "process_id")

@@ -10,16 +10,16 @@ import numpy as np
 from learner.cli.config import Config
 from learner.cli.overrides import CommandLine, read_yaml, split, value_of
 from learner.cli.training import changed
-from learner.distribution import install_hint
+from learner.diagnostics.rate_range import RangeTest
 from learner.errors import LearnerError, one_error
 from learner.optimizers.lengths import schedules_of, told
-from learner.plots import Plot, package, refuse_path
-from learner.rate_range import RangeTest
+from learner.reports.plots import Plot, package, refuse_path
 from learner.schedules import Constant, ReduceOnPlateau, RunLength
-from learner.schedules.base import Rate
+from learner.schedules.base import ScheduleFn
 from learner.schedules.whole import early_end, not_reached, rates, settled, text_of
 from learner.steps.optimizer import check_schedule, is_schedule
-from learner.text import count
+from learner.util.distribution import install_hint
+from learner.util.text import count
 
 PLOT = f"""\
 usage: learner plot-lr CONFIG [--KEY=VALUE ...] [-o FILE]
@@ -125,7 +125,7 @@ def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]
     return Plot("learning rate", "step", "", drawn), lines
 
 
-def _lines(schedule: Rate, steps: int, found: Sequence[float]) -> list[str]:
+def _lines(schedule: ScheduleFn, steps: int, found: Sequence[float]) -> list[str]:
     """A schedule over a run of `steps`, in words."""
     inside = f"at first, at most {max(found):.3g}, and {found[-1]:.3g} in the last step"
     ends = early_end(schedule, steps)
@@ -144,7 +144,7 @@ def range_plot(found: RangeTest) -> Plot:
     return Plot("loss by learning rate", "learning rate", "", lines, log_x=True)
 
 
-def _schedule(lr: Any, run: RunLength) -> tuple[Rate, str]:
+def _schedule(lr: Any, run: RunLength) -> tuple[ScheduleFn, str]:
     """A rate as a function of the step, and in words."""
     if isinstance(lr, ReduceOnPlateau):
         return Constant(lr.rate), f"ReduceOnPlateau begins with {lr.rate:g}, and lowers the rate by what it sees"

@@ -19,7 +19,7 @@ from learner.cli.keys import OBJECTS, names_for
 from learner.cli.kind_checks import OURS, check_target, package_of
 from learner.cli.places import GROUP, PREDICATE, inner_places, refuse_other
 from learner.cli.signatures import Arguments, check, random_parameters
-from learner.config import is_config
+from learner.config.base import is_config
 from learner.errors import LearnerError, near
 from learner.loggers.secrets import is_literal, resolve
 

@@ -8,19 +8,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner import asking
 from learner.cli.parsing import Parser
-from learner.distribution import install_hint
 from learner.errors import LearnerError, one_error
-from learner.journal import encode
-from learner.lock import is_held
-from learner.plots import package, refuse_path
+from learner.reports.pictures import AXES, picture
+from learner.reports.plots import package, refuse_path
+from learner.reports.report import write_report
 from learner.runs import compare as compared
+from learner.runs import control_files as asking
 from learner.runs import each_run, find_runs
 from learner.runs.find import run_directories
-from learner.runs.pictures import AXES, picture
-from learner.runs.report import write_report
-from learner.text import count, printable, size
+from learner.runs.lock import is_held
+from learner.util.distribution import install_hint
+from learner.util.json_values import encode
+from learner.util.text import count, printable, size
 
 SETTINGS = 6
 """Columns of settings that a terminal shows."""

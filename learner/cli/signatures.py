@@ -11,11 +11,11 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 
 from learner.cli.arguments import config_kinds, default_of, parameters_of, read_argument
-from learner.config import is_config
+from learner.config.base import is_config
+from learner.config.fields import write
+from learner.config.safe_yaml import ConfigLoader
+from learner.config.types import shown
 from learner.errors import LearnerError, near, one_error
-from learner.fields import write
-from learner.kinds import shown
-from learner.untrusted import ConfigLoader
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ from learner.cli.importing import exports
 from learner.cli.options import Option, methods, option
 from learner.cli.problems import Problems, placed
 from learner.cli.recipes import Recipe, recipe
-from learner.config import is_config
+from learner.config.base import is_config
 from learner.errors import LearnerError, near
 
 PARTS = ("dataset", "views", "batcher")

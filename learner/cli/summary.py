@@ -8,12 +8,12 @@ from typing import Any
 
 from learner.cli.importing import import_order
 from learner.cli.parsing import Parser
-from learner.directory import read_summary
 from learner.errors import LearnerError
-from learner.journal import encode
 from learner.renderers import print_overview, print_summary
 from learner.runs import Run
-from learner.text import printable
+from learner.runs.layout import read_summary
+from learner.util.json_values import encode
+from learner.util.text import printable
 
 SUMMARY = """\
 Of the run in DIR: prints the best and the last value of each metric, its time, and where its files are. For a run that

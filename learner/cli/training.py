@@ -16,16 +16,17 @@ from learner.cli.overrides import CommandLine, override, read_yaml, split, value
 from learner.cli.processes import HELP, SWITCHES, connected, taken
 from learner.cli.trust import HELP as TRUST_HELP
 from learner.cli.trust import TRUST, require_trust
-from learner.directory import read_summary
+from learner.config.limits import DEEPEST
+from learner.config.mappings import is_deep
+from learner.config.safe_yaml import read_bounded
+from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
-from learner.hosts import hosts
-from learner.journal import UNTOLD
-from learner.loggers.appended import replace
-from learner.mappings import DEEPEST, is_deep
 from learner.renderers.summary import heading
-from learner.signals import TERMINATED
-from learner.untrusted import read_bounded
-from learner.watchdog import EXIT
+from learner.runs.appended import replace
+from learner.runs.journal import UNTOLD
+from learner.runs.layout import read_summary
+from learner.training.signals import TERMINATED
+from learner.training.watchdog import EXIT
 
 RESUME = f"""\
 usage: learner resume DIR [--KEY=VALUE ...]

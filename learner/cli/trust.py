@@ -10,7 +10,7 @@ from pathlib import Path
 
 from learner.cli.overrides import CommandLine
 from learner.errors import LearnerError
-from learner.text import printable
+from learner.util.text import printable
 
 TRUST = "trust"
 """The option `--trust`, which has no value."""

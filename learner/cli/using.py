@@ -14,9 +14,9 @@ from learner.cli.sources import source
 from learner.cli.training import changed, run_directory, saved_config
 from learner.cli.trust import HELP as TRUST_HELP
 from learner.cli.trust import TRUST, require_trust
-from learner.directory import holds_run
 from learner.errors import LearnerError
-from learner.text import aligned, short
+from learner.training.directory import holds_run
+from learner.util.text import aligned, short
 
 EVALUATE = f"""\
 usage: learner evaluate DIR [--KEY=VALUE ...]

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 
 from learner.cli.parsing import Parser
-from learner.distribution import install_hint
 from learner.errors import LearnerError, one_error
 from learner.loggers.base import refuse_missing
-from learner.runs.pictures import AXES
+from learner.reports.pictures import AXES
+from learner.util.distribution import install_hint
 
 WATCH = f"""\
 Shows runs in the terminal: plots, a table, the log, figures of the system. It reads their files only, as they grow; a
@@ -40,8 +40,8 @@ def watch(words: Sequence[str]) -> int:
     _refuse_pipes()
     if not FASTEST <= line.refresh <= SLOWEST:
         raise LearnerError(f"--refresh is {line.refresh:g}; it needs {FASTEST:g} to {SLOWEST:g} seconds")
-    from learner.watch.view import View
-    from learner.watch.watched import Watched
+    from learner.reports.live.view import View
+    from learner.reports.live.watched import Watched
 
     view = View(line.metric, x=line.x, log=line.log, smooth=line.smooth)
     watched = Watched(line.directories)
@@ -49,7 +49,7 @@ def watch(words: Sequence[str]) -> int:
     problems = [problem for metric in line.metric if (problem := watched.problem_with(metric))]
     if problems:
         raise one_error(problems, "these metrics cannot be watched")
-    from learner.watch.app import watch as show
+    from learner.reports.live.app import watch as show
 
     return show(watched, view, line.refresh)
 

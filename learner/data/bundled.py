@@ -9,8 +9,8 @@ import numpy as np
 
 from learner.data.dataset import ArrayDataset
 from learner.data.plan import whole_number
-from learner.distribution import install_hint
 from learner.errors import LearnerError, near
+from learner.util.distribution import install_hint
 
 __all__ = ["diabetes", "digits", "stdlib_text"]
 

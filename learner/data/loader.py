@@ -16,7 +16,7 @@ import numpy as np
 from learner.data.batcher import Batcher, stack
 from learner.data.dataset import ArrayDataset
 from learner.data.fingerprint import describe_dataset, fields_of, name_of
-from learner.data.plan import Plan, Share, whole_number
+from learner.data.plan import Plan, ProcessShard, whole_number
 from learner.data.reader import Gather, Reader
 from learner.data.sources.foreign import as_dataset
 from learner.errors import LearnerError
@@ -143,7 +143,7 @@ class DataLoader:
         """The row numbers of an epoch, int32 `[num_items]`: batch k has those from `k * batch_size` on."""
         return self._plan.order(whole_number("epoch", epoch, least=1))
 
-    def epoch(self, epoch: int, start: int = 0, share: Share | None = None) -> "BatchIterator":
+    def epoch(self, epoch: int, start: int = 0, share: ProcessShard | None = None) -> "BatchIterator":
         """The batches of an epoch (from 1) from batch number `start` (from 0) on. What is skipped is not read.
 
         Of each batch it gives the rows of `share` where there is one, and reads no others. A batcher then sees the
@@ -211,7 +211,9 @@ class BatchIterator:
     [4, 5]
     """
 
-    def __init__(self, loader: DataLoader, reader: Reader, epoch: int, start: int, share: Share | None = None) -> None:
+    def __init__(
+        self, loader: DataLoader, reader: Reader, epoch: int, start: int, share: ProcessShard | None = None
+    ) -> None:
         self._loader = loader
         self._reader = reader
         self._share = share

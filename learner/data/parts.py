@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.plan import Share
+from learner.data.plan import ProcessShard
 from learner.errors import LearnerError
 
 
@@ -48,12 +48,12 @@ class Parts(Iterator[Any]):
     Attributes:
       part: whether the batch given last is a part; otherwise it is whole, and the same in every process.
 
-    >>> parts = Parts(iter([np.arange(8), np.arange(3)]), Share(1, 2, 4), own=False, split="train")
+    >>> parts = Parts(iter([np.arange(8), np.arange(3)]), ProcessShard(1, 2, 4), own=False, split="train")
     >>> [(part.tolist(), parts.part) for part in parts]
     [([4, 5, 6, 7], True), ([0, 1, 2], False)]
     """
 
-    def __init__(self, batches: Iterator[Any], share: Share, own: bool, split: str) -> None:
+    def __init__(self, batches: Iterator[Any], share: ProcessShard, own: bool, split: str) -> None:
         self.part = False
         self._batches, self._share, self._own, self._split = batches, share, own, split
 
@@ -91,7 +91,7 @@ def rows_of(batch: Any) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def refuse_small(rows: int | None, share: Share | None, split: str) -> None:
+def refuse_small(rows: int | None, share: ProcessShard | None, split: str) -> None:
     """Raises `LearnerError` where there are more shares than rows in a batch."""
     if share is not None and rows is not None and rows < share.count:
         raise LearnerError(
@@ -100,7 +100,7 @@ def refuse_small(rows: int | None, share: Share | None, split: str) -> None:
         )
 
 
-def shards_itself(data: Any, share: Share, split: str) -> bool:
+def shards_itself(data: Any, share: ProcessShard, split: str) -> bool:
     """Whether `data` is a Grain `DataLoader` that reads a shard of its own.
 
     Raises:

@@ -25,7 +25,7 @@ from absl import flags
 from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import field_name
 from learner.data.lazy import changes, read
-from learner.data.plan import Plan, Share
+from learner.data.plan import Plan, ProcessShard
 from learner.data.workers import check_main_script
 from learner.errors import LearnerError
 
@@ -40,9 +40,9 @@ class Pipeline:
         self._num_workers = num_workers
         self._prefetch = prefetch
         # Workers after an epoch: the batch that they give next, and the share of it.
-        self._waiting: tuple[int, Share | None, _Workers] | None = None
+        self._waiting: tuple[int, ProcessShard | None, _Workers] | None = None
 
-    def read(self, epoch: int, start: int, share: Share | None = None) -> Generator[Any, None, None]:
+    def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
         """See `Reader`."""
         first, end = (epoch - 1) * self._plan.num_batches + start, epoch * self._plan.num_batches
         if self._num_workers:
@@ -55,13 +55,13 @@ class Pipeline:
             self._waiting[2].close()
         self._waiting = None
 
-    def _from_thread(self, first: int, end: int, share: Share | None) -> Generator[Any, None, None]:
+    def _from_thread(self, first: int, end: int, share: ProcessShard | None) -> Generator[Any, None, None]:
         options = grain.ReadOptions(num_threads=min(1, self._prefetch), prefetch_buffer_size=self._prefetch)
         batches = grain.MapDataset.range(first, end).map(self._made(share)).to_iter_dataset(options)
         with contextlib.closing(iter(batches)) as reading, _without_grains_note():
             yield from reading
 
-    def _from_workers(self, first: int, end: int, share: Share | None) -> Generator[Any, None, None]:
+    def _from_workers(self, first: int, end: int, share: ProcessShard | None) -> Generator[Any, None, None]:
         workers = self._workers_at(first, share)
         try:
             with _without_grains_note():
@@ -73,7 +73,7 @@ class Pipeline:
         self.close()
         self._waiting = (end, share, workers)
 
-    def _workers_at(self, first: int, share: Share | None) -> "_Workers":
+    def _workers_at(self, first: int, share: ProcessShard | None) -> "_Workers":
         """Starting a process takes seconds, so the workers of one epoch go on with the next."""
         if self._waiting and self._waiting[1] == share and self._follows(self._waiting[0], first):
             waiting, self._waiting = self._waiting[2], None
@@ -86,7 +86,7 @@ class Pipeline:
         endless = grain.MapDataset.range(first, sys.maxsize).map(self._made(share))
         return _Workers(endless.to_iter_dataset(here).mp_prefetch(workers))
 
-    def _made(self, share: Share | None) -> Callable[[int], Any]:
+    def _made(self, share: ProcessShard | None) -> Callable[[int], Any]:
         """Makes a batch by its number: the one object for all epochs, which knows the order of the latest."""
         return functools.partial(self._batches, share=share)
 
@@ -143,7 +143,7 @@ class _Batches:
         self._sent = sent
         self._latest: tuple[int, np.ndarray] | None = None
 
-    def __call__(self, index: int, share: Share | None = None) -> Any:
+    def __call__(self, index: int, share: ProcessShard | None = None) -> Any:
         epoch, number = divmod(index, self._plan.num_batches)
         rows = self._order(epoch + 1)[self._plan.rows_of(number, share)].tolist()
         try:

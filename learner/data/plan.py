@@ -9,7 +9,7 @@ from learner.errors import LearnerError
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class ProcessShard:
     """Which rows of every batch a process reads. Batch sizes are global: over all processes.
 
     A batch whose rows divide evenly over the devices is split into as many equal parts as there are shares, one after
@@ -23,7 +23,7 @@ class Share:
     Raises:
       LearnerError: numbers that do not fit each other.
 
-    >>> share = Share(index=1, count=2, multiple=4)
+    >>> share = ProcessShard(index=1, count=2, multiple=4)
     >>> share.divides(12), share.of(12)
     (True, slice(6, 12, None))
     >>> share.divides(6), share.of(6)
@@ -88,11 +88,11 @@ class Plan:
         """Batches in an epoch."""
         return -(-self.num_items // self.batch_size)
 
-    def rows_of(self, number: int, share: Share | None = None) -> slice:
+    def rows_of(self, number: int, share: ProcessShard | None = None) -> slice:
         """Which rows of an epoch's order batch `number` (from 0) is made of: all, or those of a share.
 
         >>> plan = Plan(rows=10, batch_size=4)
-        >>> plan.rows_of(1), plan.rows_of(1, Share(1, 2, 4)), plan.rows_of(2, Share(1, 2, 4))
+        >>> plan.rows_of(1), plan.rows_of(1, ProcessShard(1, 2, 4)), plan.rows_of(2, ProcessShard(1, 2, 4))
         (slice(4, 8, None), slice(6, 8, None), slice(8, 10, None))
         """
         first = number * self.batch_size

@@ -6,13 +6,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from learner.data.dataset import ArrayDataset
-from learner.data.plan import Plan, Share
+from learner.data.plan import Plan, ProcessShard
 
 
 class Reader(Protocol):
     """A way of loading: the batches of an epoch (from 1) from batch `start` (from 0) on, or the share of each."""
 
-    def read(self, epoch: int, start: int, share: Share | None = None) -> Generator[Any, None, None]:
+    def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
         """Gives the batches; closing the generator ends reading ahead."""
 
     def close(self) -> None:
@@ -26,7 +26,7 @@ class Gather:
         self._data = data
         self._plan = plan
 
-    def read(self, epoch: int, start: int, share: Share | None = None) -> Generator[Any, None, None]:
+    def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
         """See `Reader`."""
         order = self._plan.order(epoch).astype(np.intp)  # NumPy would convert the rows of every batch otherwise
         size = self._plan.batch_size

@@ -16,7 +16,7 @@ from learner.data.sheet import contact_sheet, is_image, write_png
 from learner.data.statistics import FieldStatistics
 from learner.data.survey import survey
 from learner.errors import LearnerError
-from learner.text import aligned, count, duration, short
+from learner.util.text import aligned, count, duration, short
 
 MOST_LABELS = 20  # that are listed
 MOST_IMAGES = 64

@@ -23,7 +23,7 @@ from learner.data.dataset import Dataset
 from learner.data.fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.loader import DataLoader, DataLoaderBuilder
 from learner.data.parts import Parts, PerProcess, refuse_small, rows_of, shards_itself
-from learner.data.plan import Share
+from learner.data.plan import ProcessShard
 from learner.data.randomness import generators_of, restore, set_epoch, states_of
 from learner.data.sources.foreign import adopted
 from learner.data.state import from_json, to_json
@@ -82,7 +82,7 @@ class Source(abc.ABC):
 
     repeats = True
 
-    def __init__(self, split: str, batches: int | None, share: Share | None, own: bool):
+    def __init__(self, split: str, batches: int | None, share: ProcessShard | None, own: bool):
         self.split = split
         self.batches = batches
         self.share = share
@@ -217,7 +217,7 @@ class Source(abc.ABC):
 class _Loader(Source):
     """Our own loaders: any epoch from any position at no cost."""
 
-    def __init__(self, split: str, loader: DataLoader, share: Share | None, own: bool):
+    def __init__(self, split: str, loader: DataLoader, share: ProcessShard | None, own: bool):
         super().__init__(split, len(loader), share, own)
         self._loader = loader
         if not own:
@@ -327,7 +327,12 @@ class _Iterable(_Foreign):
     """
 
     def __init__(
-        self, split: str, batches: int | None, share: Share | None, own: bool, data: Iterable[Any] | Callable[[], Any]
+        self,
+        split: str,
+        batches: int | None,
+        share: ProcessShard | None,
+        own: bool,
+        data: Iterable[Any] | Callable[[], Any],
     ):
         super().__init__(split, batches, share, own)
         self._data = data
@@ -465,7 +470,7 @@ def _has_one_order(made: Iterable[Any]) -> bool:
 class _Once(_Foreign):
     """A one-shot iterator: it has one epoch, and cannot be read again from its start."""
 
-    def __init__(self, split: str, share: Share | None, own: bool, iterator: Iterator[Any]):
+    def __init__(self, split: str, share: ProcessShard | None, own: bool, iterator: Iterator[Any]):
         super().__init__(split, None, share, own)
         self._data = self._iterator = iterator
         self._used = False
@@ -520,7 +525,7 @@ def source_of(
     *,
     batch_size: int | None = None,
     shuffle: int | None = None,
-    share: Share | None = None,
+    share: ProcessShard | None = None,
 ) -> Source:
     """Reads what a user passed.
 
@@ -577,7 +582,7 @@ def source_of(
     return _Iterable(split, None, share, own, data)
 
 
-def _own_size(batch_size: int, share: Share | None, split: str) -> int:
+def _own_size(batch_size: int, share: ProcessShard | None, split: str) -> int:
     if share is None:
         return batch_size
     if batch_size % share.count:

@@ -93,7 +93,7 @@ def _leaves(item: Any) -> dict[str, np.ndarray]:
 
 
 def _batches(source: Source) -> Batches:
-    from learner.data.feed import batch_arrays
+    from learner.data.batch_arrays import batch_arrays
 
     try:
         for batch in source.open(1):

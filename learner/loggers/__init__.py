@@ -2,7 +2,6 @@
 
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.base import MetricLogger
-from learner.loggers.files import RunFiles, file_name
 from learner.loggers.jsonl import JsonLines
 from learner.loggers.memory import MemoryLogger
 from learner.loggers.mlflow import MLflow
@@ -10,6 +9,7 @@ from learner.loggers.table import Csv
 from learner.loggers.tensorboard import TensorBoard
 from learner.loggers.wandb import WandB
 from learner.loggers.webhook import Webhook
+from learner.runs.metric_logs import RunFiles, file_name
 
 __all__ = [
     "Csv",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from learner.errors import LearnerError
-from learner.loggers.appended import refuse_special
+from learner.runs.appended import refuse_special
 
 
 def open_application_log(directory: Path, setting: logging.Logger | bool | None, process: int = 0) -> logging.Logger:

@@ -4,9 +4,9 @@ import importlib.util
 
 import numpy as np
 
-from learner.distribution import install_hint
 from learner.errors import LearnerError, one_error
 from learner.events import Event, Listener, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
+from learner.util.distribution import install_hint
 
 EVERY = 10  # steps, of loggers that write lines: a step costs a few microseconds
 EVERY_DEAR = 50  # of those to which a step costs more

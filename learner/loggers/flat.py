@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from learner.journal import encode
+from learner.util.json_values import encode
 
 Plain = str | float | int | bool
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
-from learner.journal import encode
-from learner.loggers.appended import AppendedFile, value_texts, weight_texts
 from learner.loggers.base import EVERY, RunLogger
 from learner.loggers.secrets import resolve
 from learner.loggers.tail import go_on, keeps
+from learner.runs.appended import AppendedFile, value_texts, weight_texts
+from learner.util.json_values import encode
 
 
 class JsonLines(RunLogger):

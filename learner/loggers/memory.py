@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from learner.events import Event, Listener, SplitEnded, StepsEnded
-from learner.history import History
+from learner.runs.history import History
 
 E = TypeVar("E", bound=Event)
 

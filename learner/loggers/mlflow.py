@@ -12,14 +12,14 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
-from learner.journal import encode
 from learner.loggers.base import EVERY_DEAR, refuse_missing
 from learner.loggers.flat import flat
-from learner.loggers.once import OnceLogger
+from learner.loggers.once import ExactlyOnceLogger
 from learner.loggers.png import pixels
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
+from learner.util.json_values import encode
 
 T = TypeVar("T")
 MOST_METRICS, MOST_OTHERS = 1000, 100  # that MLflow takes in one request
@@ -36,7 +36,7 @@ QUIET = {
 ENDED = ("num_epochs", "num_steps", "early stopping")
 
 
-class MLflow(OnceLogger):
+class MLflow(ExactlyOnceLogger):
     """Logs a run to MLflow.
 
     The values of whole splits are metrics by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
@@ -118,7 +118,7 @@ class MLflow(OnceLogger):
 
         self._metric, self._client = Metric, MlflowClient(self._uri)
         told = {f"learner.{key}": str(value) for key, value in flat(event.environment).items()}
-        tags = {**told, "learner.directory": str(event.directory.absolute())}
+        tags = {**told, "learner.training.directory": str(event.directory.absolute())}
         if event.commit is not None:
             tags["mlflow.source.git.commit"] = event.commit
         known: Mapping[str, str] = {}

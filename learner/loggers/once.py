@@ -13,13 +13,13 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.events import RunStarted, SplitEnded, StepsEnded
-from learner.loggers.appended import refuse_special
 from learner.loggers.base import RunLogger
+from learner.runs.appended import refuse_special
 
 FORMAT = 1
 
 
-class Handed:
+class UploadCursor:
     """How far a server has a run, in a file.
 
     Args:
@@ -35,11 +35,11 @@ class Handed:
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "server.json")
-    >>> handed = Handed(path)
+    >>> handed = UploadCursor(path)
     >>> handed.id, handed.step = "a1", 40
     >>> with handed.over():
     ...     pass  # here the server gets it
-    >>> Handed(path).id, Handed(path).step
+    >>> UploadCursor(path).id, UploadCursor(path).step
     ('a1', 40)
     """
 
@@ -95,7 +95,7 @@ class Handed:
         os.replace(temporary, self._path)
 
 
-class OnceLogger(RunLogger):
+class ExactlyOnceLogger(RunLogger):
     """Base of loggers whose servers take nothing back: what one has of a run stands, and is not sent again when the run
     makes those steps once more. They have the same values then, to the bit, unless something else was changed.
 
@@ -107,7 +107,7 @@ class OnceLogger(RunLogger):
 
     def started(self, event: RunStarted) -> None:
         """Reads how far the server has the run."""
-        self.handed = Handed(event.directory / self.file)
+        self.handed = UploadCursor(event.directory / self.file)
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
         """Sends those that are new."""

@@ -13,7 +13,7 @@ from urllib.parse import urljoin
 
 from learner.errors import LearnerError
 from learner.loggers.urls import refuse_url, server_of
-from learner.text import short
+from learner.util.text import short
 
 TOKEN = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # RFC 9110, 5.6.2
 CONTENT = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # and 5.5

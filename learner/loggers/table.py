@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from learner.events import RunStarted, SplitEnded, StepsEnded
-from learner.loggers.appended import AppendedFile, final_text, value_texts, weight_texts
 from learner.loggers.base import EVERY, RunLogger
 from learner.loggers.secrets import resolve
 from learner.loggers.tail import go_on, keeps
+from learner.runs.appended import AppendedFile, final_text, value_texts, weight_texts
 
 WHERE = ["kind", "split", "epoch", "step", "weight"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from learner.events import RunStarted
-from learner.loggers.appended import refuse_special
+from learner.runs.appended import refuse_special
 
 BLOCK = 2**20
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from learner.journal import encode
 from learner.loggers.flat import flat
 from learner.loggers.png import png
-from learner.text import sayable
+from learner.util.json_values import encode
+from learner.util.text import utf8_safe
 
 LARGEST = 2**63
 """Whole numbers from it on are texts among the hyper-parameters."""
@@ -92,7 +92,7 @@ class Records:
             content if isinstance(content, str) else json.dumps(encode(content), indent=2, allow_nan=False, default=str)
         )
         indented = "\n".join(f"    {line}" for line in text.splitlines())
-        self._add(wall, step, summary=self._summaries.text(sayable(tag), sayable(indented)))
+        self._add(wall, step, summary=self._summaries.text(utf8_safe(tag), utf8_safe(indented)))
 
     def picture(self, tag: str, picture: np.ndarray, wall: float, step: int) -> None:
         """A picture, uint8 `[height, width]` or `[height, width, 3]`."""
@@ -108,7 +108,7 @@ class Records:
         Returns:
           What is to be called with the time when the run ends.
         """
-        given = {sayable(name): _plain(value) for name, value in flat(config).items()}
+        given = {utf8_safe(name): _plain(value) for name, value in flat(config).items()}
         experiment, begin, end = self._summaries.hparams(given, dict.fromkeys(keys, 0.0))
         self._add(wall, summary=experiment)
         self._add(wall, summary=begin)
@@ -133,10 +133,10 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 def _tags(key: str) -> set[str]:
     """Return the tags of a metric's number, text and picture."""
-    return {key, sayable(key), f"{sayable(key)}/text_summary"}
+    return {key, utf8_safe(key), f"{utf8_safe(key)}/text_summary"}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, int) and abs(value) >= LARGEST:
         return str(value)
-    return sayable(value) if isinstance(value, str) else value
+    return utf8_safe(value) if isinstance(value, str) else value

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from learner.loggers.appended import close_all
-from learner.loggers.files import RunFiles
+from learner.runs.appended import close_all
+from learner.runs.metric_logs import RunFiles
 
 
 class RunFilesWithoutMetrics(RunFiles):

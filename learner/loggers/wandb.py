@@ -9,17 +9,17 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.events import Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
-from learner.journal import encode
 from learner.loggers.base import EVERY_DEAR, refuse_missing
-from learner.loggers.once import OnceLogger, new_id
+from learner.loggers.once import ExactlyOnceLogger, new_id
 from learner.loggers.png import pixels
 from learner.loggers.secrets import resolve
+from learner.util.json_values import encode
 
 MODES = ("online", "offline")
 SECONDS_TO_START = 30.0
 
 
-class WandB(OnceLogger):
+class WandB(ExactlyOnceLogger):
     """Logs a run to Weights & Biases.
 
     The values of whole splits are logged by key (`valid/Loss`), those of single steps as `step/train/Loss`, with

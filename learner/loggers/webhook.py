@@ -8,11 +8,11 @@ from typing import Any, TypeGuard
 
 from learner.errors import near, one_error
 from learner.events import Event, Listener, RunEnded, RunFailed, RunStarted, SplitEnded
-from learner.journal import encode
 from learner.loggers.posts import header_problems, passes, post
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
+from learner.util.json_values import encode
 
 KINDS = ("start", "best", "end", "preemption", "failure")
 PREEMPTED = ("sigterm", "time limit")

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from learner.distribution import install_hint
 from learner.errors import LearnerError
 from learner.metrics.base import HostMetric
+from learner.util.distribution import install_hint
 
 MB = 1e6  # bytes
 

@@ -11,14 +11,14 @@ For each optimizer of optax there is a class, too, which a `learner.Config` can 
 from typing import TYPE_CHECKING, Any
 
 from learner.optimizers.averages import Ema, Swa
-from learner.optimizers.base import RateFunction
+from learner.optimizers.base import OptimizerFactory
 from learner.optimizers.gradients import Clipped, Noisy, kernels
 from learner.optimizers.groups import Group, Groups
 
 if TYPE_CHECKING:
     from learner.optimizers.configs import OptimizerConfig
 
-__all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "RateFunction", "Swa", "kernels"]
+__all__ = ["Clipped", "Ema", "Group", "Groups", "Noisy", "OptimizerConfig", "OptimizerFactory", "Swa", "kernels"]
 
 
 def __getattr__(name: str) -> Any:

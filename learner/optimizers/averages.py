@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.optimizers.base import RateFunction, refuse_no_function
+from learner.optimizers.base import OptimizerFactory, refuse_no_function
 from learner.steps.extra import accepting
 
 
@@ -25,7 +25,7 @@ class AveragedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ema(RateFunction):
+class Ema(OptimizerFactory):
     """An exponential moving average of the parameters: `average = decay * average + (1 - decay) * params` after each
     step. Validation, hooks, `result.model`, `load_checkpoint` and records have the average; training goes on without.
 
@@ -57,7 +57,7 @@ class Ema(RateFunction):
         _check(self.optimizer, "Ema", start=(self.start, 0))
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
-        """See `RateFunction`."""
+        """See `OptimizerFactory`."""
         return optax.chain(accepting(self.optimizer(rate)), _averaged(self._weight))
 
     def _weight(self, count: Any) -> Any:
@@ -67,7 +67,7 @@ class Ema(RateFunction):
 
 
 @dataclasses.dataclass(frozen=True)
-class Swa(RateFunction):
+class Swa(OptimizerFactory):
     """Stochastic weight averaging (Izmailov et al. 2018): the mean of the parameters after step `start`, step
     `start + every` and so on; before that, the parameters. It is evaluated and kept as in `Ema`.
 
@@ -99,7 +99,7 @@ class Swa(RateFunction):
         _check(self.optimizer, "Swa", start=(self.start, 0), every=(self.every, 1))
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
-        """See `RateFunction`."""
+        """See `OptimizerFactory`."""
         return optax.chain(accepting(self.optimizer(rate)), _averaged(self._weight))
 
     def _weight(self, count: Any) -> Any:

@@ -2,41 +2,33 @@
 
 import abc
 import dataclasses
-import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import optax
 
-from learner.errors import LearnerError, near_path
-from learner.steps.optimizer import name_of
-
-Pattern = str | re.Pattern[str]
-Match = Pattern | Sequence[Pattern] | Callable[[str, Any], bool]
-"""Which parameters: a regular expression that is searched for in their paths (`conv1`, `^head`, `bias$`), as a text or
-compiled, several of which one has to match, or a predicate `(path, array) -> bool`."""
+from learner.errors import LearnerError
 
 Change = Callable[[str, Callable[[Any], Any]], Callable[[Any], Any]]
 """`(place, schedule) -> schedule`; the place is that of the schedule in an optimizer, for people."""
 
 
-class RateFunction(abc.ABC):
+class OptimizerFactory(abc.ABC):
     """An optimizer without its learning rate, made of others. Subclasses are frozen dataclasses."""
 
     @abc.abstractmethod
     def __call__(self, rate: Any) -> optax.GradientTransformation:
         """The optimizer at this rate, a float or a traced scalar."""
 
-    def with_schedules(self, change: Change) -> "RateFunction":
+    def with_schedules(self, change: Change) -> "OptimizerFactory":
         """The same with `change(place, schedule)` for each schedule that an optimizer inside has of its own. Those
         that are in the field `optimizer` are found; a subclass with others has its own way.
         """
         inner: Any = getattr(self, "optimizer", None)
-        if not (isinstance(inner, RateFunction) and "optimizer" in getattr(self, "__dataclass_fields__", ())):
+        if not (isinstance(inner, OptimizerFactory) and "optimizer" in getattr(self, "__dataclass_fields__", ())):
             return self
         around: Any = self
-        changed: RateFunction = dataclasses.replace(around, optimizer=inner.with_schedules(change))
+        changed: OptimizerFactory = dataclasses.replace(around, optimizer=inner.with_schedules(change))
         return changed
 
 
@@ -53,89 +45,3 @@ the rate: optax.adamw, or partial(optax.adamw, weight_decay=1e-4)
         raise LearnerError(f"{what} is already built, with its rate inside; {needs}")
     if not callable(optimizer):
         raise LearnerError(f"{what} is {optimizer!r}; {needs}")
-
-
-def patterns_of(match: Any) -> list[Pattern]:
-    """The regular expressions, one or several; of anything else none."""
-    if isinstance(match, str | re.Pattern):
-        return [match]
-    return list(match) if isinstance(match, Iterable) and not isinstance(match, type) else []
-
-
-def matcher(match: Match) -> Callable[[str, Any], bool]:
-    """A predicate of paths and arrays.
-
-    Raises:
-      LearnerError: it is none of the three, or no regular expression.
-
-    >>> matcher(["^head", "bias$"])("conv1.bias", None)
-    True
-    """
-    if callable(match) and not isinstance(match, type):
-        if not _takes_path_and_array(match):
-            raise LearnerError(f"the predicate {name_of(match)} cannot be called with (path, array), as it has to be")
-        return match
-    patterns = patterns_of(match)
-    if not patterns or not all(map(_is_pattern, patterns)):
-        raise LearnerError(
-            f"{match!r} chooses no parameters: give a regular expression for their paths, a list of such, or a "
-            "predicate (path, array) -> bool"
-        )
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise LearnerError(f"{pattern!r} is no regular expression: {error}") from error
-    return lambda path, _: any(re.search(pattern, path) for pattern in patterns)
-
-
-def _takes_path_and_array(predicate: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(predicate).bind("", None)
-    except TypeError:
-        return False
-    except ValueError:  # some builtins have no signature
-        return True
-    return True
-
-
-def _is_pattern(pattern: Any) -> bool:
-    said = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-    return isinstance(said, str) and bool(said)
-
-
-def said_of(match: Match) -> str:
-    """What was given to choose parameters, in an error message.
-
-    >>> said_of("^head"), said_of(re.compile("bias$"))
-    ("'^head'", "'bias$'")
-    """
-    patterns = [] if callable(match) else patterns_of(match)
-    texts = [pattern if isinstance(pattern, str) else pattern.pattern for pattern in patterns]
-    return ", ".join(map(repr, texts)) or name_of(match)
-
-
-def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
-    """The paths of the leaves that match.
-
-    Args:
-      match: see `Match`. Of several patterns each has to match something.
-      leaves: by path.
-      what: who asks, for the message.
-
-    Raises:
-      LearnerError: nothing matches.
-
-    >>> chosen("bias", {"out.kernel": 1, "out.bias": 2}, "a group")
-    ['out.bias']
-    """
-    wanted = matcher(match)
-    for pattern in [] if callable(match) else patterns_of(match):
-        if not any(re.search(pattern, path) for path in leaves):
-            text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-            raise LearnerError(f"{what} {text!r} matches no parameter: {near_path(text, list(leaves))}")
-    found = [path for path, leaf in leaves.items() if wanted(path, leaf)]
-    if not found:
-        some = ", ".join(list(leaves)[:8]) + (" and others" if len(leaves) > 8 else "")
-        raise LearnerError(f"{what} {said_of(match)} chooses no parameter of {some}")
-    return found

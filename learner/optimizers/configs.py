@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Literal
 import optax
 import optax.contrib
 
+from learner.config.fields import read, write, wrong
 from learner.errors import LearnerError, near
-from learner.fields import read, write, wrong
 from learner.optimizers.generated import make_class
 from learner.optimizers.gradients import kernels
 

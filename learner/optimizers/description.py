@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from learner.schedules import Schedule
-from learner.steps.optimizer import name_of
+from learner.util.text import name_of
 
 PLAIN = (bool, int, float, str, type(None), re.Pattern)
 

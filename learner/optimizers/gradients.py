@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.optimizers.base import RateFunction, refuse_no_function
+from learner.optimizers.base import OptimizerFactory, refuse_no_function
 from learner.steps.extra import accepting
-from learner.steps.state import path_name
+from learner.util.trees import path_name
 
 FREE = ("bias", "scale", "b", "beta", "gamma", "offset")
 """How biases and the parameters of norms are called in flax, Equinox and Haiku."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Clipped(RateFunction):
+class Clipped(OptimizerFactory):
     """An optimizer that sees clipped gradients. Where several limits are given they are applied in this order.
 
     Args:
@@ -56,7 +56,7 @@ class Clipped(RateFunction):
                 raise LearnerError(f"{name} of Clipped is {limit!r}; it needs a positive number")
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
-        """See `RateFunction`."""
+        """See `OptimizerFactory`."""
         limits = [
             (optax.clip, self.value),
             (clip_by_tensor_norm, self.tensor_norm),
@@ -78,7 +78,7 @@ def clip_by_tensor_norm(limit: float) -> optax.GradientTransformation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Noisy(RateFunction):
+class Noisy(OptimizerFactory):
     """An optimizer that sees gradients with noise: normal, of variance `eta / (1 + step) ** gamma` (Neelakantan et al.
     2015, `optax.add_noise`).
 
@@ -106,7 +106,7 @@ class Noisy(RateFunction):
             raise LearnerError(f"seed of Noisy is {self.seed!r}; it needs a whole number")
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
-        """See `RateFunction`."""
+        """See `OptimizerFactory`."""
         noise = optax.add_noise(self.eta, self.gamma, key=self.seed)
         return optax.chain(noise, accepting(self.optimizer(rate)))
 

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError, near, one_error
-from learner.optimizers.base import Change, Match, RateFunction, chosen, matcher, refuse_no_function
+from learner.models.matching import Match, chosen, matcher
+from learner.optimizers.base import Change, OptimizerFactory, refuse_no_function
 from learner.optimizers.parts import in_parts
 from learner.schedules import ReduceOnPlateau, Schedule
 from learner.steps.extra import accepting
 from learner.steps.optimizer import check_schedule, no_schedule
-from learner.steps.state import named_leaves
+from learner.util.trees import named_leaves
 
 REST = "rest"
 
@@ -68,16 +69,16 @@ class Group:
             )
 
     def with_schedules(self, change: Change, place: str) -> "Group":
-        """See `RateFunction`; `place` is that of the group."""
+        """See `OptimizerFactory`; `place` is that of the group."""
         lr = change(place, self.lr) if callable(self.lr) else self.lr
         optimizer: Any = self.optimizer
-        if isinstance(optimizer, RateFunction):
+        if isinstance(optimizer, OptimizerFactory):
             optimizer = optimizer.with_schedules(lambda inner, schedule: change(f"{place}, {inner}", schedule))
         return dataclasses.replace(self, lr=lr, optimizer=optimizer)
 
 
 @dataclasses.dataclass(frozen=True)
-class Groups(RateFunction):
+class Groups(OptimizerFactory):
     """An optimizer for most parameters, and groups of others. Every parameter is in one group at most.
 
     Parameters that are not to be trained at all belong to `LearnerBuilder.freeze`, which keeps neither gradients nor an
@@ -109,15 +110,15 @@ class Groups(RateFunction):
         object.__setattr__(self, "groups", tuple(map(_group, self.groups)))
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
-        """See `RateFunction`."""
+        """See `OptimizerFactory`."""
         made = {str(number): _transformation(group, self.optimizer, rate) for number, group in self._numbered()}
         return in_parts({REST: self.optimizer(rate), **made}, self.labels)
 
     def with_schedules(self, change: Change) -> "Groups":
-        """See `RateFunction`."""
+        """See `OptimizerFactory`."""
         groups = [group.with_schedules(change, f"group {number}") for number, group in self._numbered()]
         rest: Any = self.optimizer
-        if isinstance(rest, RateFunction):
+        if isinstance(rest, OptimizerFactory):
             rest = rest.with_schedules(lambda inner, schedule: change(f"the rest, {inner}", schedule))
         return dataclasses.replace(self, optimizer=rest, groups=groups)
 
@@ -189,7 +190,7 @@ def with_weight_decay(optimizer: Any, value: float) -> Callable[[Any], Any]:
     if not isinstance(optimizer, type) and "weight_decay" in getattr(optimizer, "__dataclass_fields__", ()):
         changed: Callable[[Any], Any] = dataclasses.replace(optimizer, weight_decay=value)
         return changed
-    if isinstance(optimizer, RateFunction) and callable(getattr(optimizer, "optimizer", None)):
+    if isinstance(optimizer, OptimizerFactory) and callable(getattr(optimizer, "optimizer", None)):
         around: Any = optimizer
         outer: Callable[[Any], Any] = dataclasses.replace(around, optimizer=with_weight_decay(around.optimizer, value))
         return outer

@@ -15,7 +15,7 @@ from learner.errors import LearnerError, near, one_error
 from learner.records.leaves import Leaves, Stored, dtype_name, is_key, key_impl
 from learner.records.precision import cast, cast_problem
 from learner.records.pytorch import as_flax, refuse_unknown_layers
-from learner.text import count, printable
+from learner.util.text import count, printable
 
 Rename = Sequence[tuple[str, str]]
 LAYOUTS = (None, "torch")

@@ -23,7 +23,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.records.leaves import Buffer, Stored, check_claim, dtype_of, stored_from
 from learner.records.recorder import FORMAT, Content, Recorder, check_header
-from learner.records.unpacking import Limits, check_count, parsed, without_twins
+from learner.records.unpacking import Limits, check_count, parsed, reject_duplicate_keys
 
 JSON_VERSION = 2
 PIECE = 2**16  # numbers that are written at once
@@ -139,7 +139,7 @@ def _fit(numbers: np.ndarray, cast: np.ndarray) -> bool:
 
 
 def _map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = without_twins(pairs)
+    made = reject_duplicate_keys(pairs)
     if made.keys() != {"dtype", "shape", "data"}:
         return made
     if isinstance(made["data"], list):  # as an array at once: a list takes several times its memory

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.steps.model import Linen, is_instance_of
-from learner.steps.state import named_leaves
+from learner.models.adapters import Linen, is_instance_of
+from learner.util.trees import named_leaves
 
 PyTree = Any
 Buffer = Any  # bytes, or a memoryview

@@ -16,7 +16,7 @@ from learner.errors import LearnerError
 from learner.records.leaves import MOST_DIMS, Buffer, Stored, stored_from
 from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
 from learner.records.unpacking import Limits, check_count
-from learner.text import size
+from learner.util.text import size
 
 MOST = 2**32 - 1  # bytes of one array
 LONGEST = 4096  # bytes of a path

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from learner.errors import LearnerError
+from learner.models.adapters import is_instance_of
 from learner.records.leaves import Stored
-from learner.steps.model import is_instance_of
 
 NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
 COLLECTIONS = ("params.", "batch_stats.")  # of linen

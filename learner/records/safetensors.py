@@ -23,7 +23,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.records.leaves import DTYPES, Buffer, Stored, check_claim, checked
 from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
-from learner.records.unpacking import Limits, check_count, parsed, without_twins
+from learner.records.unpacking import Limits, check_count, parsed, reject_duplicate_keys
 
 NAMES = {
     "bool": "BOOL",
@@ -130,7 +130,7 @@ def _header(file: Any, room: int, most: int) -> dict[str, Any]:
     text = file.read(length)
     if len(text) < length:
         raise LearnerError("it is cut off inside of its header")
-    header = parsed(text, most, object_pairs_hook=without_twins)
+    header = parsed(text, most, object_pairs_hook=reject_duplicate_keys)
     if not isinstance(header, dict):
         raise LearnerError("its header is not a JSON object")
     check_count("its header", len(header), most)

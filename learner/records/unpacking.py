@@ -13,7 +13,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.records.leaves import Leaves
-from learner.text import printable, size
+from learner.util.text import printable, size
 
 WIDEST = 16  # bytes of a number in the widest precision
 PER_ARRAY = 2048  # bytes: its path, shape and dtype
@@ -129,7 +129,7 @@ class Unpacked:
         return done
 
 
-def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs of an object in JSON.
 
     Raises:

@@ -53,7 +53,7 @@ def print_summary(
     """Prints the content of `summary.json`: with rich on a terminal, else as text without control characters.
 
     Args:
-      summary: as `learner.history.summarize` makes it, or as JSON gives it back.
+      summary: as `learner.runs.history.summarize` makes it, or as JSON gives it back.
       stream: where to print; `None`: `sys.stdout`.
       directory: of the run; it is shown with the files.
     """

@@ -10,7 +10,7 @@ from typing import IO, Any, TextIO, cast
 LONGEST = 10_000  # characters of a line; what has more without an end is written as one
 
 
-class Above:
+class StreamProxy:
     """Stands for a stream: lines go above what is drawn, each as a whole, as soon as it has its end.
 
     Of a line that was written over by carriage returns the last state counts. One that has no end is shown where
@@ -24,7 +24,7 @@ class Above:
       make_room: takes away what is drawn.
 
     >>> lines = []
-    >>> above = Above(sys.stdout, lines.extend)
+    >>> above = StreamProxy(sys.stdout, lines.extend)
     >>> above.write("half a "), lines
     (7, [])
     >>> above.write("line\\r\\n 10 %\\r100 %\\nno end")
@@ -125,12 +125,12 @@ class Above:
 
 
 class Redirected:
-    """Puts `Above` in the place of standard output and standard error where they are terminals, and into the handlers
-    of `logging` that write there.
+    """Puts `StreamProxy` in the place of standard output and standard error where they are terminals, and into the
+    handlers of `logging` that write there.
 
     Args:
       stream: on which is drawn.
-      write, show, make_room: as those of `Above`.
+      write, show, make_room: as those of `StreamProxy`.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class Redirected:
         show: Callable[[str], object] = str,
         make_room: Callable[[], object] = bool,
     ) -> None:
-        self._places: list[tuple[str, TextIO, Above]] = []
+        self._places: list[tuple[str, TextIO, StreamProxy]] = []
         try:
             for name in ("stdout", "stderr"):
                 was = getattr(sys, name)
                 if beneath(was) is stream or _is_terminal(was):
-                    above = Above(was, write, show, make_room)
+                    above = StreamProxy(was, write, show, make_room)
                     self._places.append((name, was, above))
                     setattr(sys, name, above)
                     _hand_over(was, above)
@@ -174,9 +174,9 @@ class Redirected:
             above.give_up()
 
 
-def beneath(stream: TextIO | Above) -> TextIO | Above:
-    """What it stands for, where it is an `Above` that somebody has kept although nothing is drawn any more."""
-    return stream.beneath() if isinstance(stream, Above) else stream
+def beneath(stream: TextIO | StreamProxy) -> TextIO | StreamProxy:
+    """What it stands for, where it is an `StreamProxy` that somebody has kept although nothing is drawn any more."""
+    return stream.beneath() if isinstance(stream, StreamProxy) else stream
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -190,7 +190,7 @@ def _last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def _hand_over(old: TextIO | Above, new: TextIO | Above) -> None:
+def _hand_over(old: TextIO | StreamProxy, new: TextIO | StreamProxy) -> None:
     """Handlers of `logging` keep the stream that was there when they were made."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     for handler in {each for logger in loggers if isinstance(logger, logging.Logger) for each in logger.handlers}:

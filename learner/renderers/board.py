@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from learner.renderers.trends import BLOCKS, Trend, important, sparkline
-from learner.text import count, printable, short
+from learner.util.text import count, printable, short
 
 GAP = 2
 WIDEST_NAME, SHORTEST_NAME = 28, 10

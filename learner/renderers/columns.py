@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from learner.events import MetricInfo
-from learner.text import duration, printable, short
+from learner.util.text import duration, printable, short
 
 NARROWEST = 7
 WIDEST = 16

@@ -9,7 +9,7 @@ from typing import IO, cast
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
-from learner.renderers.above import Above, beneath
+from learner.renderers.above import StreamProxy, beneath
 from learner.renderers.trends import BLOCKS
 
 
@@ -57,7 +57,7 @@ def standard_output() -> Console:
     width = size.columns if said("COLUMNS") == "0" else None  # rich would take the 0 at its word
     height = size.lines if said("LINES") == "0" else None
     stream = beneath(sys.stdout)
-    taken = False if isinstance(stream, Above) else None
+    taken = False if isinstance(stream, StreamProxy) else None
     return Console(file=cast("IO[str]", stream), width=width, height=height, force_terminal=taken)
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from learner.events import Message, RunEnded, RunFailed, RunStarted
-from learner.text import count, duration, printable, short
+from learner.util.text import count, duration, printable, short
 
 
 def started(event: RunStarted) -> str:

@@ -2,7 +2,7 @@
 
 from learner.events import Overview
 from learner.renderers.tree import Row, folded
-from learner.text import aligned, count, printable, size
+from learner.util.text import aligned, count, printable, size
 
 GAP = 2
 SHORTEST_NAME = 8

@@ -8,7 +8,7 @@ from learner.events import Message
 from learner.renderers import lines
 from learner.renderers.chart import COLOURS, MARKS, chart, data_url, limits
 from learner.renderers.trends import Trend, important
-from learner.text import count, printable, short
+from learner.util.text import count, printable, short
 
 MOST_CHARTS = 6
 MOST_METRICS = 40

@@ -22,7 +22,7 @@ from learner.renderers import lines
 from learner.renderers.overview import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary import summary_lines
-from learner.text import duration
+from learner.util.text import duration
 
 
 class PlainRenderer(Listener):

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from learner.journal import decode
-from learner.text import aligned, count, duration, printable, short
+from learner.util.json_values import decode
+from learner.util.text import aligned, count, duration, printable, short
 
 TIMES = {
     "compile": "compiling",

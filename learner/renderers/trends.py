@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from learner.events import Event, MetricInfo, RunStarted, SplitEnded, StepsEnded
-from learner.history import Point
+from learner.runs.history import Point
 
 MOST = 64  # points of a curve
 BLOCKS = "▁▂▃▄▅▆▇█"

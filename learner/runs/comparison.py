@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, near
-from learner.history import Point
 from learner.runs.flat import text_of
+from learner.runs.history import Point
 from learner.runs.run import Run
-from learner.text import aligned, duration, printable, short
+from learner.util.text import aligned, duration, printable, short
 
 ALWAYS_DIFFER = ("directory",)
 FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")

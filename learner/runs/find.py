@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from learner.directory import MARK
 from learner.errors import LearnerError, one_error
+from learner.runs.layout import MARK
 from learner.runs.run import Run
 
 DEEPEST = 4

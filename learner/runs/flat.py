@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from learner.journal import encode
+from learner.util.json_values import encode
 
 DEEPEST = 100
 """Mappings and lists inside of each other."""

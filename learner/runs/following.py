@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.loggers.files import file_name
+from learner.runs.metric_logs import file_name
 from learner.runs.series import LONGEST, Floats, Series, first_column, is_plain
-from learner.runs.thinned import MOST, Thinned, merged, series_of, single
+from learner.runs.thinning import MOST, Thinned, merged, series_of, single
 
 LARGE = 2 << 20
 """Bytes above which a series is sketched before it is read."""

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from learner.disk import LARGEST, refuse_larger
 from learner.runs.series import CHUNK, LONGEST, is_plain
+from learner.util.disk import LARGEST, refuse_larger
 
 KNOWN_BY = 256
 """Bytes; two lines of a journal differ in their times."""

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from learner.directory import MARK, read_summary
+from learner.config.mappings import is_deep, read_mapping
 from learner.errors import LearnerError, near
 from learner.events import MetricInfo
-from learner.history import History, Point
-from learner.journal import LARGEST, NUMBERS, UNTOLD, entry_of
-from learner.lock import is_held
-from learner.mappings import is_deep, read_mapping
 from learner.runs.flat import DEEPEST, flat
 from learner.runs.following import epochs_in
 from learner.runs.growing import GrowingLines
+from learner.runs.history import History, Point
+from learner.runs.journal import LARGEST, NUMBERS, UNTOLD, entry_of
+from learner.runs.layout import MARK, read_summary
+from learner.runs.lock import is_held
 from learner.runs.series import Floats, Series, has_steps, is_plain, step_values
-from learner.text import printable
+from learner.util.text import printable
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # what is kept of the journal's lines
 SPENT = ("total", "compile", "data", "train", "valid", "save", "other")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.errors import LearnerError
-from learner.loggers.files import file_name
+from learner.runs.metric_logs import file_name
 
 CHUNK = 4 << 20  # bytes that are read at once
 FINAL = b",final"

@@ -14,10 +14,11 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.steps.optimizer import name_of, optax_promotion
+from learner.steps.optimizer import optax_promotion
+from learner.util.text import name_of
 
 Array = Any
-Rate = Callable[[Any], Any]
+ScheduleFn = Callable[[Any], Any]
 Unit = Literal["steps", "epochs", "fraction"]
 
 
@@ -91,7 +92,7 @@ class Schedule(abc.ABC):
     """
 
     @abc.abstractmethod
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """The rate as a function of the step, in a run of this length.
 
         Raises:
@@ -112,7 +113,7 @@ class Schedule(abc.ABC):
         return rate_of(self._alone, step)
 
     @property
-    def _alone(self) -> Rate:
+    def _alone(self) -> ScheduleFn:
         try:
             return self.function(RunLength())
         except LengthNeededError as error:
@@ -195,7 +196,7 @@ class Resolved:
         return f"{self.schedule!r} in {self.run.steps} steps"
 
 
-def rate_of(function: Rate, step: Any) -> Array:
+def rate_of(function: ScheduleFn, step: Any) -> Array:
     """The rate that a function of the step gives, as a float32 array with a strong type.
 
     >>> rate_of(lambda step: 0.5, 3)
@@ -205,7 +206,7 @@ def rate_of(function: Rate, step: Any) -> Array:
         return jnp.asarray(function(jnp.asarray(step, jnp.int32)), jnp.float32)
 
 
-def between(function: Rate, first: float, steps: int, last: float) -> Rate:
+def between(function: ScheduleFn, first: float, steps: int, last: float) -> ScheduleFn:
     """`function`, with exact ends: `first` at step 0 and `last` from `steps` on.
 
     Compilers multiply by the reciprocal where optax divides by a number of steps. At the end of a line to 0 the rate is

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.schedules.base import Array, Rate, RunLength, Schedule, Unit, rate_of
+from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, rate_of
 from learner.schedules.checks import UNITS, Checks, is_number
 from learner.schedules.stairs import check_milestones, milestones_in_steps
 from learner.steps.optimizer import is_schedule
@@ -75,11 +75,11 @@ class Sequence(Schedule):
                 found += part.not_reached(seen)
         return found
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         pieces = self._pieces(run)
         functions = [_from_zero(_function(part, seen)) for part, _, seen in pieces]
-        rate: Rate = optax.join_schedules(functions, [begin for _, begin, _ in pieces[1:]])
+        rate: ScheduleFn = optax.join_schedules(functions, [begin for _, begin, _ in pieces[1:]])
         return rate
 
 
@@ -119,7 +119,7 @@ class Product(_Several):
     [0.0, 0.2, 0.4, 0.2]
     """
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         found = self._all(run)
         return lambda step: math.prod(found(step))
@@ -137,7 +137,7 @@ class Sum(_Several):
     [0.3, 0.2, 0.1]
     """
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         found = self._all(run)
         return lambda step: sum(found(step))
@@ -155,7 +155,7 @@ class Mean(_Several):
     [0.15, 0.1, 0.05]
     """
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         found = self._all(run)
         return lambda step: sum(found(step)) / len(self.parts)
@@ -174,7 +174,7 @@ def _check_parts(checks: Checks, parts: Any) -> Checks:
     return checks
 
 
-def _function(part: Part, run: RunLength) -> Rate:
+def _function(part: Part, run: RunLength) -> ScheduleFn:
     if isinstance(part, Schedule):
         try:
             return part.function(run)
@@ -183,7 +183,7 @@ def _function(part: Part, run: RunLength) -> Rate:
     return part if callable(part) else optax.constant_schedule(part)
 
 
-def _from_zero(function: Rate) -> Rate:
+def _from_zero(function: ScheduleFn) -> ScheduleFn:
     """Parts that have not begun are asked for their first rate: before their milestone the step would be negative."""
     return lambda step: rate_of(function, jnp.maximum(step, 0))
 

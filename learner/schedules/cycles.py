@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.schedules.base import Rate, RunLength, Schedule, Unit, between
+from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit, between
 from learner.schedules.checks import UNITS, Checks
 
 
@@ -51,7 +51,7 @@ class CosineRestarts(Schedule):
         """See `Schedule`."""
         return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
         if steps < self.cycles:
@@ -66,7 +66,7 @@ class CosineRestarts(Schedule):
             first = self.first * self.factor**cycle
             wave = optax.cosine_decay_schedule(first, end - begin, alpha=self.last / first)
             waves.append(between(wave, first, end - begin, self.last))
-        rate: Rate = optax.join_schedules(waves, bounds[1:-1])
+        rate: ScheduleFn = optax.join_schedules(waves, bounds[1:-1])
         return rate
 
 
@@ -109,7 +109,7 @@ class OneCycle(Schedule):
         """See `Schedule`."""
         return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
         bounds = [0, int(self.warmup * steps), *([int(0.85 * steps)] if self.shape == "linear" else []), steps]
@@ -161,7 +161,7 @@ class WarmupStableDecay(Schedule):
         """See `Schedule`."""
         return run.rest("over") if self.over is None else run.in_steps(self.over, self.unit, "over")
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
         warmup, decay = (run.in_steps(getattr(self, name), self.unit, name) for name in ("warmup", "decay"))
@@ -170,11 +170,11 @@ class WarmupStableDecay(Schedule):
         rising = between(optax.linear_schedule(self.first, self.peak, warmup), self.first, warmup, self.peak)
         falling = between(self._falling(decay), self.peak, decay, self.last)
         phases = [rising, optax.constant_schedule(self.peak), falling]
-        rate: Rate = optax.join_schedules(phases, [warmup, steps - decay])
+        rate: ScheduleFn = optax.join_schedules(phases, [warmup, steps - decay])
         return rate
 
-    def _falling(self, decay: int) -> Rate:
-        falling: Rate = optax.linear_schedule(self.peak, self.last, decay)
+    def _falling(self, decay: int) -> ScheduleFn:
+        falling: ScheduleFn = optax.linear_schedule(self.peak, self.last, decay)
         if self.shape == "cosine":
             falling = optax.cosine_decay_schedule(self.peak, decay, alpha=self.last / self.peak)
         elif self.shape == "sqrt":

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from learner.schedules.base import Array, Rate, RunLength, Schedule, Unit, between
+from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, between
 from learner.schedules.checks import UNITS, Checks
 
 
@@ -30,9 +30,9 @@ class Constant(Schedule):
         """See `Schedule`."""
         return 0
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
-        rate: Rate = optax.constant_schedule(self.value)
+        rate: ScheduleFn = optax.constant_schedule(self.value)
         return rate
 
 
@@ -73,7 +73,7 @@ class Linear(_Over):
     [0.0, 0.025, 0.1, 0.1]
     """
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
         return between(optax.linear_schedule(self.first, self.last, steps), self.first, steps, self.last)
@@ -100,7 +100,7 @@ class Polynomial(_Over):
     def _checks(self) -> Checks:
         return super()._checks().numbers("power", above=0.0)
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
         function = optax.polynomial_schedule(self.first, self.last, self.power, steps)
@@ -125,7 +125,7 @@ class Cosine(_Over):
     def _checks(self) -> Checks:
         return super()._checks().numbers("first", above=0.0) if self.first == 0 else super()._checks()
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         steps = self.steps(run)
         function = optax.cosine_decay_schedule(self.first, steps, alpha=self.last / self.first)
@@ -160,7 +160,7 @@ class Exponential(Schedule):
         checks = Checks(self).rates("first", "floor").numbers("factor", above=0.0)
         checks.one_of("unit", UNITS).lengths("every", optional=True).done()
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         every = run.rest("every") if self.every is None else run.in_steps(self.every, self.unit, "every")
         function = optax.exponential_decay(self.first, every, self.factor)
@@ -192,7 +192,7 @@ class InverseSqrt(Schedule):
         checks = Checks(self).rates("peak", "first").one_of("unit", UNITS)
         checks.lengths("warmup").done()
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         warmup = run.in_steps(self.warmup, self.unit, "warmup")
         rising = between(optax.linear_schedule(self.first, self.peak, warmup), self.first, warmup, self.peak)
@@ -200,7 +200,7 @@ class InverseSqrt(Schedule):
         def falling(since: Array) -> Array:
             return self.peak * jnp.sqrt(warmup / (warmup + jnp.maximum(since, 0)))
 
-        rate: Rate = optax.join_schedules([rising, falling], [warmup])
+        rate: ScheduleFn = optax.join_schedules([rising, falling], [warmup])
         return rate
 
 
@@ -230,7 +230,7 @@ class Noam(Schedule):
         checks = Checks(self).numbers("width", "scale", above=0.0).one_of("unit", UNITS)
         checks.lengths("warmup").done()
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         warmup = run.in_steps(self.warmup, self.unit, "warmup")
 

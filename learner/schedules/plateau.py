@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from learner.errors import LearnerError
-from learner.journal import decode
-from learner.stopping import Monitor
+from learner.metrics.monitor import Monitor
+from learner.util.json_values import decode
 
 
 class ReduceOnPlateau:

@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from learner.errors import LearnerError
-from learner.schedules.base import Rate, RunLength, Schedule, Unit
+from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit
 from learner.schedules.checks import UNITS, Checks
 
 
@@ -37,7 +37,7 @@ class Step(Schedule):
         checks = Checks(self).rates("first").numbers("factor", above=0.0)
         checks.one_of("unit", UNITS).lengths("every").done()
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         every = run.in_steps(self.every, self.unit, "every")
         by_stair = optax.exponential_decay(self.first, 1, self.factor)
@@ -69,10 +69,10 @@ class MultiStep(Schedule):
         checks = Checks(self).rates("first").numbers("factor", least=0.0).one_of("unit", UNITS)
         check_milestones(checks, self.milestones).done()
 
-    def function(self, run: RunLength) -> Rate:
+    def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
         places = milestones_in_steps(self.milestones, self.unit, run)
-        rate: Rate = optax.piecewise_constant_schedule(self.first, dict.fromkeys(places, self.factor))
+        rate: ScheduleFn = optax.piecewise_constant_schedule(self.first, dict.fromkeys(places, self.factor))
         return rate
 
     def not_reached(self, run: RunLength) -> list[str]:

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.schedules.base import Rate, Resolved, RunLength, Schedule, rate_of
-from learner.steps.optimizer import name_of, optax_promotion
+from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, rate_of
+from learner.steps.optimizer import optax_promotion
+from learner.util.text import name_of
 
 
-def text_of(schedule: Rate) -> str:
+def text_of(schedule: ScheduleFn) -> str:
     """A schedule as logs and other processes call it: the same text in each process.
 
     >>> from learner.schedules import Cosine
@@ -25,7 +26,9 @@ def text_of(schedule: Rate) -> str:
     return maker if inner else name_of(schedule)  # that of optax's functions is `schedule`
 
 
-def settled(schedule: Rate | None, run: RunLength, what: str = "the learning rate") -> tuple[Rate | None, list[str]]:
+def settled(
+    schedule: ScheduleFn | None, run: RunLength, what: str = "the learning rate"
+) -> tuple[ScheduleFn | None, list[str]]:
     """A schedule for a run of this length, and what is wrong with it; `None` and functions stay as they are.
 
     Args:
@@ -45,7 +48,7 @@ def settled(schedule: Rate | None, run: RunLength, what: str = "the learning rat
         return None, [f"{what}: {error}"]
 
 
-def rates(schedule: Rate, steps: int, points: int = 1000) -> tuple[list[int], list[float]]:
+def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[int], list[float]]:
     """The rate over a run: the steps that were looked at, from 0 to the last one, and the rate at each.
 
     Args:
@@ -60,7 +63,7 @@ def rates(schedule: Rate, steps: int, points: int = 1000) -> tuple[list[int], li
     return places, [float(rate) for rate in found]
 
 
-def early_end(schedule: Rate, steps: int) -> tuple[str, bool] | None:
+def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
     """What is to be said of a schedule that ends before a run of `steps` does, and whether nothing is learnt after it.
 
     >>> from learner.schedules import Cosine
@@ -78,7 +81,7 @@ def early_end(schedule: Rate, steps: int) -> tuple[str, bool] | None:
     return text, last == 0
 
 
-def not_reached(schedule: Rate, steps: int) -> list[str]:
+def not_reached(schedule: ScheduleFn, steps: int) -> list[str]:
     """What of a schedule a run of `steps` ends before, in words.
 
     >>> from learner.schedules import MultiStep
@@ -90,7 +93,7 @@ def not_reached(schedule: Rate, steps: int) -> list[str]:
     return schedule.not_reached(RunLength(steps)) if isinstance(schedule, Schedule) else []
 
 
-def _zero_from(schedule: Rate, steps: int) -> int | None:
+def _zero_from(schedule: ScheduleFn, steps: int) -> int | None:
     """From which step on a rate that is 0 at the last step is so; `None`: it always was, as far as that is seen."""
 
     def rate(step: int) -> float:

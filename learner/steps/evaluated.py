@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import optax.contrib
 
-from learner.steps.state import named_leaves
+from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any

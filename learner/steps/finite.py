@@ -24,7 +24,7 @@ ADVICE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Watch:
+class NonFinitePolicy:
     """What is done about them.
 
     Attributes:
@@ -60,7 +60,7 @@ class Watch:
           norm: scalar, of its gradients; 0 where they are not known.
           wrong_labels: bool scalar, whether it had labels that are none of the classes, which is why its loss is NaN.
 
-        >>> watch, mark = Watch("skip", in_a_row=2), Watch().fresh()
+        >>> watch, mark = NonFinitePolicy("skip", in_a_row=2), NonFinitePolicy().fresh()
         >>> for loss in (0.5, jnp.nan, 0.25, jnp.inf, jnp.nan):
         ...     mark, changes = watch.look(mark, jnp.int32(6), jnp.float32(1), jnp.float32(loss), jnp.float32(1))
         ...     print(mark, changes)
@@ -112,11 +112,11 @@ def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:
 def overflowed(mark: Array) -> Array:
     """Whether the newest step is one whose gradients overflowed.
 
-    >>> mark = mark_overflow(Watch().fresh(), jnp.bool_(True), jnp.float32(512))
+    >>> mark = mark_overflow(NonFinitePolicy().fresh(), jnp.bool_(True), jnp.float32(512))
     >>> print(mark, overflowed(mark))
     [   0    0    0 -512] True
     """
     return mark[3] < 0
 
 
-RAISES = Watch()
+RAISES = NonFinitePolicy()

@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.steps.model import Trainable, family_of, same_structure, same_tree
+from learner.models.adapters import Trainable, adapter_of, same_structure, same_tree
 from learner.steps.outputs import TrainOutput
-from learner.steps.state import named_leaves
 from learner.steps.step import like, step_fn
+from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
@@ -63,7 +63,7 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
     def value_and_grads(model: Any, batch: Any, rng: Array | None = None) -> tuple[Any, PyTree]:
         if fn.takes_rng and rng is None:
             raise LearnerError(f"the step {fn.name} takes a random key: call it with (model, batch, rng)")
-        family, returns_model = family_of(model, trainable), []
+        family, returns_model = adapter_of(model, trainable), []
         before = jax.tree.map(jnp.asarray, family.model_state)
         key = None if rng is None else jax.random.fold_in(rng, 1)  # as in `Step.run_train`
 

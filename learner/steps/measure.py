@@ -19,7 +19,7 @@ SCALARS = ("float32", "uint32", "int32")
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class MetricCollection:
     """Pure functions over all traced metrics of a split; a state is a tuple with one entry per `Metric`.
 
     The states of an epoch go from program to program packed, scalars of a dtype as one array: a program pays for each
@@ -34,7 +34,7 @@ class Measure:
     collecting: tuple[CollectingMetric, ...] = ()
 
     @classmethod
-    def of(cls, metrics: Sequence[MetricBase]) -> "Measure":
+    def of(cls, metrics: Sequence[MetricBase]) -> "MetricCollection":
         """Takes the traced ones out of a split's metrics."""
         traced = tuple(m for m in metrics if isinstance(m, Metric))
         return cls(traced, tuple(m for m in metrics if isinstance(m, CollectingMetric)))

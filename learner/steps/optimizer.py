@@ -18,7 +18,8 @@ import optax.contrib
 from learner.errors import LearnerError
 from learner.steps.evaluated import problems_of
 from learner.steps.extra import extra_arguments, taken
-from learner.steps.state import named_leaves
+from learner.util.text import name_of
+from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
@@ -240,12 +241,6 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
             f"transformation; {right}"
         )
     return None
-
-
-def name_of(thing: Any) -> str:
-    """A function, partial or object as an error message calls it."""
-    inner = getattr(thing, "func", thing)
-    return getattr(inner, "__name__", None) or type(inner).__name__
 
 
 def is_schedule(lr: Any) -> bool:

@@ -1,8 +1,8 @@
 """Programs: what is compiled and dispatched. Up to `k` steps run in one loop with a traced count.
 
-A program reads micro-batches from a feed: `Rows` slices them from data that lives on the device, `Stack` has them in a
-buffer. The count is traced, so that a dispatch may be cut anywhere (by an epoch's end, a validation, a checkpoint, a
-signal) without a further compilation and without changing a bit.
+A program reads micro-batches from a feed: `ResidentBatches` slices them from data that lives on the device,
+`BatchBuffer` has them in a buffer. The count is traced, so that a dispatch may be cut anywhere (by an epoch's end, a
+validation, a checkpoint, a signal) without a further compilation and without changing a bit.
 
 Where loops are slow (a convolution on a CPU), and for groups of batches of several shapes, the same steps run without a
 loop: `train_single`, or `add` for each micro-batch and `finish`.
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learner.steps.measure import Measure, Packed
+from learner.steps.measure import MetricCollection, Packed
 from learner.steps.state import TrainState
 from learner.steps.step import Accumulated, Step
 
@@ -26,7 +26,7 @@ Leaves = list[Array]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class ResidentBatches:
     """Micro-batches as rows of data on the device.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def wholes(self) -> tuple[bool, bool]:
-        """See `Stack`: there is one device."""
+        """See `BatchBuffer`: there is one device."""
         return True, True
 
     def micro(self, index: Array) -> PyTree:
@@ -55,7 +55,7 @@ class Rows:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Stack:
+class BatchBuffer:
     """Micro-batches in a buffer.
 
     Attributes:
@@ -82,14 +82,14 @@ class Stack:
         return self.last
 
 
-Feed = Rows | Stack
-Trained = tuple[Leaves, Packed, Array, "Values"]  # leaves, the metrics' states, cursor, values
-Validated = tuple[Packed, Array, Array, "Values"]  # the metrics' states, cursor, number, values
+Feed = ResidentBatches | BatchBuffer
+Trained = tuple[Leaves, Packed, Array, "StepOutputs"]  # leaves, the metrics' states, cursor, values
+Validated = tuple[Packed, Array, Array, "StepOutputs"]  # the metrics' states, cursor, number, values
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Values:
+class StepOutputs:
     """What a dispatch leaves for the logs, read later by the host.
 
     Attributes:
@@ -119,26 +119,26 @@ class Values:
         return self.table[:, -1]
 
     @classmethod
-    def of(cls, line: Array, rows: PyTree, tail: PyTree = ()) -> "Values":
+    def of(cls, line: Array, rows: PyTree, tail: PyTree = ()) -> "StepOutputs":
         """Those of one step: `line` is its row of the table."""
         return cls(line[None], rows, tail)
 
-    def put(self, index: Array, line: Array, rows: PyTree) -> "Values":
+    def put(self, index: Array, line: Array, rows: PyTree) -> "StepOutputs":
         """With those of one step."""
 
         def set_at(buffer: Array, x: Array) -> Array:
             return jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)
 
         rows = jax.tree.map(set_at, self.rows, rows)
-        return Values(set_at(self.table, line), rows, self.tail)
+        return StepOutputs(set_at(self.table, line), rows, self.tail)
 
 
 def _line(numbers: Array, weight: Array, nonfinite: Array | float = 0.0) -> Array:
     return jnp.concatenate([numbers, jnp.stack([weight, jnp.asarray(nonfinite, jnp.float32)])])
 
 
-def _no_values(measure: Measure, buffer: int, rows: PyTree) -> Values:
-    return Values(jnp.zeros((buffer, len(measure.step_names) + 2), jnp.float32), _buffers(rows, buffer))
+def _no_values(measure: MetricCollection, buffer: int, rows: PyTree) -> StepOutputs:
+    return StepOutputs(jnp.zeros((buffer, len(measure.step_names) + 2), jnp.float32), _buffers(rows, buffer))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Programs:
             first = i * size
             return self._step(leaves, epoch, feed, cursor + first, jnp.minimum(size, count - first))
 
-        def body(i: Array, carry: tuple[Leaves, Packed, Values]) -> tuple[Leaves, Packed, Values]:
+        def body(i: Array, carry: tuple[Leaves, Packed, StepOutputs]) -> tuple[Leaves, Packed, StepOutputs]:
             leaves, epoch, values = carry
             leaves, epoch, line, rows, _ = one(leaves, epoch, i)
             return leaves, epoch, values.put(i, line, rows)
@@ -203,13 +203,13 @@ class Programs:
         """The same for the feed's ragged micro-batch."""
         return self._add(leaves, acc, feed.tail(), feed.wholes[1], cursor, index)
 
-    def finish(self, leaves: Leaves, acc: Leaves, epoch: Packed) -> tuple[Leaves, PyTree, Values]:
+    def finish(self, leaves: Leaves, acc: Leaves, epoch: Packed) -> tuple[Leaves, PyTree, StepOutputs]:
         """The update of a step whose micro-batches were added one by one. The rows they collected were returned
         there.
         """
         state, empty = self._begin(leaves)
         leaves, epoch, line = self._finish(state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch)
-        return leaves, epoch, Values.of(line, ())
+        return leaves, epoch, StepOutputs.of(line, ())
 
     def valid(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
         """Validation of `count` batches in one loop. It reads the state and changes nothing of it.
@@ -218,7 +218,7 @@ class Programs:
         """
         measure, state = self.step.valid_measure, self.tree.unflatten(leaves)
 
-        def body(i: Array, carry: tuple[Packed, Values]) -> tuple[Packed, Values]:
+        def body(i: Array, carry: tuple[Packed, StepOutputs]) -> tuple[Packed, StepOutputs]:
             epoch, values = carry
             metrics, weight, rows = self.step.valid_metrics(state, feed.micro(cursor + i), number + i, feed.wholes[0])
             values = values.put(i, _line(measure.step_values(metrics), weight), _grouped(rows))
@@ -309,14 +309,14 @@ class Programs:
 
     def _single(self, result: tuple[Leaves, Packed, Array, PyTree, PyTree], cursor: Array) -> Trained:
         leaves, epoch, line, rows, tail = result
-        return leaves, epoch, cursor, Values.of(line, _grouped(rows), tail)
+        return leaves, epoch, cursor, StepOutputs.of(line, _grouped(rows), tail)
 
     def _valid_one(
         self, leaves: Leaves, epoch: Packed, batch: PyTree, whole: bool, cursor: Array, number: Array
     ) -> Validated:
         measure = self.step.valid_measure
         metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number, whole)
-        values = Values.of(_line(measure.step_values(metrics), weight), _grouped(_grouped(rows)))
+        values = StepOutputs.of(_line(measure.step_values(metrics), weight), _grouped(_grouped(rows)))
         return measure.add(epoch, metrics), cursor + 1, number + 1, values
 
     def _flat(self, state: TrainState) -> Leaves:

@@ -31,17 +31,3 @@ class TrainState:
     lr_scale: Array
     rng: Array
     extra: dict[str, PyTree]
-
-
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their paths, in order.
-
-    >>> named_leaves({"layers": [{"kernel": 1}, {"kernel": 2}]})
-    {'layers.0.kernel': 1, 'layers.1.kernel': 2}
-    """
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """A path of JAX's as people write it: `layers.0.kernel`."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -14,16 +14,17 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.metrics.base import Info
+from learner.models.adapters import ModelAdapter, same_structure, same_tree
 from learner.steps.axis import Axis
 from learner.steps.evaluated import evaluated
-from learner.steps.finite import RAISES, Watch, mark_overflow
-from learner.steps.measure import Measure
-from learner.steps.model import Family, same_structure, same_tree
+from learner.steps.finite import RAISES, NonFinitePolicy, mark_overflow
+from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, rate_at, update_params
 from learner.steps.outputs import TrainOutput, has_wrong_labels
 from learner.steps.precision import FLOAT32, Policy, with_matmul
 from learner.steps.remat import rematerialised
-from learner.steps.state import TrainState, named_leaves
+from learner.steps.state import TrainState
+from learner.util.trees import named_leaves
 
 Array = Any
 PyTree = Any
@@ -130,17 +131,17 @@ class Step:
       gather: puts together what steps compute with of arrays that are split over devices, `None`: they are as they are.
     """
 
-    family: Family
+    family: ModelAdapter
     optimizer: OptimizerFn | None
     schedule: Schedule | None
     train: StepFn | None
     update: Callable[..., Any] | None
     valid: StepFn | None
-    train_measure: Measure
-    valid_measure: Measure
+    train_measure: MetricCollection
+    valid_measure: MetricCollection
     accumulate: int = 1
     own_grads: bool = False
-    watch: Watch = RAISES
+    watch: NonFinitePolicy = RAISES
     policy: Policy = FLOAT32
     matmul: str | None = None
     remat: Callable[..., Any] | None = None

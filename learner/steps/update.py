@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, near, one_error
+from learner.models.parts import arrays_of, parameters, with_parameters
 from learner.steps.optimizer import (
     OptimizerFn,
     init_optimizer,
-    name_of,
     not_a_function_of_the_rate,
     reads_rate_in_init,
     update_params,
 )
-from learner.steps.parts import arrays_of, parameters, with_parameters
-from learner.steps.state import named_leaves, path_name
 from learner.steps.step import like
+from learner.util.text import name_of
+from learner.util.trees import named_leaves, path_name
 
 Array = Any
 PyTree = Any
@@ -30,7 +30,7 @@ class Optimizer:
     Several of them, or one with several states and rates, serve parts of one model; see `take`.
 
     >>> import optax
-    >>> from learner.steps.parts import take
+    >>> from learner.models.parts import take
     >>> opt, model = Optimizer(optax.adam), {"body": jnp.ones(1), "head": jnp.ones(1)}
     >>> grads = {"body": jnp.ones(1), "head": jnp.ones(1)}
     >>> head, rest = take(grads, "head")

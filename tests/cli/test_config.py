@@ -8,11 +8,11 @@ from flax import nnx
 
 from learner import LossScale, Policy
 from learner.cli.config import Config
+from learner.config.safe_yaml import parse_yaml
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
 from learner.optimizers.configs import AdamW
 from learner.schedules import Cosine
-from learner.untrusted import parse_yaml
 
 
 def reloaded(config):

@@ -16,7 +16,7 @@ from runs import tree_of
 from learner.cli.config import Config
 from learner.cli.devices import table
 from learner.cli.help import fit_help, key_help
-from learner.lock import locked
+from learner.runs.lock import locked
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

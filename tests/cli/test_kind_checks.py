@@ -101,7 +101,7 @@ def test_what_fits_its_place(own, key, path):
         ("model", "own.nothing", "a function that returns None"),
         ("model.init_args.head", "os.system", "of Python's module posix"),
         ("train.views.0.map", "os.system", "of Python's module posix"),
-        ("optimizer", "own.Nnx", "optimizer is own.Nnx, a class of another kind: it needs RateFunction"),
+        ("optimizer", "own.Nnx", "optimizer is own.Nnx, a class of another kind: it needs OptimizerFactory"),
         ("lr", "own.Plain", "lr is own.Plain, a class of another kind"),
         ("metrics.1", "own.Logger", "a class of another kind: it needs MetricBase"),
         ("metric_loggers.0", "own.Plain", "it needs Listener"),

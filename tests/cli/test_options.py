@@ -2,9 +2,9 @@ import pytest
 
 from learner.cli.options import methods, option
 from learner.errors import LearnerError
-from learner.stopping import MetricEarlyStopping
+from learner.training.stopping import MetricEarlyStopping
 
-NAMES = {"MetricEarlyStopping": "learner.stopping.MetricEarlyStopping"}
+NAMES = {"MetricEarlyStopping": "learner.training.stopping.MetricEarlyStopping"}
 
 
 class Base:

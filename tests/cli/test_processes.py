@@ -74,7 +74,7 @@ def test_help_says_what_they_are(learner, command):
 MODEL = """
 import jax
 from learner import LearnerError
-from learner.hosts import hosts
+from learner.distributed.process_group import hosts
 
 print(jax.process_index(), jax.process_count(), len(jax.devices()))
 if jax.process_index() == 1:

@@ -6,9 +6,9 @@ import yaml
 from runs import tree_of
 
 from learner.cli.rates import range_plot, rate_plot
-from learner.distribution import install_hint
-from learner.rate_range import RangeTest
+from learner.diagnostics.rate_range import RangeTest
 from learner.schedules import RunLength
+from learner.util.distribution import install_hint
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -7,7 +7,7 @@ import pytest
 from written import write_run
 
 import learner.cli.watch
-from learner.distribution import install_hint
+from learner.util.distribution import install_hint
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def terminal(workplace, monkeypatch):
     """Says that all three streams are one, and keeps what would be shown."""
     shown = []
     monkeypatch.setattr(learner.cli.watch, "_refuse_pipes", lambda: None)
-    monkeypatch.setattr("learner.watch.app.watch", lambda *given: shown.append(given) or 0)
+    monkeypatch.setattr("learner.reports.live.app.watch", lambda *given: shown.append(given) or 0)
     write_run("runs/a")
     return shown
 

@@ -7,8 +7,8 @@ import pytest
 
 from learner.data import diabetes, digits, stdlib_text
 from learner.data.bundled import TEXT_TRAIN, TEXT_VALID
-from learner.distribution import install_hint
 from learner.errors import LearnerError
+from learner.util.distribution import install_hint
 
 
 def test_digits_are_scikit_learns_and_split_into_two():

@@ -10,7 +10,7 @@ import pytest
 
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, Pad, PerProcess
 from learner.data.fingerprint import describe_iterable
-from learner.data.plan import Share
+from learner.data.plan import ProcessShard
 from learner.data.source import source_of
 
 ROWS, SIZE = 10, 4
@@ -176,12 +176,12 @@ def test_workers_and_the_way_a_dataset_is_passed_change_nothing():
 def test_shares_of_several_processes_have_the_fingerprint_of_the_whole():
     for make in (loader, lambda: loader(Plain(), batcher=Pad(length=16)), batches, Loader, generator_function):
         whole = fingerprint(make())
-        assert [fingerprint(make(), share=Share(index, 2, 2)) for index in range(2)] == [whole, whole]
+        assert [fingerprint(make(), share=ProcessShard(index, 2, 2)) for index in range(2)] == [whole, whole]
 
 
 def test_processes_with_rows_of_their_own_agree():
     own = [
-        fingerprint(PerProcess(loader(arrays(rows), size=2)), share=Share(index, 2, 2))
+        fingerprint(PerProcess(loader(arrays(rows), size=2)), share=ProcessShard(index, 2, 2))
         for index, rows in enumerate((10, 9))
     ]
     assert (own[0]["rows"], own[0]["batch_size"]) == (None, 4)

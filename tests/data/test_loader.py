@@ -14,7 +14,7 @@ from shared import together
 
 import learner
 from learner.data import ArrayDataset, DataLoader, DataLoaderBuilder, Dataset, Pack, stack, view
-from learner.data.plan import Share
+from learner.data.plan import ProcessShard
 from learner.errors import LearnerError
 
 ROWS = [(10, 4), (12, 4), (7, 1), (5, 8), (6, 6)]
@@ -359,7 +359,7 @@ def test_a_refused_state_leaves_the_iterator_where_it_was(kind):
 
 
 def shares(count, devices):
-    return [Share(index, count, count * devices) for index in range(count)]
+    return [ProcessShard(index, count, count * devices) for index in range(count)]
 
 
 @settings(deadline=None, max_examples=60)

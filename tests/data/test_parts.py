@@ -7,7 +7,7 @@ import pytest
 from shared import together
 
 from learner.data import ArrayDataset, DataLoaderBuilder, PerProcess
-from learner.data.plan import Share
+from learner.data.plan import ProcessShard
 from learner.data.source import source_of
 from learner.errors import LearnerError
 
@@ -42,7 +42,7 @@ EPOCH = [batch["x"].tolist() for batch in batch_list()]
 
 
 def shares(count, devices=1):
-    return [Share(index, count, count * devices) for index in range(count)]
+    return [ProcessShard(index, count, count * devices) for index in range(count)]
 
 
 def sources(make, count, devices=1, wrap=lambda data: data):
@@ -93,13 +93,13 @@ def test_without_a_share_batches_are_whole():
 def test_data_stays_on_the_host_where_several_processes_share_it():
     loader = DATA["our loader"]()
     assert source_of(loader, "train").rows is not None
-    assert source_of(loader, "train", share=Share(0, 1, 8)).rows is not None
-    assert source_of(loader, "train", share=Share(0, 2, 8)).rows is None
+    assert source_of(loader, "train", share=ProcessShard(0, 1, 8)).rows is not None
+    assert source_of(loader, "train", share=ProcessShard(0, 2, 8)).rows is None
 
 
 def test_a_batch_with_no_common_axis_is_left_to_whoever_looks_at_it():
     for bad in ({"x": np.zeros(4), "y": np.zeros(2)}, {"x": 1.0}, [1, 2], None):
-        batches = source_of([bad], "train", share=Share(0, 2, 2)).open(1)
+        batches = source_of([bad], "train", share=ProcessShard(0, 2, 2)).open(1)
         assert (next(batches) is bad, batches.part()) == (True, False)
 
 
@@ -132,17 +132,17 @@ def test_data_of_each_process_is_not_split_again(wrap):
 
 def test_a_loader_of_each_process_goes_to_a_position_and_stays_on_the_host():
     data = PerProcess(DataLoaderBuilder().batch_size(2).build({"x": np.arange(6)}))
-    source = source_of(data, "train", share=Share(0, 2, 2))
+    source = source_of(data, "train", share=ProcessShard(0, 2, 2))
     assert numbers(source.open(3, 2)) == [[4, 5]]
     assert source.rows is None
 
 
 def test_a_dataset_of_each_process_has_the_global_batch_size():
     data = PerProcess(ArrayDataset({"x": np.arange(6)}))
-    source = source_of(data, "train", batch_size=4, share=Share(0, 2, 2))
+    source = source_of(data, "train", batch_size=4, share=ProcessShard(0, 2, 2))
     assert numbers(source.open(1)) == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(LearnerError, match=r"with_batch_size is 3 over all processes.* a multiple of 2"):
-        source_of(data, "train", batch_size=3, share=Share(0, 2, 2))
+        source_of(data, "train", batch_size=3, share=ProcessShard(0, 2, 2))
     assert numbers(source_of(data, "train", batch_size=4).open(1)) == [[0, 1, 2, 3], [4, 5]]
 
 
@@ -153,7 +153,7 @@ def test_alone_it_is_the_data_in_it():
 
 
 def test_parts_that_are_uneven_together_cannot_be_computed():
-    batches = source_of(PerProcess(batch_list(7)), "valid", share=Share(0, 2, 4)).open(1)
+    batches = source_of(PerProcess(batch_list(7)), "valid", share=ProcessShard(0, 2, 4)).open(1)
     next(batches)
     with pytest.raises(LearnerError, match="3 rows in this process, which makes 6 in all 2: they do not divide") as it:
         next(batches)
@@ -194,11 +194,11 @@ def test_a_grain_loader_that_shards_is_known_by_itself():
 
 def test_a_grain_loader_with_other_shards_is_refused():
     with pytest.raises(LearnerError, match=r"shard 0 of 3, and this process has share 1 of 2: .*shard_index=1"):
-        source_of(grain_loader(0, 3), "train", share=Share(1, 2, 2))
-    source = source_of(lambda: grain_loader(0, 2), "train", share=Share(0, 2, 2))
+        source_of(grain_loader(0, 3), "train", share=ProcessShard(1, 2, 2))
+    source = source_of(lambda: grain_loader(0, 2), "train", share=ProcessShard(0, 2, 2))
     with pytest.raises(LearnerError, match=r"pass PerProcess\(function\)"):
         source.open(1)
-    wrapped = source_of(PerProcess(lambda: grain_loader(0, 2)), "train", share=Share(0, 2, 2))
+    wrapped = source_of(PerProcess(lambda: grain_loader(0, 2)), "train", share=ProcessShard(0, 2, 2))
     assert numbers(wrapped.open(1))[0] == numbers(source_of(grain_loader(0, 2), "train").open(1))[0]
 
 
@@ -206,7 +206,7 @@ def test_a_grain_loader_with_other_shards_is_refused():
 
 
 def test_batches_with_fewer_rows_than_processes_are_refused():
-    share = Share(0, 5, 10)
+    share = ProcessShard(0, 5, 10)
     message = "batches of the train data have 4 rows, and 5 processes share them: .* give 10 or a multiple"
     with pytest.raises(LearnerError, match=message):
         source_of(DATA["our loader"](), "train", share=share)

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from learner.data.plan import Plan, Share
+from learner.data.plan import Plan, ProcessShard
 from learner.errors import LearnerError
 
 
@@ -45,7 +45,7 @@ def test_large_seeds_are_different_seeds():
 def test_parts_are_equal_follow_each_other_and_make_the_batch(count, devices):
     multiple = count * devices
     for rows in range(1, 3 * multiple + 1):
-        parts = [list(range(rows))[Share(index, count, multiple).of(rows)] for index in range(count)]
+        parts = [list(range(rows))[ProcessShard(index, count, multiple).of(rows)] for index in range(count)]
         if rows % multiple:
             assert parts == [list(range(rows))] * count
         else:
@@ -65,4 +65,4 @@ def test_parts_are_equal_follow_each_other_and_make_the_batch(count, devices):
 )
 def test_shares_that_make_no_sense_are_refused(numbers, text):
     with pytest.raises(LearnerError, match=text):
-        Share(*numbers)
+        ProcessShard(*numbers)

@@ -21,9 +21,9 @@ from learner import Optimizer, load_checkpoint, parameters
 from learner.cli.main import main
 from learner.data import digits
 from learner.errors import LearnerError
-from learner.history import read_history
-from learner.steps.state import named_leaves
+from learner.runs.history import read_history
 from learner.strategies import Sharded, fsdp
+from learner.util.trees import named_leaves
 
 ROOT = Path(__file__).parents[2]
 WITH_CONFIG = {  # by config: how it is shortened on the command line, and the example by its arguments

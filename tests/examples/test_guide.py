@@ -21,7 +21,7 @@ from shown import assert_shown
 
 from learner.cli.main import main
 from learner.data import digits
-from learner.history import read_history
+from learner.runs.history import read_history
 
 GUIDE = Path(__file__).parents[2] / "examples" / "guide"
 README = (GUIDE / "README.md").read_text()

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from learner import LearnerError
-from learner.distribution import install_hint
 from learner.events import SplitEnded, StepsEnded
 from learner.loggers import JsonLines, MetricLogger, MLflow, TensorBoard, WandB
 from learner.loggers.base import RunLogger, refuse_missing
+from learner.util.distribution import install_hint
 
 
 class Splits(MetricLogger):

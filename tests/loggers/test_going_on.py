@@ -13,7 +13,7 @@ import pytest
 from runs import STEPS, batches, build_line, quiet, valid_data
 from tfevents import scalars
 
-import learner.session
+import learner.training.session
 from learner import Interrupter
 from learner.events import RunStarted
 from learner.loggers import Csv, JsonLines, MemoryLogger, MLflow, TensorBoard, WandB
@@ -201,7 +201,7 @@ def points_of(memory):
 def interrupted(directory, make, monkeypatch):
     """A run that failed in step 11 and went on from step 8, with time to import what its logger needs."""
     monkeypatch.chdir(directory.parent)
-    monkeypatch.setattr(learner.session, "WAIT_FOR_LISTENERS", 120.0)
+    monkeypatch.setattr(learner.training.session, "WAIT_FOR_LISTENERS", 120.0)
     with pytest.raises(RuntimeError, match="it fails here"):
         fit(directory, make(), fails_at=11)
     fit(directory, make())

@@ -1,8 +1,8 @@
 """The logger that keeps everything."""
 
 from learner.events import EpochStarted, SplitEnded, StepsEnded
-from learner.history import Point
 from learner.loggers import MemoryLogger
+from learner.runs.history import Point
 
 
 def test_it_keeps_events_and_values(events):

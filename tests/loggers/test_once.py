@@ -7,12 +7,12 @@ from logged import split, started, steps
 
 from learner import LearnerBuilder, LearnerError
 from learner.loggers import JsonLines
-from learner.loggers.once import Handed, OnceLogger
+from learner.loggers.once import ExactlyOnceLogger, UploadCursor
 
 NAMES = '{"id": "a", "step": 1, "row": 1, "splits": {}, "names": []}'
 
 
-class Server(OnceLogger):
+class Server(ExactlyOnceLogger):
     """Takes values for good."""
 
     def __init__(self, **options):
@@ -96,22 +96,22 @@ def test_thinned_steps_are_the_same_ones(tmp_path):
 
 
 def test_what_a_server_did_not_take_is_not_noted(tmp_path):
-    handed = Handed(tmp_path / "server.json")
+    handed = UploadCursor(tmp_path / "server.json")
     handed.id, handed.step = "a", 4
     with handed.over():
-        assert Handed(tmp_path / "server.json").step == 4, "it is noted before"
+        assert UploadCursor(tmp_path / "server.json").step == 4, "it is noted before"
     handed.step = 9
     with pytest.raises(ConnectionError), handed.over():
         raise ConnectionError
-    assert Handed(tmp_path / "server.json").step == 4
+    assert UploadCursor(tmp_path / "server.json").step == 4
     handed.step = 12
     with handed.over():
         pass
-    assert Handed(tmp_path / "server.json").step == 12
+    assert UploadCursor(tmp_path / "server.json").step == 12
 
 
 def test_where_nothing_was_taken_there_is_no_file(tmp_path):
-    handed = Handed(tmp_path / "server.json")
+    handed = UploadCursor(tmp_path / "server.json")
     with pytest.raises(ConnectionError), handed.over():
         raise ConnectionError
     assert list(tmp_path.iterdir()) == []
@@ -121,7 +121,7 @@ def test_where_nothing_was_taken_there_is_no_file(tmp_path):
 def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, content):
     (tmp_path / "server.json").write_text(content)
     with pytest.raises(LearnerError, match=r"server\.json is damaged: remove it"):
-        Handed(tmp_path / "server.json")
+        UploadCursor(tmp_path / "server.json")
 
 
 def test_the_file_is_json(tmp_path):
@@ -135,4 +135,4 @@ def test_the_file_is_json(tmp_path):
 def test_links_are_not_followed(tmp_path):
     (tmp_path / "server.json").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LearnerError, match="symbolic link"):
-        Handed(tmp_path / "server.json")
+        UploadCursor(tmp_path / "server.json")

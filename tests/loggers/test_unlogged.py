@@ -8,12 +8,12 @@ from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, valid_d
 from stopped import some
 
 from learner import Interrupter, LearnerError
-from learner.history import read_history
 from learner.loggers import Csv, JsonLines, MemoryLogger
-from learner.plots import Plot
+from learner.reports.curves import curves
+from learner.reports.pictures import picture
+from learner.reports.plots import Plot
 from learner.runs import each_run
-from learner.runs.curves import curves
-from learner.runs.pictures import picture
+from learner.runs.history import read_history
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

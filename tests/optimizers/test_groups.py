@@ -14,7 +14,7 @@ from learner.optimizers import Clipped, Ema, Group, Groups
 from learner.optimizers.configs import AdamW
 from learner.optimizers.groups import with_weight_decay
 from learner.schedules import Cosine
-from learner.steps.state import named_leaves
+from learner.util.trees import named_leaves
 
 PARAMS = {
     "conv1": {"kernel": jnp.ones(2), "bias": jnp.ones(2)},

@@ -13,7 +13,7 @@ from learner import LearnerError, RegressionOutput, load_checkpoint
 from learner.events import Message
 from learner.loggers import MemoryLogger
 from learner.optimizers import Clipped, Ema, Group, Groups
-from learner.optimizers.lengths import schedules_of, told, untold
+from learner.optimizers.lengths import schedules_of, told, with_placeholder_schedules
 from learner.schedules import Cosine, Linear, ReduceOnPlateau, RunLength, Step, WarmupStableDecay
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -188,7 +188,7 @@ def test_groups_inside_of_groups_are_found():
 
 def test_what_waits_for_no_length_stays_as_it_is():
     optimizer = grouped(Cosine(0.1, over=5))
-    assert untold(optimizer) == optimizer
-    assert untold(optax.sgd) is optax.sgd
+    assert with_placeholder_schedules(optimizer) == optimizer
+    assert with_placeholder_schedules(optax.sgd) is optax.sgd
     assert told(optax.sgd, RunLength(5)) == (optax.sgd, [])
-    assert float(untold(grouped(DOWN)).groups[0].lr(jnp.int32(0))) == 0.0
+    assert float(with_placeholder_schedules(grouped(DOWN)).groups[0].lr(jnp.int32(0))) == 0.0

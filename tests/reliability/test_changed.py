@@ -26,8 +26,8 @@ from runs import (
 from stopped import some, stopping_at
 
 from learner import LearnerError, MetricEarlyStopping, ReduceOnPlateau
-from learner.history import read_history
 from learner.metrics import MeanAbsoluteError
+from learner.runs.history import read_history
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

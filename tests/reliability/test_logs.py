@@ -15,9 +15,9 @@ from runs import ROWS, STEPS, batches, build_line, journal_of, logs_of, numbers_
 import learner
 from learner import Interrupter, LearnerBuilder
 from learner.cli.main import main
-from learner.history import read_history
 from learner.loggers import RunFiles
 from learner.renderers import PlainRenderer
+from learner.runs.history import read_history
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -12,10 +12,10 @@ from jax.errors import JaxRuntimeError
 from runs import ROWS, STEPS, batches, bits, build_line, journal_of, line, line_step, quiet, saved_steps, shuffled
 
 from learner import LearnerError, OutOfMemoryError
-from learner.history import History
-from learner.memory import Needs, RoomFor, explained
 from learner.metrics import CollectingMetric
-from learner.worker import Call, Made, Pace, Worker
+from learner.runs.history import History
+from learner.training.oom import Needs, OomContext, explained
+from learner.training.reporter import Call, Made, Pace, Worker
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -128,7 +128,7 @@ def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
             raise JaxRuntimeError("RESOURCE_EXHAUSTED: there is no room for what follows either")
         return line_step(model, batch)
 
-    monkeypatch.setattr("learner.session.Worker", Seen)
+    monkeypatch.setattr("learner.training.session.Worker", Seen)
     change = lambda builder: builder.valid_every(steps=1).steps_per_dispatch(1)  # noqa: E731
     error = fails(build(tmp_path / "run", greedy_step(4), valid_step, change).fit, batches(), batches(8))
     assert error.part == "train"
@@ -198,7 +198,7 @@ def test_in_the_copy_of_a_save(tmp_path, monkeypatch):
     def copied(tree):
         return jax.tree.map(lambda x: x + greedy(x.ravel()[0]) if x.dtype == jnp.float32 else jnp.copy(x), tree)
 
-    monkeypatch.setattr("learner.runner._copied", copied)
+    monkeypatch.setattr("learner.training.executor._copied", copied)
     error = fails(build(tmp_path / "run").fit, batches(rows=ROWS))
     assert error.part == "checkpoint"
     assert re.match(r"out of memory in the copy of the state for a checkpoint\. A step has 1 micro-batch", str(error))
@@ -244,13 +244,13 @@ def test_buffers_that_were_asked_for():
 
 def test_other_errors_pass():
     for error in (JaxRuntimeError("INTERNAL: no"), ValueError("RESOURCE_EXHAUSTED: not of a device")):
-        with pytest.raises(type(error)) as caught, explained(Needs({}, 0)), RoomFor("train"):
+        with pytest.raises(type(error)) as caught, explained(Needs({}, 0)), OomContext("train"):
             raise error
         assert caught.value is error
 
 
 def test_the_inner_part_is_named():
-    with pytest.raises(OutOfMemoryError) as caught, RoomFor("train"), RoomFor("valid"):
+    with pytest.raises(OutOfMemoryError) as caught, OomContext("train"), OomContext("valid"):
         raise JaxRuntimeError("RESOURCE_EXHAUSTED: " + "x" * 300)
     assert caught.value.part == "valid"
     assert str(caught.value) == f"out of memory in the validation 'valid'. The device says: {'x' * 200}..."

@@ -26,11 +26,12 @@ from runs import (
 )
 from stopped import some
 
-from learner import LearnerError, NonFiniteError, RegressionOutput, worker
+from learner import LearnerError, NonFiniteError, RegressionOutput
 from learner.events import RunFailed
-from learner.history import read_history
 from learner.loggers import MemoryLogger
 from learner.metrics import GradientNorm
+from learner.runs.history import read_history
+from learner.training import reporter as worker
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -26,12 +26,12 @@ from runs import (
 )
 
 from learner import ClassificationOutput, SequenceOutput
-from learner.compilation import CompileTimes
 from learner.data import DataLoaderBuilder
 from learner.loggers import MemoryLogger, MetricLogger
 from learner.metrics import Accuracy, LearningRate, Perplexity
 from learner.renderers import PlainRenderer, RichRenderer
 from learner.strategies import Replicated, Sharded
+from learner.training.compilation import CompileTimes
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -14,7 +14,7 @@ from learner.events import (
     SplitEnded,
     StepsEnded,
 )
-from learner.history import History, summarize
+from learner.runs.history import History, summarize
 
 
 class Clock:

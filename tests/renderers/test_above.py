@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from learner.renderers.above import LONGEST, Above, Redirected
+from learner.renderers.above import LONGEST, Redirected, StreamProxy
 from learner.renderers.consoles import standard_output
 
 
@@ -25,7 +25,7 @@ def lines():
 
 @pytest.fixture
 def above(lines):
-    return Above(io.StringIO(), lines.extend)
+    return StreamProxy(io.StringIO(), lines.extend)
 
 
 def test_lines_come_whole(above, lines):
@@ -70,7 +70,7 @@ def test_a_line_that_never_ends_is_written_in_parts(above, lines):
 
 def test_a_line_without_an_end_is_shown_where_it_is_flushed(lines):
     shown = []
-    above = Above(io.StringIO(), lines.extend, shown.append)
+    above = StreamProxy(io.StringIO(), lines.extend, shown.append)
     above.flush()
     above.write("10 %\rgo ")
     assert shown == []
@@ -86,7 +86,7 @@ def test_a_line_without_an_end_is_shown_where_it_is_flushed(lines):
 def test_who_asks_for_the_descriptor_writes_after_what_was_written(lines):
     reader, writer = os.pipe()
     with open(writer, "w") as stream, open(reader) as other_end:
-        above = Above(stream, lines.extend, make_room=lambda: stream.write("no bar: "))
+        above = StreamProxy(stream, lines.extend, make_room=lambda: stream.write("no bar: "))
         above.write("half ")
         assert above.fileno() == writer
         os.write(writer, b"by another\n")
@@ -99,7 +99,7 @@ def test_who_asks_for_the_descriptor_writes_after_what_was_written(lines):
 
 def test_it_is_the_stream_otherwise(lines):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", write_through=True)
-    above = Above(stream, lines.extend)
+    above = StreamProxy(stream, lines.extend)
     assert (above.encoding, above.buffer, above.isatty()) == ("latin-1", stream.buffer, False)
     with pytest.raises(TypeError, match="must be str, not bytes"):
         above.write(b"no")
@@ -113,7 +113,7 @@ def test_it_is_the_stream_otherwise(lines):
 def test_a_forked_process_draws_nothing_and_waits_for_nobody(lines):
     reader, writer = os.pipe()
     with open(writer, "w") as stream, open(reader) as other_end:
-        above = Above(stream, lines.extend)
+        above = StreamProxy(stream, lines.extend)
         taken, done = threading.Event(), threading.Event()
 
         def hold():

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import learner.renderers
-from learner.journal import encode
 from learner.renderers import PlainRenderer, RichRenderer, default_renderer, print_summary, render_summary
 from learner.renderers.summary import _checkpoint
+from learner.util.json_values import encode
 
 SUMMARY = [
     "2 epochs, 90 steps, ended by: num_epochs",

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress_bar import ProgressBar
 from screens import HIDE, SHOW, Screen
 
-from learner.events import EpochEnded, Message, MetricInfo, Outlet, RunFailed, RunStarted
+from learner.events import EpochEnded, ListenerThread, Message, MetricInfo, RunFailed, RunStarted
 from learner.renderers import RichRenderer
 
 SUMMARY = {"stopped_by": "num_epochs", "epochs": 1, "steps": 1, "metrics": {}, "checkpoints": []}
@@ -271,7 +271,7 @@ def test_one_that_hangs_and_is_left_behind_keeps_nobody_from_printing(make, out,
     kept = sys.stdout
     began = threading.Event()
     monkeypatch.setattr(renderer, "_on_steps", lambda _: (began.set(), renderer._draw()))
-    outlet = Outlet(renderer, warnings.append)
+    outlet = ListenerThread(renderer, warnings.append)
     with renderer._lock:
         play.dispatch(SimpleNamespace(on_event=outlet.put), 1, 15, 15)
         assert began.wait(60)

@@ -6,8 +6,8 @@ import statistics
 import pytest
 
 from learner.events import MetricInfo
-from learner.history import Point
 from learner.renderers.trends import ASCII, BLOCKS, Curve, Trend, Trends, important, sparkline
+from learner.runs.history import Point
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 16, 17, 1000])

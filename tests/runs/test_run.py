@@ -12,8 +12,8 @@ from runs import build_line, quiet, shuffled, valid_data
 from written import write_run, write_steps
 
 from learner import LearnerError
-from learner.history import Point
 from learner.runs import Run
+from learner.runs.history import Point
 
 CONFIG = """
 directory: somewhere

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from learner import ClassificationOutput, LearnerBuilder, NonFiniteError, SegmentationOutput, SequenceOutput
-from learner.steps.finite import KINDS, LABELS, LOSS, WEIGHT, Watch
-from learner.steps.measure import Measure
-from learner.steps.model import family_of
+from learner.models.adapters import adapter_of
+from learner.steps.finite import KINDS, LABELS, LOSS, WEIGHT, NonFinitePolicy
+from learner.steps.measure import MetricCollection
 from learner.steps.outputs import has_wrong_labels
 from learner.steps.step import Step, step_fn
 
@@ -94,10 +94,10 @@ def classify(model, batch):
 
 
 def a_step(policy="skip", **more):
-    nothing = Measure.of([])
+    nothing = MetricCollection.of([])
     train = step_fn(None, "train_step", classify)
-    family = family_of({"w": jnp.ones((2, CLASSES))})
-    return Step(family, optax.sgd, None, train, None, None, nothing, nothing, watch=Watch(policy), **more)
+    family = adapter_of({"w": jnp.ones((2, CLASSES))})
+    return Step(family, optax.sgd, None, train, None, None, nothing, nothing, watch=NonFinitePolicy(policy), **more)
 
 
 def batch_of(*labels, scale=1.0):

@@ -35,7 +35,7 @@ from learner import (
     parameters,
     value_and_grad,
 )
-from learner.steps.state import named_leaves
+from learner.util.trees import named_leaves
 
 KEY = jax.random.key(5)
 

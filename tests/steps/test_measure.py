@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.compilation import CompileTimes
 from learner.metrics import (
     Accuracy,
     CollectingMetric,
@@ -18,8 +17,9 @@ from learner.metrics import (
     Loss,
     Metric,
 )
-from learner.steps.measure import Measure
+from learner.steps.measure import MetricCollection
 from learner.steps.outputs import ClassificationOutput
+from learner.training.compilation import CompileTimes
 
 
 class Largest(Metric):
@@ -98,7 +98,7 @@ METRICS = [
     Accuracy(),
     Flag(),
 ]
-MEASURE = Measure.of(METRICS)
+MEASURE = MetricCollection.of(METRICS)
 OUTPUTS = [
     ClassificationOutput.from_logits(jnp.array([[2.0, 0.0, 1.0], [0.0, 5.0, 0.0]]), jnp.array([0, 2])),
     ClassificationOutput.from_logits(jnp.array([[0.0, 1.0, 0.0]]), jnp.array([1])),
@@ -195,7 +195,7 @@ class Fading(Metric):
 def test_metrics_that_merge_in_the_same_way_do_so_at_once_and_keep_their_bits():
     metrics = [Accuracy(), Fading("A", 0.5), Loss(), PerClass(), Fading("B", 0.25), Accuracy(), GradientNorm()]
     metrics += [Fading("C", 0.5), Fading("D", jnp.float32(0.5)), Fading("E", jnp.float32(0.125)), GradientNorm()]
-    measure = Measure.of(metrics)
+    measure = MetricCollection.of(metrics)
     assert sorted(measure._alike) == [(0, 5), (1, 7), (2, 6, 10), (3,), (4,), (8,), (9,)]
 
     def states(batch):
@@ -242,7 +242,7 @@ class Constant(Metric):
 
 
 def test_metrics_without_a_state():
-    measure = Measure.of([Constant("A"), Loss(), Constant("B")])
+    measure = MetricCollection.of([Constant("A"), Loss(), Constant("B")])
     epoch = jax.jit(lambda: measure.add(measure.fresh(), measure.init()))()
     assert measure.totals(epoch)["B"] == 3
 
@@ -267,7 +267,7 @@ def test_states_of_other_dtypes_merge_by_themselves():
             return state.astype(jnp.float32)
 
     kinds = ("bool", "bfloat16", "int8", "float32")
-    measure = Measure.of([Seen(f"{kind} {i}", kind) for kind in kinds for i in (1, 2)])
+    measure = MetricCollection.of([Seen(f"{kind} {i}", kind) for kind in kinds for i in (1, 2)])
     state = measure.update(measure.init(), OUTPUTS[0], info(0, 2))
     totals = measure.totals(measure.add(measure.fresh(), state))
     assert [float(value) for value in totals.values()] == [1.0] * 8
@@ -287,7 +287,7 @@ def test_collected_rows():
 
 
 def test_without_metrics():
-    nothing = Measure.of([])
+    nothing = MetricCollection.of([])
     assert nothing.init() == ()
     assert nothing.step_values(()).shape == (0,)
     assert nothing.values(()) == {}
@@ -310,5 +310,5 @@ def test_states_are_strongly_typed_wherever_they_come_from():
 
 def test_it_is_static():
     """Programs hold it: the same metrics are the same measure."""
-    assert Measure.of(METRICS) == MEASURE
+    assert MetricCollection.of(METRICS) == MEASURE
     assert dataclasses.replace(MEASURE, collecting=()) != MEASURE

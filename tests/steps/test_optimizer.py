@@ -20,14 +20,14 @@ import pytest
 from flax import nnx
 
 from learner import LearnerBuilder, LearnerError, RegressionOutput, TrainOutput
-from learner.compilation import CompileTimes
 from learner.metrics import LearningRate
+from learner.models.adapters import adapter_of
 from learner.schedules import Constant, OneCycle
-from learner.steps.measure import Measure
-from learner.steps.model import family_of
+from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, rate_at, update_params
-from learner.steps.program import Programs, Rows
+from learner.steps.program import Programs, ResidentBatches
 from learner.steps.step import Step, step_fn
+from learner.training.compilation import CompileTimes
 
 # -- the registry ------------------------------------------------------------------------------------------------------
 
@@ -178,14 +178,14 @@ class Ours:
 
     def __init__(self, make: Callable[[Any], Any], own_grads: bool = False):
         train = each_example_step if own_grads else train_step
-        nothing = Measure.of([])
+        nothing = MetricCollection.of([])
         self.step = Step(
-            family_of(PARAMS), make, None, step_fn(PARAMS, "train_step", train), None, None, nothing, nothing
+            adapter_of(PARAMS), make, None, step_fn(PARAMS, "train_step", train), None, None, nothing, nothing
         )
         self.step = dataclasses.replace(self.step, own_grads=own_grads)
         self.tree = jax.tree.structure(self.step.init(0.1, 0))
         self.program = jax.jit(Programs(self.step, self.tree).train)
-        self.feed = Rows(DATA, ROWS, STEPS)
+        self.feed = ResidentBatches(DATA, ROWS, STEPS)
         self.epoch = nothing.fresh()
 
     def run(self, rate: float) -> tuple[Any, int]:

@@ -24,10 +24,10 @@ from learner import (
 )
 from learner.metrics import GradientNorm
 from learner.metrics.base import Metric
-from learner.steps.finite import Watch
-from learner.steps.model import family_of
+from learner.models.adapters import adapter_of
+from learner.steps.finite import NonFinitePolicy
 from learner.steps.precision import DTYPES, FLOAT32, PRESETS, policy_of
-from learner.steps.state import named_leaves
+from learner.util.trees import named_leaves
 
 HALF = ("bfloat16", "float16")
 
@@ -569,7 +569,7 @@ steep.defvjp(lambda w, x: (jnp.float32(0), x), lambda x, g: (x * 2, jnp.zeros_li
 
 def test_overflows_do_not_count_among_skipped_steps():
     """Nor do they interrupt those in a row."""
-    watch = Watch("skip", in_a_row=2)
+    watch = NonFinitePolicy("skip", in_a_row=2)
     mark, changes = watch.look(watch.fresh(), jnp.int32(0), jnp.float32(1), jnp.float32(jnp.nan), jnp.float32(1))
     mark, changes = watch.look(mark, jnp.int32(1), jnp.float32(0), jnp.float32(1), jnp.float32(jnp.inf))
     assert changes
@@ -662,7 +662,7 @@ def test_update_casts_for_itself(tmp_path):
 def test_every_library_has_its_frozen_part():
     """The booleans have the shape of the state that they are about."""
     for case in CASES:
-        family = family_of(case.make())
+        family = adapter_of(case.make())
         assert jax.tree.structure(family.frozen) == jax.tree.structure(family.model_state), case.name
         if case.name == "equinox_state":  # all that it carries is in its State
             assert set(jax.tree.leaves(family.frozen)) == {False}

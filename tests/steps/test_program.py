@@ -11,9 +11,9 @@ import pytest
 from stopped import some
 
 from learner import LearnerBuilder, RegressionOutput
-from learner.compilation import CompileTimes
 from learner.metrics import CollectingMetric, LearningRate, MeanAbsoluteError
-from learner.steps.program import Programs, Rows, Stack, has_convolution
+from learner.steps.program import BatchBuffer, Programs, ResidentBatches, has_convolution
+from learner.training.compilation import CompileTimes
 
 # -- a line through three inputs, by hand ------------------------------------------------------------------------------
 
@@ -99,16 +99,16 @@ class Lab:
         measure = self.step.train_measure if kind == "train" else self.step.valid_measure
         return jax.jit(measure.fresh)()
 
-    def rows(self, room: int = 8) -> Rows:
-        return Rows(jax.tree.map(lambda x: jnp.asarray(x[ORDER]), DATA), SIZE, room)
+    def rows(self, room: int = 8) -> ResidentBatches:
+        return ResidentBatches(jax.tree.map(lambda x: jnp.asarray(x[ORDER]), DATA), SIZE, room)
 
-    def stack(self, first: int, count: int, room: int = 8, last: int | None = None) -> Stack:
+    def stack(self, first: int, count: int, room: int = 8, last: int | None = None) -> BatchBuffer:
         """Micro-batches from `first` on in a buffer; what is not used of it is NaN."""
         buffer = {name: np.full((room, SIZE, *x.shape[1:]), np.nan, np.float32) for name, x in DATA.items()}
         for i in range(count):
             for name, x in micro_batch(first + i).items():
                 buffer[name][i] = x
-        return Stack(buffer, None if last is None else micro_batch(last))
+        return BatchBuffer(buffer, None if last is None else micro_batch(last))
 
     def check(self, leaves: list[Any], expected: ByHand, steps: int) -> None:
         state = self.tree.unflatten(leaves)
@@ -240,7 +240,7 @@ def test_micro_batches_are_added_one_by_one(group, streams):
     for i in group:
         feed, name = made.rows(), "add_tail" if i == 5 else "add"
         if streams:
-            feed, cursor, name = Stack(None, micro_batch(i)), i32(0), "add_tail"
+            feed, cursor, name = BatchBuffer(None, micro_batch(i)), i32(0), "add_tail"
         acc, cursor, index, rows = made.jit[name](made.leaves, acc, feed, cursor, index)
         collected.append(rows[0]["p"])
     leaves, epoch, values = made.jit["finish"](made.leaves, acc, made.empty())

@@ -112,7 +112,7 @@ class Block(nnx.Module):
         return x + self.down(nnx.gelu(self.up(x)))
 
 
-class Stack(nnx.Module):
+class BatchBuffer(nnx.Module):
     """Its blocks are one module with stacked parameters, in a loop of nnx's."""
 
     def __init__(self):
@@ -141,7 +141,7 @@ def linen_step(model, batch):
     return RegressionOutput.from_predictions(model(batch["x"], None)[0], batch["y"])
 
 
-STACKS = [(Stack, {}), (linen_stack, {"train_step": linen_step})]
+STACKS = [(BatchBuffer, {}), (linen_stack, {"train_step": linen_step})]
 
 
 @pytest.mark.parametrize(("make", "steps"), some(STACKS, STACKS[:1]))

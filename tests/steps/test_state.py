@@ -12,7 +12,7 @@ from small_models import CASES
 from stopped import some
 
 from learner import LearnerBuilder, RegressionOutput, TrainState
-from learner.steps.state import named_leaves, path_name
+from learner.util.trees import named_leaves, path_name
 
 
 def line_step(model, batch):

@@ -26,10 +26,10 @@ from learner import (
     SequenceOutput,
     TrainOutput,
 )
-from learner.compilation import CompileTimes
 from learner.metrics import Accuracy, GradientNorm, LearningRate
-from learner.steps.state import named_leaves
 from learner.steps.step import VALID_STREAM, global_norm, like, rows_of, step_fn, weight_of
+from learner.training.compilation import CompileTimes
+from learner.util.trees import named_leaves
 
 CASE = {case.name: case for case in CASES}
 

@@ -11,7 +11,7 @@ from small_models import Everything, make_linen
 from stopped import some
 
 from learner import LearnerError, Optimizer, parameters, take
-from learner.steps.state import named_leaves
+from learner.util.trees import named_leaves
 
 PARAMS = {"a": {"w": jnp.float32([1, 2]), "b": jnp.float32([3])}, "c": jnp.float32([[4, 5]])}
 GRADS = {"a": {"w": jnp.float32([0.5, -1]), "b": jnp.float32([2])}, "c": jnp.float32([[-0.25, 1]])}

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from learner import LearnerBuilder, RegressionOutput
-from learner.check import rows_on_two_axes
-from learner.start import warning_of_pairs
 from learner.steps.outputs import weighted_mean
 from learner.strategies import Replicated, Sharded, SingleDevice
+from learner.training.dispatch_plan import warning_of_pairs
+from learner.training.step_checks import rows_on_two_axes
 
 ROWS, WIDTH = 8, 8  # the same by chance
 _rng = np.random.default_rng(4)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.compilation import CompileTimes
 from learner.strategies import SingleDevice
+from learner.training.compilation import CompileTimes
 
 TREE = {"x": np.arange(3, dtype=np.float32), "key": jax.random.key(1), "n": np.int32(2)}
 

@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from learner import LearnerError, connect
-from learner import hosts as module
-from learner.hosts import hosts
+from learner.distributed import process_group as module
+from learner.distributed.process_group import hosts
 
 PORT, COUNT, INDEX, WHAT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 TIMEOUT = {"fine": 20.0, "late": 2.0, "stuck": 2.0, "last": 1.0, "first": 1.0}[WHAT]

@@ -4,7 +4,7 @@ import pytest
 from runs import checkpoint_bits, logs_of, model_bits, numbers_of, progress_of, saved_steps
 
 from learner import Interrupter
-from learner.history import read_history
+from learner.runs.history import read_history
 
 
 class CrashError(Exception):

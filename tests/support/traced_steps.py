@@ -12,10 +12,10 @@ from small_models import BATCH, CASES
 
 from learner import Linen, RegressionOutput
 from learner.metrics import MeanAbsoluteError
+from learner.models.adapters import adapter_of
 from learner.steps.fingerprint import jaxpr_fingerprint
-from learner.steps.finite import Watch
-from learner.steps.measure import Measure
-from learner.steps.model import family_of
+from learner.steps.finite import NonFinitePolicy
+from learner.steps.measure import MetricCollection
 from learner.steps.precision import policy_of
 from learner.steps.step import Step, step_fn
 
@@ -70,8 +70,8 @@ def halved_step(model, batch):
 
 
 def step_of(model, train, optimizer=optax.adam, schedule=None, metrics=(), **more):
-    measure = Measure.of(list(metrics))
-    return Step(family_of(model), optimizer, schedule, train, None, None, measure, Measure.of([]), **more)
+    measure = MetricCollection.of(list(metrics))
+    return Step(adapter_of(model), optimizer, schedule, train, None, None, measure, MetricCollection.of([]), **more)
 
 
 def dropout_step(rate=0.5, train=linen_step, **more):
@@ -104,7 +104,7 @@ def of_settings():
         "products in float32": fingerprint(dropout_step(matmul="highest")),
         "bfloat16": fingerprint(dropout_step(policy=policy_of("bfloat16"))),
         "with a metric": fingerprint(dropout_step(metrics=[MeanAbsoluteError()])),
-        "skips": fingerprint(dropout_step(watch=Watch("skip"))),
+        "skips": fingerprint(dropout_step(watch=NonFinitePolicy("skip"))),
         "other rows": fingerprint(dropout_step(), jax.tree.map(lambda x: x[:4], BATCH)),
     }
 

@@ -26,11 +26,11 @@ def main():
 
     from learner import LearnerBuilder, LearnerError
     from learner.data import DataLoaderBuilder, PerProcess
-    from learner.hosts import leave
+    from learner.distributed.process_group import leave
     from learner.loggers import JsonLines
     from learner.metrics import Accuracy, GradientNorm, Perplexity
-    from learner.stopping import Interrupter, MetricEarlyStopping
     from learner.strategies import Sharded, fsdp
+    from learner.training.stopping import Interrupter, MetricEarlyStopping
 
     options = {"accumulate": 1, "epochs": 2, "batch": 24, "rows": 125, "rules": None, "lr": 0.2, **GIVEN}
     case = spread.KINDS[KIND]

@@ -7,7 +7,7 @@ import socket
 from processes import free_port
 
 from learner import LearnerError, connect
-from learner.hosts import hosts
+from learner.distributed.process_group import hosts
 
 for name in list(os.environ):
     if name.startswith(("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "JAX_COORDINATOR")):

@@ -14,8 +14,8 @@ from typing import IO, Any, cast
 
 from learner.data.npz import LARGEST_RATIO, machine_memory
 from learner.data.plan import whole_number
-from learner.distribution import install_hint
 from learner.errors import LearnerError
+from learner.util.distribution import install_hint
 
 PathLike = str | os.PathLike[str]
 CHUNK = 2**20

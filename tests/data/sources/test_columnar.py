@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from learner.data import DataLoaderBuilder, arrow, parquet
-from learner.distribution import install_hint
 from learner.errors import LearnerError
+from learner.util.distribution import install_hint
 
 COLUMNS = {
     "i": pa.array([1, 2, 3], pa.int16()),

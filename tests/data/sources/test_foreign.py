@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits, load_iris, make_classification
 from sklearn.utils import Bunch
 
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, DatasetReport, ForeignDataset, as_dataset
-from learner.data.feed import batch_arrays
+from learner.data.batch_arrays import batch_arrays
 from learner.data.source import source_of
 from learner.errors import LearnerError
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from learner.data import DataLoaderBuilder, ImageFolder
-from learner.distribution import install_hint
 from learner.errors import LearnerError
+from learner.util.distribution import install_hint
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
 

@@ -1,0 +1,1 @@
+"""Config objects, their fields, and YAML that is safe to read."""

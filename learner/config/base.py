@@ -1,0 +1,298 @@
+"""Configs: what a model or a training is made of, as one object that is checked, saved and read again.
+
+class MlpConfig(Config):
+    hidden: int = 64
+    activation: Literal["relu", "gelu"] = "relu"
+
+config = MlpConfig(hidden=128)
+config.save("mlp.yaml")
+MlpConfig.load("mlp.yaml") == config
+"""
+
+import copy
+import dataclasses
+import functools
+import inspect
+import os
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from learner.config.fields import read, tagged, write, wrong
+from learner.config.limits import DEEPEST, SUFFIXES
+from learner.config.mappings import is_deep, json_text, read_mapping, yaml_text
+from learner.config.types import shown
+from learner.errors import LearnerError, near, one_error
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a config.
+
+    Attributes:
+      kind: its type.
+      default: makes what it is where it is left out; `None` where it cannot be left out.
+    """
+
+    kind: Any
+    default: Callable[[], Any] | None
+
+
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A dataclass that checks what it is made of, and that files can hold.
+
+    A subclass is a frozen dataclass without a decorator; its fields are given by name. A field may be a bool, int,
+    float, str, None, `Path`, an enumeration, a `Literal`, another config, a list, tuple or dict of these, or a union of
+    them. Lists and dicts may be defaults. Types are checked when a config is made, also by `dataclasses.replace`, and
+    all that is wrong is one error. Write `__post_init__` for checks of several fields together; what it raises is a
+    part of that error when a file is read.
+
+    A config file of `learner fit` can give one where a model takes it (`init_args: {config: {hidden: 128}}`), or as the
+    model itself, if it has a method `init(rngs)` that makes the model.
+
+    Raises:
+      LearnerError: an unknown field, one that is missing, or one of the wrong type.
+
+    >>> class Head(Config):
+    ...     classes: int
+    ...     bias: bool = True
+    >>> class Network(Config):
+    ...     widths: list[int] = [64, 64]
+    ...     head: Head
+    >>> network = Network(head=Head(classes=10))
+    >>> network.to_dict()
+    {'widths': [64, 64], 'head': {'classes': 10, 'bias': True}}
+    >>> Network.from_dict({"head": {"classes": 10}}) == network
+    True
+    >>> Network.from_dict({"widht": [8], "head": {"classes": "ten", "bais": False}})
+    Traceback (most recent call last):
+    learner.errors.LearnerError: this is no Network, 3 problems:
+      1. Network has no 'widht': did you mean 'widths'?
+      2. Network.head has no 'bais': did you mean 'bias'?
+      3. Network.head.classes is 'ten': it needs int
+    """
+
+    _fill: ClassVar[Callable[..., None]]
+    _known: ClassVar[dict[str, Field]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _check_class(cls)
+        for name in inspect.get_annotations(cls):
+            default = vars(cls).get(name)
+            if isinstance(default, list | dict):
+                setattr(cls, name, dataclasses.field(default_factory=functools.partial(copy.deepcopy, default)))
+        hashed = vars(cls).get("__hash__")
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls._fill = cls.__init__
+        cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
+        type.__setattr__(cls, "__hash__", hashed or _hash)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as JSON and YAML have it: complete, in dicts, lists, numbers and texts."""
+        return {name: write(field.kind, getattr(self, name)) for name, field in fields_of(type(self)).items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The config that `content` describes; what it leaves out has its default.
+
+        Raises:
+          LearnerError: all that is wrong, each with its path.
+        """
+        _refuse_deep(content, cls)
+        found: list[str] = []
+        made: Self = cls.read_fields(content, cls.__name__, found)
+        if found:
+            raise one_error(found, f"this is no {cls.__name__}")
+        return made
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the config, complete, for `load`; over what is there.
+
+        Args:
+          path: of the file, which ends with .json, .yaml or .yml.
+
+        Raises:
+          LearnerError: the path ends otherwise, there can be no such file, or a field would come back as something
+            else: a tuple in `tuple[int, ...] | list[int]`.
+        """
+        _check_suffix(path)
+        content = self.to_dict()
+        self._check_comes_back(content)
+        text = json_text(content) + "\n" if Path(path).suffix == ".json" else yaml_text(content)
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise LearnerError(f"{type(self).__name__} cannot be saved as {os.fspath(path)}: {error}") from error
+
+    def _check_comes_back(self, content: Mapping[str, Any]) -> None:
+        back = type(self).from_dict(content)
+        for name in fields_of(type(self)):
+            if repr(getattr(back, name)) != repr(getattr(self, name)):
+                raise LearnerError(
+                    f"{type(self).__name__} cannot be saved: {name} is {shown(getattr(self, name))}, and would come "
+                    f"back as {shown(getattr(back, name))}; its type says too little"
+                )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The config of a file that `save` or a person wrote. No code is imported or run for it.
+
+        Args:
+          path: of the file, which ends with .json, .yaml or .yml. Fields that it does not have get their defaults, so
+            that files stay good when a class gets new fields.
+
+        Raises:
+          LearnerError: there is no such file, it cannot be read, or all that is wrong with its fields.
+        """
+        _check_suffix(path)
+        found: list[str] = []
+        made: Self = cls.read_fields(read_mapping(path, f"{cls.__name__} file"), cls.__name__, found)
+        if found:
+            found = [f"{os.fspath(path)}: {found[0]}"] if len(found) == 1 else found
+            raise one_error(found, f"{os.fspath(path)} is no {cls.__name__}")
+        return made
+
+    @classmethod
+    def read_fields(cls, value: Any, place: str, found: list[str]) -> Any:
+        """An instance of a mapping, for `learner.config.fields`; what is wrong goes into `found`."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            return wrong(place, value, f"{cls.__name__}, a mapping of {', '.join(fields_of(cls)) or 'nothing'}", found)
+        if "class_path" in value and "class_path" not in fields_of(cls):
+            return cls.read_tagged([cls], value, place, found)
+        problems: list[str] = []
+        values = _values(cls, value, place, problems)
+        made = None
+        if not problems:
+            made = cls.__new__(cls)
+            try:
+                cls._fill(made, **values)
+            except (ValueError, TypeError) as error:  # of the user's __post_init__
+                problems.append(f"{place}: {error}")
+        found += problems
+        return made
+
+    @staticmethod
+    def read_tagged(members: "Sequence[type[Config]]", value: Mapping[str, Any], place: str, found: list[str]) -> Any:
+        """Return the config of a class that a file names: one of `members`, or derived from one of them. Nothing is
+        imported to find it.
+        """
+        classes = {f"{each.__module__}.{each.__qualname__}": each for member in members for each in _derived(member)}
+        path = str(value["class_path"])
+        name = path.rpartition(".")[2]
+        named = [each for each in classes.values() if each.__name__ == name]
+        kind = classes.get(path) or (named[0] if len(named) == 1 else None)
+        if kind is None:
+            hint = near(name, [each.__name__ for each in classes.values()])
+            found.append(f"{place}.class_path is {path!r}: {hint} (other classes must be imported first)")
+            return None
+        beside = [key for key in value if key not in ("class_path", "init_args")]
+        found += [f"{place} has {key!r} beside class_path: fields belong under init_args" for key in beside]
+        return kind.read_fields(value.get("init_args") or {}, place, found)
+
+    @classmethod
+    def write_fields(cls, value: "Config") -> dict[str, Any]:
+        """The mapping that `read_fields` of this class reads."""
+        return value.to_dict() if type(value) is cls else tagged(value)
+
+
+def is_config(kind: Any) -> bool:
+    """Return whether a type is a `Config`."""
+    return isinstance(kind, type) and issubclass(kind, Config)
+
+
+def _check_class(cls: type[Config]) -> None:
+    """Refuses what would be overlooked."""
+    if "__init__" in vars(cls):
+        raise LearnerError(f"{cls.__name__} defines __init__: a config has fields, and __post_init__ for checks")
+    annotated = inspect.get_annotations(cls)
+    if methods := [name for name in annotated if hasattr(Config, name)]:
+        raise LearnerError(f"{cls.__name__} has a field {methods[0]!r}, and every config a method: name it otherwise")
+    before = {field.name for field in dataclasses.fields(cls)}  # of the classes that it is derived from
+    if bare := [name for name in vars(cls) if name in before and name not in annotated]:
+        raise LearnerError(f"{cls.__name__}.{bare[0]} has no type: a field with another default needs one, as before")
+
+
+def _checked(fill: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` that checks all fields, the defaults too."""
+
+    @functools.wraps(fill)
+    def __init__(self: Config, *arguments: Any, **given: Any) -> None:  # noqa: N807
+        cls = type(self)
+        _refuse_deep(given, cls)
+        found: list[str] = []
+        if arguments:
+            found.append(f"{cls.__name__} takes its fields by name, and got {arguments[0]!r} without one")
+        values = _values(cls, given, cls.__name__, found)
+        if found:
+            raise one_error(found, f"this is no {cls.__name__}")
+        fill(self, **values)
+
+    return __init__
+
+
+def _refuse_deep(content: Any, cls: type[Config]) -> None:
+    if is_deep(content):
+        raise LearnerError(f"{cls.__name__} is given values that are nested more than {DEEPEST} levels deep")
+
+
+def fields_of(cls: type[Config]) -> dict[str, Field]:
+    """The fields of a config, by name.
+
+    Raises:
+      LearnerError: their types cannot be read.
+    """
+    if "_known" in vars(cls):
+        return cls._known
+    try:
+        kinds = typing.get_type_hints(cls)  # not before they are needed: a type may be defined later
+    except Exception as error:  # whatever the names in an annotation mean
+        raise LearnerError(f"the types of the fields of {cls.__name__} cannot be read: {error}") from error
+    cls._known = {each.name: Field(kinds[each.name], _default(each)) for each in dataclasses.fields(cls) if each.init}
+    return cls._known
+
+
+def _default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
+    if field.default is not dataclasses.MISSING:
+        return lambda: field.default
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory
+
+
+def _values(cls: type[Config], given: Mapping[str, Any], place: str, found: list[str]) -> dict[str, Any]:
+    """All fields, from what is given and from the defaults."""
+    fields = fields_of(cls)
+    found += [f"{place} has no {name!r}: {near(str(name), list(fields))}" for name in given if name not in fields]
+    found += [f"{place} needs {name!r}" for name, field in fields.items() if name not in given and not field.default]
+    said = {name: given[name] for name in fields if name in given}
+    said |= {name: field.default() for name, field in fields.items() if name not in given and field.default}
+    return {name: read(fields[name].kind, value, f"{place}.{name}", found) for name, value in said.items()}
+
+
+def _derived(cls: type[Config]) -> Iterator[type[Config]]:
+    yield cls
+    for each in cls.__subclasses__():
+        yield from _derived(each)
+
+
+def _check_suffix(path: str | os.PathLike[str]) -> None:
+    if Path(path).suffix not in SUFFIXES:
+        raise LearnerError(
+            f"{os.fspath(path)} ends with {Path(path).suffix!r}; a config needs one of {', '.join(SUFFIXES)}"
+        )
+
+
+def _hash(self: Config) -> int:
+    """Also with lists and dicts, which nobody changes: a model that keeps its config is static where it is compiled."""
+    return hash((type(self), *(_frozen(getattr(self, field.name)) for field in dataclasses.fields(self))))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return frozenset((key, _frozen(item)) for key, item in value.items()) if isinstance(value, dict) else value

@@ -1,0 +1,5 @@
+"""Limits of files that are read without trust."""
+
+SUFFIXES = (".json", ".yaml", ".yml")
+LARGEST, DEEPEST = 2**20, 50  # of a file, in characters and levels
+BITS = 1024  # of an integer, as of the largest float

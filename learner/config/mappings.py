@@ -1,0 +1,170 @@
+"""Mappings in files: YAML and JSON, read without trust and written so that they come back as they were."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.config.limits import BITS, DEEPEST, LARGEST, SUFFIXES
+from learner.errors import LearnerError, near
+
+
+def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dict[str, Any]:
+    """The content of a file: JSON if its name ends with `.json`, and YAML otherwise.
+
+    Args:
+      path: of the file.
+      what: it is, for error messages.
+
+    Raises:
+      LearnerError: there is no such file, it is neither YAML nor JSON, not a mapping, says a key twice, or is absurdly
+        large.
+    """
+    from learner.config.safe_yaml import read_bounded
+
+    named = f"the {what} {os.fspath(path)}"
+    try:
+        content = read_bounded(path)
+        if len(content) > LARGEST:
+            raise LearnerError(f"{named} has more than {LARGEST} bytes")
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        beside = sorted(str(other) for other in Path(path).parent.glob("*") if other.suffix in SUFFIXES)
+        hint = f": {near(str(path), beside)}" if beside else ""
+        raise LearnerError(f"there is no {what} {os.fspath(path)}{hint}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise LearnerError(f"{named} cannot be read: {error}") from error
+    mapping = _json(text, named) if Path(path).suffix == ".json" else _yaml(text, named)
+    if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
+        found = "is empty" if mapping is None else f"is a {type(mapping).__name__}"
+        raise LearnerError(f"{named} {found}; it needs a mapping of options by name")
+    return mapping
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """The content as JSON, one key on a line; numbers in lists stay on one.
+
+    >>> print(json_text({"widths": [64, 10], "rate": 1e-3, "name": None}))
+    {
+      "widths": [64, 10],
+      "rate": 0.001,
+      "name": null
+    }
+    """
+    return _indented(content, "")
+
+
+def yaml_text(content: Any) -> str:
+    """The content as YAML. A text that would come back as something else is quoted.
+
+    >>> print(yaml_text({"widths": [64, 10], "name": "1e-3"}), end="")
+    widths: [64, 10]
+    name: '1e-3'
+    """
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes what is alike in full, not as an alias."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    Dumper.add_representer(str, _scalar)
+    text: str = yaml.dump(
+        content, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
+    )
+    return text
+
+
+def is_deep(value: Any, deepest: int = DEEPEST) -> bool:
+    """Return True if mappings and lists are nested in a value more than `deepest` levels: functions that walk through
+    them would exceed Python's limit of recursion.
+
+    >>> import functools
+    >>> is_deep({"a": [{"b": 1}]}), is_deep(functools.reduce(lambda inner, _: [inner], range(51), 1))
+    (False, True)
+    """
+    level = [value]
+    for _ in range(deepest + 1):
+        level = [each for each in level if isinstance(each, Mapping | list | tuple)]
+        if not level:
+            return False
+        level = [item for each in level for item in (each.values() if isinstance(each, Mapping) else each)]
+    return True
+
+
+def _scalar(dumper: Any, text: str) -> Any:
+    import yaml
+
+    from learner.config.safe_yaml import parse_yaml
+
+    node = dumper.represent_scalar("tag:yaml.org,2002:str", text)
+    try:
+        same = "\n" in text or parse_yaml(text) == text
+    except yaml.YAMLError:  # such as ": "; PyYAML quotes those by itself
+        same = True
+    return node if same else dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
+
+
+def _indented(value: Any, indent: str) -> str:
+    inner = indent + "  "
+    if isinstance(value, Mapping) and value:
+        keys = [name if isinstance(name, str) else json.dumps(name) for name in value]
+        items = zip(keys, value.values(), strict=True)
+        lines = [f"{inner}{json.dumps(key, ensure_ascii=False)}: {_indented(item, inner)}" for key, item in items]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) and item for item in value):
+        return "[\n" + ",\n".join(inner + _indented(item, inner) for item in value) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json(text: str, named: str) -> Any:
+    deep = f"{named} is nested more than {DEEPEST} levels deep"
+    try:
+        content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, named), parse_int=_integer)
+    except LearnerError:
+        raise
+    except ValueError as error:
+        raise LearnerError(f"{named} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise LearnerError(deep) from error
+    if is_deep(content):
+        raise LearnerError(deep)
+    return content
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > BITS or (value := int(digits)).bit_length() > BITS:
+        raise ValueError("an integer that is absurdly large")
+    return value
+
+
+def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise LearnerError(f"{named} says {key!r} twice")
+        content[key] = value
+    return content
+
+
+def _yaml_problem(error: Any) -> str:
+    """Return the problem and its place, without the line itself: a secret may stand in it."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    if problem is None or mark is None:
+        return " ".join(str(error).split())
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _yaml(text: str, named: str) -> Any:
+    import yaml
+
+    from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
+
+    try:
+        return parse_yaml(text)
+    except UnsafeYamlError as error:
+        raise LearnerError(f"{named} {error}") from error
+    except yaml.YAMLError as error:
+        raise LearnerError(f"{named} is not YAML: {_yaml_problem(error)}") from error

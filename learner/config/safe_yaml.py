@@ -1,0 +1,149 @@
+"""Limits of files and texts that are not trusted, checked before anything is made of them."""
+
+import os
+import re
+import stat
+from typing import Any
+
+import yaml
+
+from learner.config.limits import BITS, DEEPEST, LARGEST
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class UnsafeYamlError(yaml.YAMLError):
+    """A YAML text that is absurdly large or deep, or has a key twice."""
+
+
+class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
+    """PyYAML's safe loader with `true` and `false` as the only booleans, as in YAML 1.2 (`on`, `off`, `yes` and `no`
+    are texts), with `1e-3` as a number, and without dates. Every fault of a text is a `yaml.YAMLError`.
+    """
+
+    def __init__(self, text: str) -> None:
+        # Before anything is composed: PyYAML composes recursively, and deep texts would overflow C's stack.
+        if problem := too_large(text) or find_duplicate_key(text):
+            raise UnsafeYamlError(problem)
+        super().__init__(text)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Return the value of a node. What PyYAML's constructors raise becomes a `ConstructorError` with its line."""
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # such as of `!!int abc`
+            raise yaml.constructor.ConstructorError(None, None, f"no {node.tag}: {error}", node.start_mark) from error
+        if isinstance(value, int) and value.bit_length() > BITS:
+            raise yaml.constructor.ConstructorError(None, None, "an integer that is absurdly large", node.start_mark)
+        return value
+
+
+_BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
+ConfigLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _FLOAT, _DATE)]
+    for first, resolvers in LOADER.yaml_implicit_resolvers.items()
+}
+ConfigLoader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+ConfigLoader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(
+        r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+            |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+            |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+            |[-+]?\.(?:inf|Inf|INF)
+            |\.(?:nan|NaN|NAN))$""",
+        re.VERBOSE,
+    ),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the content of a YAML text.
+
+    Raises:
+      UnsafeYamlError: the text is absurdly large or deep, or has a key twice.
+      yaml.YAMLError: it is not YAML.
+
+    >>> parse_yaml("{on: [epoch, 1e-3], off: true, date: 2001-01-01}")
+    {'on': ['epoch', 0.001], 'off': True, 'date': '2001-01-01'}
+    """
+    loader = ConfigLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def read_bounded(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+    """Return the content of a regular file, or its first `most + 1` bytes if it is larger.
+
+    Raises:
+      OSError: the file cannot be read, or it is a pipe or a device, which may have no end.
+    """
+    # A pipe without a writer would block the call of `open`.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is a pipe or a device; write the content to a regular file")
+        return file.read(most + 1)
+
+
+def too_large(text: str) -> str | None:
+    """What is absurd about the size of a YAML text, or `None`. An alias counts as much as what it stands for: a few
+    lines of them can stand for more than any memory holds. Nothing is made of the text to find out.
+
+    >>> too_large("a: &a [1, 2]\\nb: *a")
+    >>> too_large("a: &a [*a]")
+    'has the alias *a inside of what it stands for'
+    """
+    if len(text) > LARGEST:
+        return f"has more than {LARGEST} characters"
+    size = 0
+    sizes: dict[str | None, int] = {}  # by anchor
+    inside: list[tuple[int, str | None]] = []  # the collections that are open: the size before them, and their anchors
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append((size, event.anchor))
+            size += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            before, anchor = inside.pop()
+            sizes[anchor] = size - before
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor] = 1 + len(event.value)
+            size += 1 + len(event.value)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for _, anchor in inside):
+                return f"has the alias *{event.anchor} inside of what it stands for"
+            size += sizes.get(event.anchor, 1)
+        if len(inside) > DEEPEST:
+            return f"is nested more than {DEEPEST} levels deep"
+        if size > LARGEST:
+            return f"has aliases that stand for more than {LARGEST} characters"
+    return None
+
+
+def find_duplicate_key(text: str) -> str | None:
+    """The first key that a mapping of a YAML text has twice, and where, or `None`.
+
+    >>> find_duplicate_key("a: 1\\nb: {c: 1, c: 2}")
+    "says 'c' twice (line 2)"
+    """
+    open_nodes = [yaml.compose(text, Loader=LOADER)]
+    seen: set[int] = set()
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                open_nodes.append(value)
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    if key.value in keys:
+                        return f"says {key.value!r} twice (line {key.start_mark.line + 1})"
+                    keys.add(key.value)
+        else:
+            open_nodes += node.value
+    return None

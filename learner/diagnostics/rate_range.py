@@ -1,0 +1,191 @@
+"""The range test: the loss while the learning rate rises, step by step (Smith 2017, arXiv:1506.01186, section 3.3)."""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from learner.errors import one_error
+from learner.events import Event, Listener, StepsEnded
+from learner.training.stopping import Interrupter
+from learner.util.text import aligned, short
+
+ROWS = 12  # of the table
+DIVERGES = "the loss diverges"
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeTest:
+    """What a range test found; `Learner.find_lr` makes it. `print` shows it as a table.
+
+    Attributes:
+      rates: float64 `[steps]`, the rate of each step.
+      losses: float64 `[steps]`, the loss of each step, before its update.
+      planned: how many steps were to be made; fewer were where the loss diverged.
+      smoothing: of `smoothed`, from 0 (none) to below 1.
+
+    >>> rates = np.geomspace(1e-4, 1.0, 5)
+    >>> found = RangeTest(rates, np.array([2.0, 1.9, 0.9, 0.4, 9.0]), planned=5, smoothing=0.0)
+    >>> f"{found.steepest:.2g} {found.tenth:.2g}"
+    '0.01 0.01'
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    planned: int
+    smoothing: float = 0.8
+
+    @functools.cached_property
+    def smoothed(self) -> np.ndarray:
+        """float64 `[steps]`: means of the losses up to each step, in which each step back counts `smoothing` times as
+        much as the one after it.
+        """
+        return smoothed(self.losses, self.smoothing)
+
+    @property
+    def lowest(self) -> float:
+        """The rate of the lowest smoothed loss."""
+        return float(self.rates[self._lowest])
+
+    @property
+    def steepest(self) -> float | None:
+        """The rate at which the smoothed loss falls fastest for each factor of the rate, up to the lowest loss; `None`:
+        it does not fall.
+        """
+        end = self._lowest + 1
+        if end < 2:
+            return None
+        slopes = np.gradient(self.smoothed[:end], np.log(self.rates[:end]))
+        place = self._begin + int(np.argmin(slopes[self._begin :]))
+        return float(self.rates[place]) if slopes[place] < 0 else None
+
+    @property
+    def tenth(self) -> float | None:
+        """A tenth of the rate of the lowest smoothed loss, a rate with some distance from where the loss rises; `None`:
+        the loss does not fall.
+        """
+        return None if self.steepest is None else self.lowest / 10
+
+    @property
+    def suggestion(self) -> float | None:
+        """A rate to begin with: `steepest`; `None`: the loss does not fall at any of the rates."""
+        return self.steepest
+
+    @property
+    def _begin(self) -> int:
+        """The smoothed losses before it are not looked at."""
+        return min(unsettled(self.smoothing), len(self.losses) - 1)
+
+    @property
+    def _lowest(self) -> int:
+        return self._begin + int(np.argmin(self.smoothed[self._begin :]))
+
+    def __str__(self) -> str:
+        """A table of some of the steps, and what is suggested."""
+        count = len(self.rates)
+        places = sorted({round(i * (count - 1) / (ROWS - 1)) for i in range(ROWS)})
+        rows = [
+            [str(i + 1), f"{self.rates[i]:.3g}", short(float(self.losses[i])), short(float(self.smoothed[i]))]
+            for i in places
+        ]
+        lines = aligned([["step", "rate", "loss", "smoothed"], *rows])
+        if count < self.planned:
+            lines.append(f"ended after {count} of {self.planned} steps: {DIVERGES}")
+        return "\n".join([*lines, "", *self._suggested()])
+
+    def _suggested(self) -> list[str]:
+        if self.steepest is None or self.tenth is None:
+            return [
+                "the loss does not fall at any of these rates: try a wider range, or look at the model and the data"
+            ]
+        return aligned(
+            [
+                ["the loss falls fastest at the rate", f"{self.steepest:.2g}"],
+                ["a tenth of the rate of the lowest loss", f"{self.tenth:.2g}"],
+            ]
+        )
+
+
+def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
+    """The means of `RangeTest.smoothed`: `sum(s**(i-j) * loss[j]) / sum(s**(i-j))` over j up to i.
+
+    >>> smoothed(np.array([1.0, 2.0, 4.0]), 0.5).round(3).tolist()
+    [1.0, 1.667, 3.0]
+    """
+    total = weight = 0.0
+    means = []
+    for loss in losses.tolist():
+        total, weight = smoothing * total + loss, smoothing * weight + 1
+        means.append(total / weight)
+    return np.array(means)
+
+
+def unsettled(smoothing: float) -> int:
+    """How many of the first smoothed losses are means of too few to say much.
+
+    >>> unsettled(0.0), unsettled(0.8), unsettled(0.9)
+    (0, 4, 9)
+    """
+    return round(1 / (1 - smoothing)) - 1
+
+
+class Watcher(Listener):
+    """Keeps the losses of a run, and ends it where they diverge.
+
+    Args:
+      interrupter: of the run.
+      smoothing: of the losses that are looked at.
+      diverges: a smoothed loss so many times as large as the lowest one, or one that is not finite, ends the run.
+    """
+
+    def __init__(self, interrupter: Interrupter, smoothing: float, diverges: float):
+        self._interrupter, self._smoothing, self._diverges = interrupter, smoothing, diverges
+        self._losses: list[float] = []
+
+    def on_event(self, event: Event) -> None:
+        """See `Listener`."""
+        if isinstance(event, StepsEnded) and event.split == "train":
+            self._losses += event.values["Loss"].tolist()
+            if self._end(np.array(self._losses)) is not None:
+                self._interrupter.stop(DIVERGES)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """float64 `[steps]`, up to where they diverged: that one is the last, unless it is not finite."""
+        losses = np.array(self._losses, np.float64)
+        end = self._end(losses)
+        return losses if end is None else losses[:end]
+
+    def _end(self, losses: np.ndarray) -> int | None:
+        """After how many steps they diverged."""
+        finite = np.isfinite(losses)
+        if not finite.all():
+            losses = losses[: int(np.argmin(finite))]
+            return self._end(losses) or len(losses)
+        begin = unsettled(self._smoothing)
+        means = smoothed(losses, self._smoothing)[begin:]
+        best = np.minimum.accumulate(means)
+        over = means > best + (self._diverges - 1) * np.abs(best)
+        return begin + int(np.argmax(over)) + 1 if over.any() else None
+
+
+def check_range(lowest: float, highest: float, steps: int, smoothing: float, diverges: float) -> None:
+    """Raises one `LearnerError` of all that is wrong with the arguments of `Learner.find_lr`."""
+
+    def number(value: object) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+    problems = []
+    if not number(lowest) or lowest <= 0:
+        problems.append(f"lowest is {lowest!r}; it needs a rate greater than 0")
+    if not number(highest) or (number(lowest) and highest <= lowest):
+        problems.append(f"highest is {highest!r}; it needs a rate greater than the lowest, {lowest!r}")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 2:
+        problems.append(f"steps is {steps!r}; it needs a whole number, 2 or more")
+    if not number(smoothing) or not 0 <= smoothing < 1:
+        problems.append(f"smoothing is {smoothing!r}; it needs a number from 0 to below 1")
+    if not number(diverges) or diverges <= 1:
+        problems.append(f"diverges is {diverges!r}; it needs a number greater than 1")
+    if problems:
+        raise one_error(problems, "the range of rates cannot be tested")

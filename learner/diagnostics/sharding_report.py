@@ -1,0 +1,202 @@
+"""What a run puts on its devices: each array with how it is split, and what the compiled programs need. Nothing is
+trained for it, and no state is made.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from learner.steps.program import Feed
+from learner.steps.state import TrainState
+from learner.steps.step import Step
+from learner.strategies import Strategy
+from learner.training.dispatch_plan import decide_dispatch, feeder_for, make_runner
+from learner.training.executor import Runner
+from learner.training.options import Options
+from learner.training.preflight import Inputs
+from learner.util.text import aligned, size
+from learner.util.trees import named_leaves
+
+PARTS = {"params": "parameters", "model_state": "model state", "opt_state": "optimizer"}
+OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedArray:
+    """An array of the state.
+
+    Attributes:
+      part: `parameters`, `model state`, `optimizer` or `other`.
+      path: its name there.
+      shape: of all of it.
+      dtype: its name.
+      spec: for each axis of it the axis of the mesh, or several, or `None`; `()`: all of it is on every device.
+      bytes: all of it.
+      per_device: bytes of it on each device.
+      parameter: the path of the parameter that an array of the optimizer belongs to, or `None`.
+    """
+
+    part: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: tuple[Any, ...]
+    bytes: int
+    per_device: int
+    parameter: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramMemory:
+    """What XLA says that a compiled program needs, in bytes on each device.
+
+    Attributes:
+      name: `loop`: as many steps as a dispatch has. `step`: one. `micro-batch` and `update`: the parts of a step.
+      arguments: the state, the metrics' states and the batches of a dispatch.
+      outputs: the new state, the metrics' states and what is logged.
+      aliased: of the outputs what takes the place of arguments.
+      temporaries: what lives while it runs: activations, gradients, gathered parameters.
+    """
+
+    name: str
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+
+    @property
+    def peak(self) -> int:
+        """At most so much at once, as an estimate: everything together, what is aliased once."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardingReport:
+    """Where a run lies; as a text, tables for people.
+
+    Attributes:
+      strategy: in words.
+      devices: how many.
+      arrays: of the state.
+      programs: that train.
+    """
+
+    strategy: str
+    devices: int
+    arrays: tuple[PlacedArray, ...]
+    programs: tuple[ProgramMemory, ...]
+
+    def per_device(self, part: str | None = None) -> int:
+        """Bytes of the state, or of a part of it, on each device."""
+        return sum(array.per_device for array in self._of(part))
+
+    def on_one_device(self, part: str | None = None) -> int:
+        """Bytes of it where one device has everything."""
+        return sum(array.bytes for array in self._of(part))
+
+    def _of(self, part: str | None) -> list[PlacedArray]:
+        return [array for array in self.arrays if part in (None, array.part)]
+
+    def __str__(self) -> str:
+        lines = [self.strategy]
+        for table in (self._parameters(), self._model_state(), self._totals(), self._programs()):
+            lines += ["", *aligned(table)] if len(table) > 1 else []
+        return "\n".join(lines)
+
+    def _parameters(self) -> list[list[str]]:
+        """With what of the optimizer's state belongs to each."""
+        optimizer: dict[str | None, int] = {}
+        for array in self._of(PARTS["opt_state"]):
+            optimizer[array.parameter] = optimizer.get(array.parameter, 0) + array.per_device
+        rows = [[*_cells(x), size(optimizer.get(x.path, 0))] for x in self._of(PARTS["params"])]
+        return [["parameters", "shape", "dtype", "spec", "bytes per device", "its optimizer state"], *rows]
+
+    def _model_state(self) -> list[list[str]]:
+        rows = [_cells(x) for x in self._of(PARTS["model_state"])]
+        return [["model state", "shape", "dtype", "spec", "bytes per device"], *rows]
+
+    def _totals(self) -> list[list[str]]:
+        parts = dict.fromkeys(array.part for array in self.arrays)
+        rows = [[part, *self._sums(part)] for part in parts]
+        over = f"over {self.devices} device{'' if self.devices == 1 else 's'}"
+        return [["bytes", "per device", over, "if on one device"], *rows, ["total", *self._sums(None)]]
+
+    def _sums(self, part: str | None) -> list[str]:
+        each = self.per_device(part)
+        return [size(each), size(each * self.devices), size(self.on_one_device(part))]
+
+    def _programs(self) -> list[list[str]]:
+        rows = [[p.name, *map(size, (p.arguments, p.outputs, p.aliased, p.temporaries, p.peak))] for p in self.programs]
+        return [["program, per device", "arguments", "outputs", "aliased", "temporaries", "peak (at most)"], *rows]
+
+
+def sharding_report(
+    options: Options, step: Step, shapes: TrainState, strategy: Strategy, inputs: Inputs
+) -> ShardingReport:
+    """Looks at a run before it begins. The programs are compiled for it.
+
+    Args:
+      options: of the builder.
+      step: the definition of its steps.
+      shapes: of the first state.
+      strategy: where it would run.
+      inputs: the data, of which the first batch is there.
+    """
+    state = strategy.placed_shapes(shapes)
+    runner = make_runner(step, state, strategy)
+    feeder, plan = feeder_for(inputs, "train", strategy, options, lambda text: None)
+    loop = decide_dispatch(runner, feeder, plan, options, "train", strategy).loop
+    memory = memory_of(runner, feeder.example() if loop else feeder.example_alone(), loop)
+    return ShardingReport(strategy.description, len(strategy.devices), placed_arrays(state), memory)
+
+
+def memory_of(runner: Runner, feed: Feed, loop: bool) -> tuple[ProgramMemory, ...]:
+    """Of the programs that train, which are compiled for it. A run does not compile them again."""
+    return tuple(_memory(name, program.compile()) for name, program in runner.lowered(feed, loop).items())
+
+
+def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
+    """Those of a state that is placed, or of its shapes with their shardings."""
+    parameters = named_leaves(state.params)
+    arrays = []
+    for field in dataclasses.fields(state):
+        part = PARTS.get(field.name, OTHER)
+        for path, leaf in named_leaves(getattr(state, field.name)).items():
+            whole, each = (_bytes(shape, leaf.dtype) for shape in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)))
+            name = path if part != OTHER else ".".join(filter(None, (field.name, path)))
+            of = _parameter_of(path, leaf, parameters) if field.name == "opt_state" else None
+            spec = tuple(getattr(leaf.sharding, "spec", ()))
+            arrays.append(PlacedArray(part, name, leaf.shape, str(leaf.dtype), spec, whole, each, of))
+    return tuple(sorted(arrays, key=lambda array: array.part == OTHER))
+
+
+def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    count = int(dtype.itemsize)
+    for length in shape:
+        count *= length
+    return count
+
+
+def _parameter_of(path: str, leaf: Any, parameters: Mapping[str, Any]) -> str | None:
+    """The parameter with the longest path that this one ends with; the model that is one array has none."""
+    if "" in parameters:
+        return "" if leaf.shape == parameters[""].shape else None
+    parts = path.split(".")
+    ends = (".".join(parts[first:]) for first in range(len(parts)))
+    return next((end for end in ends if end in parameters), None)
+
+
+def _memory(name: str, compiled: Any) -> ProgramMemory:
+    said = compiled.memory_analysis()
+    return ProgramMemory(
+        name,
+        said.argument_size_in_bytes,
+        said.output_size_in_bytes,
+        said.alias_size_in_bytes,
+        said.temp_size_in_bytes,
+    )
+
+
+def _cells(array: PlacedArray) -> list[str]:
+    spec = ", ".join("-" if entry is None else str(entry).replace("'", "") for entry in array.spec)
+    return [array.path or "array", str(list(array.shape)), array.dtype, spec or "-", size(array.per_device)]

@@ -1,0 +1,497 @@
+"""The processes of one run, on one machine or many, and how they talk to each other.
+
+    connect("10.0.0.1:1234", num_processes=2, process_id=0)  # in process 0, before JAX is used; 1 in the other one
+    here = hosts()
+    here.meet({"stop": False})  # in both: [{'stop': False}, {'stop': False}]
+
+They meet in the key-value store of JAX's coordination service, which process 0 holds. It costs the devices nothing, and
+two messages per process and meeting, some 1 ms between processes of one machine. Devices exchange their arrays without
+it.
+
+A process that ends without a word is found by JAX's heartbeats: JAX then ends the others, from C++, by SIGABRT.
+"""
+
+import abc
+import collections
+import contextlib
+import ctypes
+import errno
+import hashlib
+import itertools
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import distributed, xla_bridge  # the store and the state of JAX have no public names
+
+from learner.errors import LearnerError, ProcessError
+
+Json = Any
+
+MEETING = 300.0  # seconds
+SLICES = (0.1, 1.0)  # seconds of the first and of any later wait; Python runs in between, so that signals are heard
+SHOWN, LONGEST = 6, 120  # places where values differ, and characters of each
+
+ONCE = "what process 0 does alone"
+FAILED, LEFT = "learner/failed", "learner/left"
+
+LAUNCH = """\
+pass the address of process 0, how many processes there are, and which one this is (from 0):
+  learner fit CONFIG --coordinator HOST:PORT --num_processes N --process_id I
+  learner.connect("HOST:PORT", num_processes=N, process_id=I)"""
+
+
+def connect(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout: float = 300.0,
+    heartbeat: float = 100.0,
+) -> None:
+    """Makes this process one of several of a run. Each calls it before JAX is used, and then does what the others do.
+
+    Without arguments JAX finds the cluster: SLURM, Open MPI, Kubernetes (with the package `kubernetes`), Cloud TPU. A
+    process that is connected already stays as it is. On CPUs the processes exchange arrays by gloo. JAX's own service
+    for SIGTERM is turned off: Python hears the signal, and learner stops all processes of a run at the same step.
+
+    Args:
+      coordinator: `HOST:PORT` of process 0, as the others reach it; the port is any that is free there.
+      num_processes: how many there are.
+      process_id: which one this is, from 0.
+      timeout: seconds to wait for the others.
+      heartbeat: seconds of silence after which a process counts as dead, and JAX ends the others.
+
+    Raises:
+      LearnerError: no cluster is found, only some of the three are given, they are no address and no numbers, JAX is in
+        use already, or the coordinator cannot be reached. (When process 0 waits in vain for the others, JAX ends it by
+        SIGABRT.)
+
+    >>> connect("localhost:1234", num_processes=2)
+    Traceback (most recent call last):
+    learner.errors.LearnerError: process_id is missing: coordinator, num_processes and process_id belong together
+    """
+    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    _check_given(given)
+    explicit = coordinator is not None
+    if distributed.global_state.client is not None:
+        state = distributed.global_state
+        if explicit and (num_processes, process_id) != (state.num_processes, state.process_id):
+            raise LearnerError(
+                f"this is process {state.process_id} of {state.num_processes} already: it cannot become process "
+                f"{process_id} of {num_processes}"
+            )
+        return
+    if xla_bridge.backends_are_initialized():
+        raise LearnerError(
+            "JAX is in use already, and processes are connected before: call connect first, before any array is made "
+            "and before jax.devices() (an import may do it, too)"
+        )
+    if coordinator is not None and process_id:
+        _reach(coordinator, process_id, timeout)
+    elif coordinator is not None:
+        _refuse_taken(coordinator)
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from Python
+    try:
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
+            initialization_timeout=max(1, round(timeout)),
+            heartbeat_timeout_seconds=max(1, round(heartbeat)),
+        )
+    except ValueError as error:
+        if explicit:
+            raise
+        raise LearnerError(
+            f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}"
+        ) from error
+    except RuntimeError as error:
+        if not explicit:
+            raise LearnerError(f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}") from error
+        raise LearnerError(f"process {process_id} could not be connected at {coordinator}: {error}") from error
+
+
+def _check_given(given: dict[str, Any]) -> None:
+    missing = [name for name, value in given.items() if value is None]
+    if missing and len(missing) < len(given):
+        said = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
+        raise LearnerError(f"{said}: coordinator, num_processes and process_id belong together")
+    if missing:
+        return
+    coordinator, num_processes, process_id = given.values()
+    if not isinstance(coordinator, str) or not _port(coordinator):
+        raise LearnerError(f"coordinator is {coordinator!r}: give the address of process 0 as HOST:PORT")
+    for name, value, least in (("num_processes", num_processes, 1), ("process_id", process_id, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise LearnerError(f"{name} is {value!r}: give a whole number, {least} or more")
+    if process_id >= num_processes:
+        raise LearnerError(
+            f"process_id is {process_id} and num_processes is {num_processes}: processes count from 0 to "
+            f"{num_processes - 1}"
+        )
+
+
+def _port(coordinator: str) -> int:
+    """0 where there is none."""
+    host, _, port = coordinator.rpartition(":")
+    return int(port) if host and port.isascii() and port.isdigit() and int(port) < 2**16 else 0
+
+
+def _refuse_taken(coordinator: str) -> None:
+    """JAX may crash where the port is taken."""
+    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
+        return  # it listens elsewhere
+    try:
+        with socket.create_server(("", _port(coordinator)), family=socket.AF_INET6, dualstack_ipv6=True):
+            return
+    except (OSError, ValueError) as error:  # ValueError: this machine has no such addresses
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise LearnerError(
+                f"process 0 cannot listen at {coordinator}: something else on this machine does. Give another port, "
+                "the same to all processes"
+            ) from error
+
+
+def _reach(coordinator: str, process_id: int, timeout: float) -> None:
+    """Waits until process 0 listens. JAX would wait as long, and then end this process from C++."""
+    end = time.monotonic() + timeout
+    host = coordinator.rpartition(":")[0].strip("[]")
+    while True:
+        try:
+            socket.create_connection((host, _port(coordinator)), max(0.1, end - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise LearnerError(
+                    f"process {process_id} cannot reach the coordinator at {coordinator} after {timeout:g} s: {error}. "
+                    "Process 0 has to run there, with the same arguments and --process_id 0, and the port has to be "
+                    "open between the machines"
+                ) from error
+        time.sleep(min(0.1, timeout))
+
+
+class ProcessGroup(abc.ABC):
+    """The processes of a run. Each of them calls the same methods in the same order.
+
+    Attributes:
+      index: of this process, from 0.
+      count: of all.
+    """
+
+    index: int
+    count: int
+
+    @abc.abstractmethod
+    def meet(self, word: Json, what: str = "") -> list[Json]:
+        """Waits for all processes, and returns the words of all, in their order, as JSON has them (tuples are lists).
+
+        Args:
+          word: JSON.
+          what: the meeting's name.
+
+        Raises:
+          LearnerError: a process has failed, does not come, or is at a meeting of another name.
+        """
+
+    @abc.abstractmethod
+    def fail(self, text: str) -> None:
+        """Tells the others that this process has failed: where they wait for it they raise what it says. It may be
+        called at any time, also from an `except` around a meeting; nothing follows it.
+        """
+
+    def heed(self) -> None:  # noqa: B027 (who is alone has nobody to heed)
+        """Raises `ProcessError` if another process has failed. It waits for nobody."""
+
+    def agree(self, what: str, value: Json) -> None:
+        """Makes sure that all processes have the same value.
+
+        Args:
+          what: its name, for the message.
+          value: JSON. All processes come with one of their own.
+
+        Raises:
+          LearnerError: in every process, where they differ: who has what.
+
+        >>> SingleProcess().agree("the seed", 3)
+        """
+        text = json.dumps(value, sort_keys=True)
+        # The value itself would be sent by all to all, and configs are long.
+        digests = self.meet(hashlib.sha256(text.encode()).hexdigest(), what)
+        if len(set(digests)) > 1:
+            raise LearnerError(_difference(what, self.meet(value, what)))
+
+    def once(self, function: Callable[[], Json]) -> Json:
+        """What `function` returns, which process 0 alone calls: for what is done once in a directory that all see.
+
+        Raises:
+          LearnerError: in every process, where `function` raised it.
+
+        >>> SingleProcess().once(lambda: 5)
+        5
+        """
+        if self.index:
+            word = self.meet(None, ONCE)[0]
+            if "raised" in word:
+                raise LearnerError(word["raised"])
+            return word["returned"]
+        try:
+            returned = function()
+        except LearnerError as error:
+            self.meet({"raised": str(error)}, ONCE)
+            raise
+        except BaseException as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+        return self.meet({"returned": returned}, ONCE)[0]["returned"]
+
+
+class SingleProcess(ProcessGroup):
+    """The only process of its run: it waits for nobody.
+
+    >>> here = SingleProcess()
+    >>> here.index, here.count, here.meet("hello")
+    (0, 1, ['hello'])
+    """
+
+    index, count = 0, 1
+
+    def meet(self, word: Json, what: str = "") -> list[Json]:
+        """See `ProcessGroup`."""
+        return [word]
+
+    def agree(self, what: str, value: Json) -> None:
+        """See `ProcessGroup`."""
+
+    def fail(self, text: str) -> None:
+        """See `ProcessGroup`."""
+
+
+class Connected(ProcessGroup):
+    """One of several processes.
+
+    Every meeting has a number. The processes leave their words under it; process 0 collects them, leaves them in one
+    piece, and removes the meeting before, which everybody has left.
+
+    Args:
+      client: of JAX's coordination service.
+      index: of this process.
+      count: of all.
+      run: the number of the run among those of this process, the same in all.
+      timeout: seconds that a meeting waits for a process.
+    """
+
+    def __init__(self, client: Any, index: int, count: int, run: int, timeout: float = MEETING) -> None:
+        self.index, self.count = index, count
+        self._client, self._run, self._timeout = client, run, timeout
+        self._place, self._before = f"learner/{run}", f"learner/{run - 1}"
+        self._number = 0
+        self._over = ""  # why there are no more meetings
+
+    def meet(self, word: Json, what: str = "") -> list[Json]:
+        """See `ProcessGroup`."""
+        text = json.dumps([what, word])
+        if self._over:
+            raise ProcessError(self._over)
+        self._number += 1
+        end = time.monotonic() + self._timeout
+        place = f"{self._place}/{self._number}"
+        if self.index == 0:
+            together = f"[{', '.join(self._collected(place, text, end))}]"
+            self._ask(self._client.key_value_set, f"{place}/all", together)
+            self._ask(self._client.key_value_delete, self._before)
+            self._before = place
+        else:
+            self._ask(self._client.key_value_set, f"{place}/{self.index}", text)
+            together = self._awaited(place, "all", end)
+        said: list[tuple[str, Json]] = json.loads(together)
+        if len({name for name, _ in said}) > 1:
+            where = ", ".join(f"process {index} at {name!r}" for index, (name, _) in enumerate(said))
+            raise ProcessError(
+                f"the processes of the run do different things: {where}. Their data must have equally many batches, "
+                "and hooks and metrics may not differ between them"
+            )
+        return [word for _, word in said]
+
+    def fail(self, text: str) -> None:
+        """See `ProcessGroup`."""
+        if self._over:
+            return  # the others know, from this process or from another
+        self._over = f"process {self.index} has failed, and meets the others no more: {text}"
+        _tell(self._client, self.index, self._run, text)
+
+    def _collected(self, place: str, text: str, end: float) -> list[str]:
+        words = {0: text}
+        while len(words) < self.count:
+            latest = max(set(range(self.count)) - set(words))
+            words[latest] = self._awaited(place, str(latest), end)
+            if len(words) < self.count:  # most of the rest is there by now
+                words |= {index: said for index, said in self._under(place).items() if index}
+        return [words[index] for index in range(self.count)]
+
+    def _awaited(self, place: str, name: str, end: float) -> str:
+        seconds = SLICES[0]
+        while True:
+            try:
+                wait = max(1, round(1000 * min(seconds, end - time.monotonic())))
+                word: str = self._client.blocking_key_value_get(f"{place}/{name}", wait)
+                return word
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise self._lost(error) from error
+            self.heed()
+            if self.index == 0:  # has no word of its own there; who looks for the missing shall see that it has come
+                self._ask(self._client.key_value_set, f"{place}/0", "null", True)
+            if time.monotonic() >= end:
+                raise self._missed(place)
+            seconds = SLICES[1]
+
+    def heed(self) -> None:
+        """See `ProcessGroup`."""
+        failed = self._failed()
+        if failed:
+            self._over = "; ".join(f"process {index} failed: {text}" for index, text in sorted(failed.items()))
+            raise ProcessError(self._over)
+
+    def _missed(self, place: str) -> ProcessError:
+        came = {self.index, *self._under(place), *self._failed()}
+        missing = [index for index in range(self.count) if index not in came]
+        text = (
+            f"{_named(missing)} did not come within {self._timeout:g} s to where all processes of the run meet: ended, "
+            "hanging or slow; the machine may know, or the log there"
+        )
+        self.fail(text)
+        self._over = text
+        if self.index:  # after the failure: who comes later shall find that, and not all the words
+            self._ask(self._client.key_value_delete, f"{place}/{self.index}")
+        return ProcessError(text)
+
+    def _failed(self) -> dict[int, str]:
+        """Who has failed, and what each says. A run that failed before this one is over."""
+        said = {index: json.loads(text) for index, text in self._under(FAILED).items()}
+        return {index: text for index, (run, text) in said.items() if run is None or run >= self._run}
+
+    def _under(self, place: str) -> dict[int, str]:
+        entries = self._ask(self._client.key_value_dir_get, place)
+        found = {key.rpartition("/")[2]: value for key, value in entries}
+        return {int(name): value for name, value in found.items() if name.isdigit()}
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except jax.errors.JaxRuntimeError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> ProcessError:
+        reason = str(error).partition("\n")[0]
+        return ProcessError(f"process 0, through which the processes of the run meet, cannot be reached: {reason}")
+
+
+def _tell(client: Any, index: int, run: int | None, text: str) -> None:
+    try:
+        client.key_value_set(f"{FAILED}/{index}", json.dumps([run, text]), True)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        print(f"learner: the other processes could not be told of this failure: {reason}", file=sys.stderr)
+
+
+def leave(text: str, patience: float = 5.0) -> None:
+    """Tells the other processes that this one ends because of an error, whichever run they are in. They raise it when
+    they wait for this one, and should leave as well; then all end together. Without other processes it does nothing.
+
+    Devices of the others may wait for those of this process, and JAX lets none end before all do. So where not all have
+    left in time, this one ends without them, which ends their waiting.
+
+    Args:
+      text: what they raise.
+      patience: seconds that the others have.
+    """
+    state = distributed.global_state
+    client, index = state.client, state.process_id
+    if client is None or state.num_processes == 1:
+        return
+    _tell(client, index, None, text)
+    end = time.monotonic() + patience * (1 if index else 1.5)  # the others are lost without process 0
+    try:
+        client.key_value_set(f"{LEFT}/{index}", "", True)
+        for other in range(state.num_processes):
+            client.blocking_key_value_get(f"{LEFT}/{other}", max(1, round(1000 * (end - time.monotonic()))))
+    except jax.errors.JaxRuntimeError:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            client.key_value_delete(f"{LEFT}/{index}")
+        for held in (client, state.service):  # JAX waits for the others where it ends them, and so does Python's end
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        state.client = state.service = None
+
+
+_runs = itertools.count(1)
+
+
+def hosts(timeout: float = MEETING) -> ProcessGroup:
+    """The processes that this one runs with: those of `connect`, or of somebody else's `jax.distributed.initialize`.
+
+    Every run asks once, in the same order in all processes: what is said in one run is not heard in the next.
+
+    Args:
+      timeout: seconds that a meeting waits for a process that has not come.
+
+    >>> hosts().count
+    1
+    """
+    state = distributed.global_state
+    if state.client is None or state.num_processes == 1:
+        return SingleProcess()
+    return Connected(state.client, state.process_id, state.num_processes, next(_runs), timeout)
+
+
+def _named(processes: Sequence[int]) -> str:
+    """
+    >>> _named([0]), _named([0, 1, 4])
+    ('process 0', 'processes 0, 1 and 4')
+    """
+    if len(processes) == 1:
+        return f"process {processes[0]}"
+    return f"processes {', '.join(map(str, processes[:-1]))} and {processes[-1]}"
+
+
+def _difference(what: str, values: Sequence[Json]) -> str:
+    """Who has what, at each place where the values of the processes differ.
+
+    >>> print(_difference("the config", [{"lr": 1, "seed": 0}, {"lr": 2, "seed": 0}, {"lr": 1, "seed": 0}]))
+    the processes of the run differ in the config:
+      lr is 1 in processes 0 and 2; 2 in process 1
+    >>> print(_difference("the seed", [3, 4]))
+    the processes of the run differ in the seed: 3 in process 0; 4 in process 1
+    """
+    flat = [_leaves(value) for value in values]
+    places = [place for place in dict.fromkeys(itertools.chain(*flat)) if len({each.get(place) for each in flat}) > 1]
+    lines = []
+    for place in places[:SHOWN]:
+        who = collections.defaultdict(list)
+        for index, each in enumerate(flat):
+            who[each.get(place, "missing")].append(index)
+        said = "; ".join(f"{text[:LONGEST]} in {_named(processes)}" for text, processes in who.items())
+        lines.append(f"{place} is {said}" if place else said)
+    title = f"the processes of the run differ in {what}:"
+    if places == [""]:
+        return f"{title} {lines[0]}"
+    more = [f"and at {len(places) - SHOWN} more places"] if len(places) > SHOWN else []
+    return "\n  ".join([title, *lines, *more])
+
+
+def _leaves(value: Json, place: str = "") -> dict[str, str]:
+    """The parts of a JSON value and the lines of a text, as JSON, by where they are."""
+    if isinstance(value, str) and "\n" in value:
+        value = {f"line {number}": line for number, line in enumerate(value.split("\n"), 1)}
+    if not value or not isinstance(value, dict | list):
+        return {place: json.dumps(value)}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {
+        where: text
+        for key, item in items
+        for where, text in _leaves(item, f"{place}.{key}" if place else str(key)).items()
+    }

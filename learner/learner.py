@@ -1,0 +1,702 @@
+"""The learner and its loop.
+
+There is one loop, for every model, every device and every kind of data: `loop` below. What each of its lines does is
+said by `learner.training.run`; what it computes by `learner.steps`.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.checkpoint import DamagedError
+from learner.checkpoint.items import from_items, to_items
+from learner.data.batch_arrays import batch_arrays, refuse_wrapped
+from learner.data.source import source_of
+from learner.data.workers import check_process
+from learner.diagnostics.overview import made_overview, tell_overview
+from learner.diagnostics.rate_range import RangeTest, Watcher, check_range
+from learner.diagnostics.sharding_report import ShardingReport, sharding_report
+from learner.distributed.process_group import ProcessGroup, hosts
+from learner.errors import LearnerError, one_error
+from learner.events import Overview
+from learner.optimizers.lengths import describe_schedules, schedules_in, told, with_placeholder_schedules
+from learner.runs import control_files as asking
+from learner.runs.history import History, read_history
+from learner.runs.layout import read_summary
+from learner.runs.lock import locked
+from learner.runs.metric_logs import file_name
+from learner.schedules import Exponential, ReduceOnPlateau, Schedule
+from learner.schedules.whole import settled
+from learner.steps.evaluated import evaluated, evaluates_others
+from learner.steps.measure import MetricCollection
+from learner.steps.optimizer import check_schedule
+from learner.steps.state import TrainState
+from learner.steps.step import Step
+from learner.strategies import Strategy, choose_devices
+from learner.training import directory
+from learner.training.agreement import description, refuse_together, together
+from learner.training.directory import problem_with
+from learner.training.dispatch_plan import (
+    SINGLE_PROCESS,
+    decide_dispatch,
+    feeder_for,
+    flight_of,
+    make_runner,
+    open_store,
+    planned,
+    refuse_checkpoints,
+    remove_checkpoints,
+)
+from learner.training.executor import Runner
+from learner.training.feed.dispatches import bytes_of
+from learner.training.fingerprints import fingerprint_of
+from learner.training.initialization import InitReport, take_initial
+from learner.training.oom import Needs, OomContext, explained
+from learner.training.options import Options
+from learner.training.preflight import (
+    Inputs,
+    checked_step,
+    no_step,
+    read_inputs,
+    read_valid,
+    refuse_endless,
+    run_length,
+)
+from learner.training.profile import Profile, Window, check_steps
+from learner.training.profiler import MOST
+from learner.training.reporter import Pace, Worker
+from learner.training.result import LearningResult
+from learner.training.resume import (
+    Differing,
+    Restored,
+    data_of,
+    differences,
+    restore,
+    restore_newest,
+    set_stopping,
+    too_few_epochs,
+)
+from learner.training.run import Run, validate
+from learner.training.session import RunSpec, opened
+from learner.training.signals import TERMINATED, on_signals
+from learner.training.single_step import SingleStepRunner
+from learner.training.step_checks import GIVEN, Tracing, check_predict, check_train, check_valid, wrong_values
+from learner.training.stopping import Interrupter, StopRequest
+from learner.util.trees import named_leaves
+
+PyTree = Any
+
+
+def loop(run: Run) -> str:
+    """Trains until the run is over, and says why it ended. Inside an epoch nothing here waits for the device."""
+    if not run.is_pressed():
+        run.catch_up()
+    dispatches = run.dispatches()
+    try:
+        while (reason := run.stop_reason()) is None and (dispatch := next(dispatches, None)) is not None:
+            run.check()
+            run.train(dispatch)
+            run.end_step(ends_epoch=dispatch.ends_epoch)
+            run.save_if_due()
+    finally:
+        dispatches.close()  # type: ignore[attr-defined]
+    reason = reason or run.stop_reason() or "num_epochs"
+    return run.finish(reason)
+
+
+class Learner:
+    """Trains a model. `LearnerBuilder.build` makes it.
+
+    `init`, `train_step` and `valid_step` are pure functions of arrays, for `jax.jit`, `jax.vmap` and loops of one's
+    own; `fit` dispatches the same steps. Called as they are they run the programs of `fit` on one device, one step at a
+    time and to the same bits; within a transformation they are what it makes of them, whose last bits may differ.
+
+    A subclass may have another `loop`; `LearnerBuilder.learner_class` makes one of it.
+    """
+
+    def __init__(
+        self, options: Options, step: Step, lr: float, plateau: ReduceOnPlateau | None, train: Any, valid: Any
+    ):
+        check_process()
+        self._options, self._step, self._lr, self._plateau = options, step, lr, plateau
+        self._schedule = step.schedule if isinstance(step.schedule, Schedule) else None  # for a run of any length
+        self._optimizer = step.optimizer  # the same; its groups may have schedules
+        if self._schedule is not None and self._schedule.waits:
+            self._step = dataclasses.replace(step, schedule=None)
+        self._step = dataclasses.replace(self._step, optimizer=with_placeholder_schedules(step.optimizer))
+        self._settled = False
+        self._train_data, self._valid_data = train, valid
+        self._looked = {"train": False, "valid": False}  # at the steps, by `train_step` and `valid_step`
+        self._runner: Runner | None = None
+        self._one_by_one: SingleStepRunner | None = None
+        self._fitted = False
+        self._taken: InitReport | None = None
+        if options.start is None:
+            self._take_initial()
+
+    # -- pure functions ------------------------------------------------------------------------------------------------
+
+    def init(self) -> TrainState:
+        """The state before the first step. Its arrays are copies of the model's, or of what `initial_from` names."""
+        self._settle_alone()
+        self._take_initial()
+        return self._blank()
+
+    def _blank(self) -> TrainState:
+        return self._step.init(self._lr, self._options.seed)
+
+    def _placed(self) -> TrainState:
+        """The same, where the strategy has its parts."""
+        places = None if self._strategy.resident else self._strategy
+        state = self._step.init(self._lr, self._options.seed, places)
+        if self._step.family.fresh is not None and (wrong := wrong_values(state.params)):
+            raise one_error(wrong)
+        return state
+
+    def _shapes(self) -> TrainState:
+        """The shapes of the same."""
+        shapes: TrainState = self._strategy.placed_shapes(jax.eval_shape(self._blank))
+        return shapes
+
+    @functools.cached_property
+    def _strategy(self) -> Strategy:
+        return self._options.devices or choose_devices()
+
+    def _take_initial(self) -> None:
+        """Reads what `initial_from` names, once; a run that goes on from a checkpoint of its own never does."""
+        if self._options.initial is not None and self._taken is None:
+            with jax.ensure_compile_time_eval():
+                family, self._taken = take_initial(self._options, self._step.family)
+            self._step = dataclasses.replace(self._step, family=family)
+
+    def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
+        """One optimizer step: the new state, and the step's value of each numeric metric by name, with its `weight`.
+
+        Args:
+          state: of `init` or of a step before; it is not changed.
+          batches: the micro-batches of the step, at most `grads_accumulation` of them.
+        """
+        if not 1 <= len(batches) <= self._step.accumulate:
+            raise LearnerError(
+                f"train_step got {len(batches)} batches; a step has 1 to {self._step.accumulate} micro-batches"
+            )
+        if self._step.train is None and self._step.update is None:
+            raise LearnerError(no_step("train_step"))
+        self._settle_alone()
+        if not self._looked["train"]:
+            self._look_at_train(state, batches[0])
+        if not _is_traced(state, batches):
+            with Tracing("train_step", GIVEN, lambda: batches[-1]):
+                return self._alone().train(state, batches)
+        state, metrics, weight = self._step.whole(state, list(batches))
+        return state, self._named("train", metrics) | {"weight": weight}
+
+    def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
+        """The metrics of one validation batch by name, with its `weight`. The model is in eval mode."""
+        if self._step.valid is None:
+            raise LearnerError(no_step("valid_step"))
+        if not self._looked["valid"]:
+            if problems := check_valid(self._step, state, batch, GIVEN):
+                raise one_error(problems)
+            self._looked["valid"] = True
+        if not _is_traced(state, batch):
+            with Tracing("valid_step", GIVEN, lambda: batch):
+                return self._alone().valid(state, batch)
+        metrics, weight, _ = self._step.valid_metrics(state, batch, jnp.int32(0))
+        return self._named("valid", metrics) | {"weight": weight}
+
+    def _alone(self) -> SingleStepRunner:
+        if self._one_by_one is None or self._one_by_one.step is not self._step:
+            self._one_by_one = SingleStepRunner(self._step, self._strategy.platform)
+        return self._one_by_one
+
+    def model_of(self, state: TrainState) -> Any:
+        """The model of a state, of the type that was given to `build`, in eval mode; it has copies of its arrays."""
+        return self._rebuild(jax.tree.map(jnp.copy, state))
+
+    def _named(self, kind: str, metrics: PyTree) -> dict[str, Any]:
+        measure = self._step.train_measure if kind == "train" else self._step.valid_measure
+        return dict(zip(measure.step_names, measure.step_values(metrics), strict=True))
+
+    def _look_at_train(self, state: TrainState, batch: PyTree) -> None:
+        """Reports what is wrong with the train step, and finds out whether it computes its own gradients."""
+        problems, own_grads = check_train(self._step, state, batch)
+        if problems:
+            raise one_error(problems)
+        self._step = dataclasses.replace(self._step, own_grads=own_grads)
+        self._looked["train"] = True
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def loop(self, run: Run) -> str:
+        """What `fit` does once a run is open, until it returns why the run ended: the loop of `learner.fit`. A subclass
+        that has its own uses the words of it; logs, events, checkpoints and resuming are theirs.
+        """
+        return loop(run)
+
+    def fit(self, train: Any = None, valid: Any = None) -> LearningResult:
+        """Trains, and leaves the run in its directory.
+
+        Args:
+          train: batches: one of our loaders, any iterable of batches, a function that returns an iterator, a Grain
+            dataset, or a dataset with `with_batch_size`. Default: what `build` was given.
+          valid: the same for validation, or a dict of several by name; `None`: no validation.
+
+        Returns:
+          The trained model and what became of it.
+
+        Raises:
+          LearnerError: something is wrong with the input; nothing was compiled or written then.
+          NonFiniteError: the numbers went wrong; see `LearnerBuilder.on_nonfinite`.
+          OutOfMemoryError: the device had no room for a step, a validation or the copy that a checkpoint is made from;
+            it comes from the error of JAX and says what to set. The checkpoints before it are as they were.
+          SystemExit: with the code 143, after SIGTERM and the checkpoint that it asks for; see
+            `LearnerBuilder.on_sigterm`.
+        """
+        check_process()
+        if self._fitted:
+            raise LearnerError(
+                "this learner was fitted already; build a new one, with resume() to go on where it ended or "
+                "with another directory"
+            )
+        here = hosts()
+        with together(here):
+            result = self._fit_with(here, train, valid)
+        if result is None:
+            sys.exit(TERMINATED)
+        return result
+
+    def _fit_with(self, here: ProcessGroup, train: Any, valid: Any) -> LearningResult | None:
+        """With the other processes of the run, of which the first one alone looks after the directory. `None`: it ended
+        by SIGTERM, and so is the process to end.
+        """
+        options = self._options
+        going_on = here.once(self._begins)
+        if not going_on:
+            self._take_initial()
+        inputs = self._inputs(train, valid)
+        if options.valid_every is not None and not inputs.valid:
+            raise LearnerError(
+                f"valid_every is {options.valid_every}, and there is no validation data: give it to fit(train, valid) "
+                "or to build(..., valid=), or leave valid_every out"
+            )
+        if options.checkpoints is not None:
+            inputs.source("train").keep_state()
+        lr = self._lr if self._step.schedule is None and self._plateau is None else None
+        shapes = jax.eval_shape(self._blank)
+        fingerprint = fingerprint_of(options, self._step, shapes, inputs, lr, self._plateau, self._strategy.description)
+        inputs.programs.clear()  # what they hold in memory
+        if here.count > 1:
+            refuse_together(options, self._strategy)
+            rate = self._lr, describe_schedules(self._step.schedule, self._step.optimizer), self._plateau is None
+            said = description(options, self._step, self._strategy, inputs, rate, going_on, fingerprint)
+            here.agree("what they train", said)
+            fingerprint = here.once(lambda: fingerprint)  # the first rows of its share, which checkpoints have
+        here.once(lambda: self._refuse_foreign(inputs))  # before anything is written
+        options.directory.mkdir(parents=True, exist_ok=True)
+        with locked(options.directory) if here.index == 0 else contextlib.nullcontext():
+            if here.index == 0:
+                asking.forget(options.directory)
+            return self._fit_in(here, inputs, going_on, fingerprint)
+
+    def _begins(self) -> bool:
+        """Whether the run in the directory goes on. A run that may not begin there is an error."""
+        options, going_on = self._options, self._goes_on()
+        if not going_on:
+            directory.refuse_run(options.directory, overwrite=options.overwrite)
+            refuse_checkpoints(options)
+        return going_on
+
+    def _refuse_foreign(self, inputs: Inputs) -> None:
+        splits = ["train", "custom", *map(file_name, inputs.valid)]
+        directory.refuse_foreign(self._options.directory, splits, profile=self._options.profile is not None)
+
+    def _prepare(self, going_on: bool) -> None:
+        if not going_on:
+            directory.refuse_run(self._options.directory, overwrite=self._options.overwrite)  # one may have begun since
+        directory.prepare(self._options.directory, keep=going_on)
+        if not going_on:
+            remove_checkpoints(self._options)
+
+    def _recover(self) -> None:
+        with contextlib.closing(open_store(self._options)) as store:
+            store.recover()
+
+    def _fit_in(
+        self, here: ProcessGroup, inputs: Inputs, going_on: bool, fingerprint: Mapping[str, Any]
+    ) -> LearningResult | None:
+        """In a directory that nobody else uses."""
+        options = self._options
+        if going_on:
+            here.once(self._recover)
+        allow = (options.start or {}).get("allow", ())
+        differing = lambda progress: differences(progress, fingerprint, inputs, allow)  # noqa: E731
+        restored = self._restored(differing, here) if going_on else None
+        if restored is not None:
+            if (finished := self._finished(restored)) is not None:
+                return finished
+            position, data = restored.position, data_of(restored.progress, here.index)
+            inputs.source("train").refuse_position(position.epoch, position.batch, data)
+        if restored is None:
+            self._take_initial()
+        state = self._placed() if restored is None else restored.state
+        if restored is not None and (self._plateau is None or restored.progress["plateau"] is None):
+            lr_scale = self._strategy.place(np.float32(self._lr))  # the rate may be another one now
+            state = dataclasses.replace(state, lr_scale=lr_scale)
+        self._fitted = True
+        here.once(lambda: self._prepare(going_on))
+        asked = StopRequest()
+        settings = options, self._step, self._plateau, self._rebuild, self._strategy
+        start = RunSpec(
+            *settings, inputs, state, restored, going_on, asked, fingerprint, tell_overview, self._taken, here
+        )
+        with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
+            run.stopped_by = self.loop(run)
+        self._runner = run.runner
+        ended_by = run.ended_by if here.count > 1 else asked.reason  # a signal that comes later is for this one alone
+        if ended_by == "sigterm" and options.on_sigterm == "exit":  # be it that it came with the last save
+            return None
+        return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
+
+    def _goes_on(self) -> bool:
+        """Whether the run in the directory goes on."""
+        start, place = self._options.start, self._options.directory
+        if start is None or directory.holds_run(place):
+            return start is not None
+        if not start.get("resume"):
+            asked = " ".join(f"{key} {value}" for key, value in start.items())
+            raise LearnerError(
+                f"there is no run in {place}, so there is no checkpoint of {asked}; resume() starts afresh there"
+            )
+        return False
+
+    def _inputs(self, train: Any, valid: Any) -> Inputs:
+        train = self._train_data if train is None else train
+        valid = self._valid_data if valid is None else valid
+        inputs = read_inputs(self._options, train, valid, self._strategy)
+        wrong = self._settle(inputs.source("train").batches)
+        shapes = jax.eval_shape(self._blank)
+        self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau, self._strategy, wrong)
+        return inputs
+
+    def _settle(self, batches: int | None) -> list[str]:
+        """The schedules learn how long the run is; returns what is wrong with them then."""
+        run = run_length(self._options, batches)
+        optimizer, wrong = told(self._optimizer, run)
+        self._step = dataclasses.replace(self._step, optimizer=optimizer)
+        if self._schedule is not None:
+            schedule, wrong_with_rate = settled(self._schedule, run)
+            self._step = dataclasses.replace(self._step, schedule=schedule)
+            wrong = wrong_with_rate + wrong + ([] if schedule is None else check_schedule(schedule))
+        self._settled = not wrong
+        return wrong
+
+    def _settle_alone(self) -> None:
+        """The same without `fit`, which reads the data."""
+        if self._settled:
+            return
+        schedules = schedules_in(self._schedule, self._optimizer)
+        waiting = [(what, each) for what, each in schedules if isinstance(each, Schedule) and each.waits]
+        if not waiting:
+            return
+        data, options = self._train_data, self._options
+        if data is None and options.num_steps is None:
+            what, schedule = waiting[0]
+            raise LearnerError(
+                f"{what or 'the learning rate'}: {schedule!r} counts with the length of the run, which is known with "
+                "the training data: give it to build(..., train=), set num_steps(n), or use "
+                "schedule.resolved(num_steps=..., steps_per_epoch=...)"
+            )
+        batches = None if data is None else source_of(data, "train", batch_size=options.batch_size).batches
+        with jax.ensure_compile_time_eval():
+            wrong = self._settle(batches)
+        if wrong:
+            raise one_error(wrong)
+
+    def _restored(
+        self, differing: Differing = lambda progress: [], here: ProcessGroup = SINGLE_PROCESS
+    ) -> Restored | None:
+        """The checkpoint to go on from: `None` when there is none and that is all right."""
+        start = self._options.start or {}
+        allow = start.get("allow", ())
+        store, into = open_store(self._options, hosts=here), (self._shapes(), self._step.filled)
+        try:
+            if start.get("resume"):
+                return restore_newest(store, *into, allow, differing)
+            epoch = start.get("epoch", None if "step" in start else "latest")
+            return restore(store, store.find(epoch, start.get("step")), *into, allow, differing)
+        finally:
+            store.close()
+
+    def _finished(self, restored: Restored) -> LearningResult | None:
+        """The result of a run that has nothing left to do; nothing is written then."""
+        options, position = self._options, restored.position
+        set_stopping(options.early_stopping, restored.progress["early_stopping"])
+        past = (options.num_epochs is not None and position.epoch > options.num_epochs) or (
+            options.num_steps is not None and position.step >= options.num_steps
+        )
+        if not past and not any(stopping.reason for stopping in options.early_stopping):
+            return None
+        summary = read_summary(options.directory)
+        ended = ("num_epochs", "num_steps", "early stopping")
+        if summary is None or not str(summary.get("stopped_by")).startswith(ended):
+            return None
+        if summary.get("steps") != position.step or position.due:
+            return None
+        for text in too_few_epochs(options, position):
+            warnings.warn(text, stacklevel=5)
+        self._fitted = True
+        self._runner = make_runner(self._step, restored.state, self._strategy)
+        return self._result(self._runner.state, read_history(options.directory), summary["stopped_by"], summary)
+
+    def _result(
+        self, state: TrainState, history: History, stopped_by: str, summary: Mapping[str, Any]
+    ) -> LearningResult:
+        assert self._runner is not None
+        copied = self._runner.copy(state)
+        return LearningResult(self._rebuild(copied), history, stopped_by, summary, self._best_model)
+
+    def _rebuild(self, state: TrainState) -> Any:
+        return self._step.family.rebuild(evaluated(state.params, state.opt_state), state.model_state)
+
+    def _best_model(self) -> Any:
+        """Read the model of the best checkpoint that is not damaged.
+
+        Raises:
+          LearnerError: the run saved nothing, or none of its checkpoints can be read.
+        """
+        if self._options.checkpoints is None:
+            raise LearnerError(
+                "the run kept no best model: with_file_checkpointer(None) turns saving off. Leave it out, or use "
+                "result.model, the model after the last step"
+            )
+        store = open_store(self._options)
+        damaged = []
+        try:
+            state = self._shapes()
+            needed = ("model", "optim") if evaluates_others(named_leaves(state.opt_state)) else ("model",)
+            for entry in store.ranked():
+                try:
+                    items = store.restore(
+                        entry.step, {name: x for name, x in to_items(state).items() if name in needed}
+                    )
+                except DamagedError as error:
+                    damaged.append(str(error))
+                else:
+                    return self._rebuild(from_items(items, state))
+        finally:
+            store.close()
+        why = "; ".join(damaged) or f"there is no checkpoint in {store.path(0).parent}"
+        raise LearnerError(f"the best model cannot be read: {why}. result.model is the model after the last step")
+
+    # -- without training ----------------------------------------------------------------------------------------------
+
+    def evaluate(self, data: Any) -> dict[str, float | str]:
+        """The metrics of the valid step over all of `data`, by name.
+
+        After `fit` it is the trained model; before, the checkpoint that `resume()` or `checkpoint()` chose, else the
+        model as given.
+        """
+        runner, inputs = self._standing(data)
+        refuse_endless(inputs)
+        first_batches = inputs.first_batches.items()
+        if wrong := [p for split, first in first_batches for p in check_valid(self._step, runner.state, first, split)]:
+            raise one_error(wrong)
+        needs = Needs(inputs.first_batches, bytes_of(runner.state))
+        metrics = {split: self._options.metrics_of(split) for split in inputs.valid}
+        worker = Worker(metrics, None, History(), (), Pace(), flight=flight_of(runner.strategy))
+        try:
+            for split, source in inputs.valid.items():
+                feeder, plan = feeder_for(inputs, split, runner.strategy, self._options, lambda text: None)
+                plan.loop = decide_dispatch(runner, feeder, plan, self._options, "valid", runner.strategy).loop
+                with explained(needs, lambda: worker.failure), OomContext(split):
+                    validate(runner, feeder, worker, split, source.batches, 1, 0, None)
+            with explained(needs):
+                worker.wait()
+        finally:
+            worker.close()
+            for source in inputs.valid.values():
+                source.close()
+        return {key.removeprefix("valid/").removeprefix("valid-"): values[-1] for key, values in worker.history.items()}
+
+    def sharding_report(self, train: Any = None) -> ShardingReport:
+        """Where every array of the state would lie and what the compiled training needs, without training: no state is
+        made and nothing is written. `print` shows it as tables.
+
+        Args:
+          train: as for `fit`; its first batches are read.
+        """
+        inputs = self._inputs(train, None)
+        try:
+            shapes = jax.eval_shape(self._blank)
+            return sharding_report(self._options, self._step, shapes, self._strategy, inputs)
+        finally:
+            for source in (inputs.source("train"), *inputs.valid.values()):
+                source.close()
+
+    def overview(self, train: Any = None, *, compiled: bool = True) -> Overview:
+        """What a run would be, without training: the arrays of its model, the operations of a step, its length, and
+        what of memory it needs. No state is made and nothing is written. `learner.renderers.print_overview` prints it,
+        as `summary()` of the builder does before a run.
+
+        Args:
+          train: as for `fit`; its first batches are read.
+          compiled: also compiles the training, which alone tells the memory that is in use while it runs.
+        """
+        inputs = self._inputs(train, None)
+        try:
+            shapes = jax.eval_shape(self._blank)
+            return made_overview(planned(self._options, self._step, shapes, self._strategy, inputs), compiled)
+        finally:
+            for source in (inputs.source("train"), *inputs.valid.values()):
+                source.close()
+
+    def find_lr(
+        self,
+        train: Any = None,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        steps: int = 100,
+        smoothing: float = 0.8,
+        diverges: float = 4.0,
+    ) -> RangeTest:
+        """The range test: trains a copy of the model for some steps, each with a greater rate than the one before, and
+        looks at the losses. Nothing is left behind: the run is in a directory that is removed, and neither the model
+        nor the learner changes, which can be fitted afterwards. The rate that it was built with plays no part.
+
+        Args:
+          train: as for `fit`; what can be read once is used up. Default: what `build` was given.
+          lowest: the rate of the first step.
+          highest: the rate of the last step; those between grow by one factor.
+          steps: optimizer steps. It ends earlier where the loss diverges.
+          smoothing: how much each earlier loss counts beside the next one in the smoothed losses.
+          diverges: the loss diverges where it is not finite, or smoothed so many times as large as its lowest.
+
+        Returns:
+          The rates, the losses, and the rates that they suggest.
+
+        Raises:
+          LearnerError: something is wrong with the input, or the first loss is not finite.
+        """
+        check_range(lowest, highest, steps, smoothing, diverges)
+        if hosts().count > 1:
+            raise LearnerError("find_lr runs in one process; leave out what connects several of them")
+        if self._options.initial is not None:
+            self._take_initial()
+        schedule = Exponential(lowest, highest / lowest, every=steps - 1)
+        interrupter = Interrupter()
+        watcher = Watcher(interrupter, smoothing, diverges)
+        with tempfile.TemporaryDirectory(prefix="learner-") as place:
+            options = self._options.of_a_trial(Path(place) / "run", steps, interrupter, watcher)
+            measure = MetricCollection.of(options.train_metrics)
+            step = dataclasses.replace(self._step, schedule=schedule, train_measure=measure, watch=options.on_nonfinite)
+            step = dataclasses.replace(step, optimizer=self._optimizer)
+            trial = Learner(options, step, 1.0, None, self._train_data if train is None else train, None)
+            if trial.fit().stopped_by == "ctrl-c":
+                raise KeyboardInterrupt
+        losses = watcher.losses
+        if not len(losses):
+            raise LearnerError("the first loss is not finite: look at the model and the data before the learning rate")
+        return RangeTest(np.array([float(schedule(i)) for i in range(len(losses))]), losses, steps, smoothing)
+
+    def profile(
+        self,
+        train: Any = None,
+        *,
+        steps: tuple[int, int | None] = (20, None),
+        directory: str | os.PathLike[str] = "profile",
+    ) -> Profile:
+        """Trains a copy of the model for some steps and says where their time goes. Neither the model nor the learner
+        changes, which can be fitted afterwards. Nothing is saved, validated or sent to loggers meanwhile; for a profile
+        with them there is `LearnerBuilder.profile`.
+
+        Args:
+          train: as for `fit`; what can be read once is used up. Default: what `build` was given.
+          steps: see `LearnerBuilder.profile`.
+          directory: where the trace and `profile.json` go.
+
+        Returns:
+          The times and what holds the steps back, to be printed.
+
+        Raises:
+          LearnerError: something is wrong with the input, or the data has not as many steps.
+        """
+        first, last = check_steps(steps)
+        if hosts().count > 1:
+            raise LearnerError("profile runs in one process; for several there is LearnerBuilder.profile")
+        if self._options.initial is not None:
+            self._take_initial()
+        if problem := problem_with(Path(directory)):
+            raise LearnerError(problem)
+        found: list[Profile] = []
+        failed: list[str] = []
+        interrupter = Interrupter()
+
+        def done(profile: Profile) -> None:
+            found.append(profile)
+            interrupter.stop("profiled")
+
+        def not_done(why: str) -> None:
+            failed.append(why)
+            interrupter.stop("not profiled")
+
+        with tempfile.TemporaryDirectory(prefix="learner-") as place:
+            options = self._options.of_a_trial(Path(place) / "run", (last or first + MOST) + 1, interrupter)
+            options.train_metrics, options.on_nonfinite = self._options.train_metrics, self._options.on_nonfinite
+            options.profile = Window(first, last, Path(directory), done, not_done)
+            schedule = self._step.schedule if self._schedule is None else self._schedule
+            step = dataclasses.replace(self._step, optimizer=self._optimizer, schedule=schedule)
+            trial = Learner(options, step, self._lr, None, self._train_data if train is None else train, None)
+            if trial.fit().stopped_by == "ctrl-c":
+                raise KeyboardInterrupt
+        if not found:
+            raise LearnerError(f"no step was profiled: {failed[0] if failed else 'nothing was trained'}")
+        return found[0]
+
+    def predict(self, data: Any) -> Iterator[Any]:
+        """The valid step's outputs on the host, batch by batch in the order of `data`, each row once. See
+        `evaluate`.
+        """
+        runner, inputs = self._standing(data, shared=False)  # every process gives all rows
+        if len(inputs.valid) > 1:
+            raise LearnerError(f"predict got several loaders ({', '.join(inputs.valid)}); it takes one")
+        check_predict(self._step, runner.state, next(iter(inputs.first_batches.values())))
+        source = next(iter(inputs.valid.values()))
+        try:
+            for number, batch in enumerate(source.open(1)):
+                arrays = batch_arrays(batch, "given")
+                refuse_wrapped(arrays, "given")
+                yield jax.device_get(runner.outputs(arrays, number))
+        finally:
+            source.close()
+
+    def _standing(self, data: Any, shared: bool = True) -> tuple[Runner, Inputs]:
+        """The model as it stands, and the data as a validation split: of several processes each has its share of it, or
+        all.
+        """
+        if self._step.valid is None:
+            raise LearnerError(no_step("valid_step"))
+        inputs = read_valid(self._options, data, self._strategy if shared else None)
+        if self._runner is None:
+            restored = self._restored() if self._goes_on() else None
+            self._take_initial()
+            state = self._placed() if restored is None else restored.state
+            self._runner = make_runner(self._step, state, self._strategy)
+        return self._runner, inputs
+
+
+def _is_traced(*trees: PyTree) -> bool:
+    """Whether a function is called while JAX traces it."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))

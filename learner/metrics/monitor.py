@@ -1,0 +1,33 @@
+"""The best value of a metric so far."""
+
+import math
+
+from learner.errors import LearnerError
+
+
+class Monitor:
+    """Follows one metric: whether its newest value is the best so far.
+
+    Args:
+      monitor: a metric by key, such as `valid/Loss`.
+      mode: `"min"` or `"max"`; `None`: the metric's own direction.
+      min_delta: how much better a value must be to count.
+    """
+
+    def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0):
+        if not isinstance(monitor, str):
+            raise LearnerError(f"monitor is {monitor!r}; it needs a metric by key, such as 'valid/Loss'")
+        if mode not in (None, "min", "max"):
+            raise LearnerError(f"mode is {mode!r}; it needs 'min', 'max', or None for the metric's own direction")
+        if not (isinstance(min_delta, int | float) and 0 <= min_delta < math.inf):
+            raise LearnerError(f"min_delta is {min_delta!r}; it needs a number that is 0 or more")
+        self.monitor, self.mode, self.min_delta = monitor, mode, float(min_delta)
+        self.best: float | None = None
+
+    def is_better(self, value: float) -> bool:
+        """Whether `value` beats the best so far, which it then becomes. NaN never does."""
+        sign = -1.0 if self.mode == "max" else 1.0
+        if math.isnan(value) or (self.best is not None and not sign * value < sign * self.best - self.min_delta):
+            return False
+        self.best = value
+        return True

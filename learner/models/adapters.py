@@ -1,0 +1,677 @@
+"""Models of every library, split into what is differentiated, what is carried, and how to put them together again.
+
+A `ModelAdapter` is all that differs between `flax.nnx`, `flax.linen` and pytrees (Equinox modules are pytrees): the
+rest of the project sees `params` and `model_state`, and asks the family for a model inside the traced step.
+"""
+
+import abc
+import contextlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from learner.errors import LearnerError
+from learner.util.trees import named_leaves, path_name
+
+Array = Any
+PyTree = Any
+Trainable = Any  # a predicate (path, array) -> bool; for nnx models also an nnx filter
+PARAMS, ARRAYS = "params", "arrays"  # kinds of arrays
+MOST_CONSTANT = 2**20  # bytes of arrays that a function that makes a model may have already: tables and the like
+
+
+class NothingToTrainError(LearnerError):
+    """A model has nothing that is to be differentiated.
+
+    Attributes:
+      family: of the model.
+    """
+
+    def __init__(self, text: str, family: "ModelAdapter") -> None:
+        super().__init__(text)
+        self.family = family
+
+
+class ModelAdapter(abc.ABC):
+    """How models of one library are split and merged.
+
+    Attributes:
+      params: what is differentiated, under its names.
+      model_state: the other arrays of the model.
+      frozen: which of them are parameters that are not trained: booleans in the shape of `model_state`.
+      kinds: what each of them is, in the same shape: `params`, its collection or type of variable (`batch_stats`),
+        `state` of what an Equinox `State` holds, `arrays` of others.
+      kind: the library, for people.
+      name: of the model's class.
+      streams: what of the model belongs to neither: the random streams that it was given with.
+      fresh: makes `(params, model_state)` anew, inside of a program, where they are shapes, or some of their arrays
+        are; see `abstract_adapter`.
+      note: why there is none although one was wanted, for people.
+    """
+
+    kind: str
+    name: str = ""
+    params: PyTree
+    model_state: PyTree
+    frozen: PyTree
+    kinds: PyTree
+    streams: PyTree = ()
+    fresh: Callable[[], tuple[PyTree, PyTree]] | None = None
+    note: str | None = None
+
+    @abc.abstractmethod
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
+        """A model for one trace, in train or eval mode, whose random streams start from `key`, or go on where they were
+        when the model was given.
+        """
+
+    @abc.abstractmethod
+    def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
+        """`(params, model_state)` of a model that `merge` made, or that a step returned, after it ran."""
+
+    @abc.abstractmethod
+    def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
+        """A model as the user gave it, outside of any trace, in eval mode."""
+
+    @abc.abstractmethod
+    def put(self, model: Any, model_state: PyTree, streams: PyTree) -> Any:
+        """Gives the model that was split what a step has left of its state, in place where its library does so, and
+        returns it.
+        """
+
+    def streams_of(self, model: Any) -> PyTree:
+        """`streams` of a model that `merge` made, after it ran."""
+        return ()
+
+    def sync_batch_norm(self, model: Any, axis: str) -> None:  # noqa: B027 (most have none that could be told)
+        """Makes the BatchNorm layers of a merged model use the statistics over a mapped axis too."""
+
+    def is_synced(self, model: Any) -> bool:
+        """Whether there were such layers, after the step."""
+        return False
+
+    @property
+    def changes_in_place(self) -> bool:
+        """Whether a step changes the model that it is given, rather than returning a new one."""
+        return True
+
+    def grads(self, grads: Any) -> PyTree:
+        """Gradients that a step computed by itself, under the names of `params`."""
+        return grads
+
+    def read(self, model: Any) -> PyTree:
+        """The model state after a step. A step that adds or removes variables is an error that names them."""
+        params, model_state = self.read_all(model)
+        what = "a step changed the variables of the model"
+        same_structure(params, self.params, what)
+        return same_structure(model_state, self.model_state, what)
+
+
+def same_tree(a: PyTree, b: PyTree) -> bool:
+    """Whether two trees have the same structure."""
+    structures: list[Any] = [jax.tree.structure(a), jax.tree.structure(b)]
+    return bool(structures[0] == structures[1])
+
+
+def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
+    """`got`, or an error that names the paths in which it differs from `needed`."""
+    if same_tree(got, needed):
+        return got
+    new, old = set(named_leaves(got)), set(named_leaves(needed))
+    parts = [
+        f"{word} {', '.join(sorted(paths))}" for word, paths in (("new:", new - old), ("missing:", old - new)) if paths
+    ]
+    raise LearnerError(
+        f"{what}; {'; '.join(parts) or 'the containers are of other types'}. Every variable must exist before "
+        "training: "
+        "make it in the model's __init__ (or run the model once before building the learner)"
+    )
+
+
+class NnxAdapter(ModelAdapter):
+    """`flax.nnx` modules. Their random streams are not state: each step makes them from its key."""
+
+    kind = "flax.nnx"
+
+    def __init__(self, model: Any, trainable: Trainable = None):
+        from flax import nnx  # costs 0.1 s, and whoever has such a model has paid it
+
+        self._nnx = nnx
+        self._kinds = (_nnx_filter(trainable), nnx.RngKey, nnx.RngCount, ...)
+        parts: Any = nnx.split(model, *self._kinds)
+        self._graph, params, keys, counts, rest = parts
+        self.params, self.model_state = nnx.as_pure(params), nnx.as_pure(rest)
+        variables = jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        frozen = [
+            isinstance(x, nnx.Param) or not isinstance(x, nnx.Variable) for x in variables for _ in jax.tree.leaves(x)
+        ]
+        self.frozen = jax.tree.unflatten(jax.tree.structure(self.model_state), frozen)
+        kinds = [variable_kind(x) for x in variables for _ in jax.tree.leaves(x)]
+        self.kinds = jax.tree.unflatten(jax.tree.structure(self.model_state), kinds)
+        self.streams = tuple(jax.tree.map(_copy, nnx.as_pure(s)) for s in (keys, counts))
+
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
+        """See `ModelAdapter`. A stream that was split over an axis stays split."""
+        streams = self.streams if key is None else self._streams_from(key)
+        model = self._nnx.merge(self._graph, params, *streams, model_state)
+        model.train() if train else model.eval()
+        return model
+
+    def _streams_from(self, key: Array) -> tuple[PyTree, PyTree]:
+        old_keys, old_counts = self.streams
+        leaves, tree = jax.tree.flatten(old_keys)
+        folded = [jax.random.fold_in(key, i) for i in range(len(leaves))]
+        keys = [k if old.shape == () else jax.random.split(k, old.shape) for k, old in zip(folded, leaves, strict=True)]
+        return jax.tree.unflatten(tree, keys), jax.tree.map(jnp.zeros_like, old_counts)
+
+    def streams_of(self, model: Any) -> PyTree:
+        """See `ModelAdapter`."""
+        parts: Any = self._nnx.split(model, *self._kinds)
+        _, _, keys, counts, _ = parts
+        return self._nnx.as_pure(keys), self._nnx.as_pure(counts)
+
+    def put(self, model: Any, model_state: PyTree, streams: PyTree) -> Any:
+        """See `ModelAdapter`."""
+        for part in (*streams, model_state):
+            self._nnx.update(model, part)
+        return model
+
+    def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
+        """See `ModelAdapter`."""
+        parts: Any = self._nnx.split(model, *self._kinds)
+        _, params, _, _, rest = parts
+        return self._nnx.as_pure(params), self._nnx.as_pure(rest)
+
+    def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
+        """See `ModelAdapter`. The random streams are those of the model that was given."""
+        model = self._nnx.merge(self._graph, params, *jax.tree.map(_copy, self.streams), model_state)
+        model.eval()
+        return model
+
+    def sync_batch_norm(self, model: Any, axis: str) -> None:
+        """See `ModelAdapter`."""
+        for _, node in self._nnx.iter_graph(model):
+            if isinstance(node, self._nnx.BatchNorm) and node.axis_name is None:
+                node.axis_name = axis
+
+    def is_synced(self, model: Any) -> bool:
+        """See `ModelAdapter`."""
+        nodes = (node for _, node in self._nnx.iter_graph(model))
+        return any(isinstance(node, self._nnx.BatchNorm) and node.axis_name is not None for node in nodes)
+
+    def grads(self, grads: Any) -> PyTree:
+        """See `ModelAdapter`. Takes what `nnx.grad` returns."""
+        return self._nnx.as_pure(grads) if isinstance(grads, self._nnx.State) else grads
+
+
+def _nnx_filter(trainable: Trainable) -> Any:
+    from flax import nnx
+
+    chosen = nnx.Param if trainable is None else trainable
+    if isinstance(trainable, types.FunctionType | types.MethodType | partial):
+        chosen = nnx.All(nnx.Param, by_path(trainable))
+    # A filter such as nnx.PathContains("head") takes in all that is there.
+    return nnx.All(chosen, nnx.Not(nnx.Any(nnx.RngState, nnx.BatchStat)), _is_inexact)
+
+
+def by_path(predicate: Callable[[str, Any], Any]) -> Callable[[Any, Any], bool]:
+    """A predicate of paths and arrays as a filter of nnx, which gives it variables."""
+
+    def matches(path: Any, value: Any) -> bool:
+        return bool(predicate(".".join(map(str, path)), value[...] if hasattr(value, "get_value") else value))
+
+    return matches
+
+
+def _is_inexact(path: Any, value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Linen:
+    """A `flax.linen` module with its variables, callable inside a step.
+
+    Give it to `build` as the model. In a train step every collection but `params` is mutable and kept up to date;
+    `train` says which mode the step runs in, for modules that take it as an argument:
+
+        def train_step(model, batch):
+            logits = model(batch["image"], train=model.train)
+
+    Attributes:
+      module: the `flax.linen.Module`.
+      variables: its variables, `{"params": ..., "batch_stats": ...}`.
+      rngs: the names of the random streams that the module uses, besides `params`.
+      train: whether a train step is running.
+
+    >>> import flax.linen as nn
+    >>> module = nn.Dense(2)
+    >>> model = Linen(module, module.init(jax.random.key(0), jnp.ones((1, 3))))
+    >>> model(jnp.ones((4, 3))).shape
+    (4, 2)
+    """
+
+    def __init__(self, module: Any, variables: Any, rngs: tuple[str, ...] = ("dropout",)):
+        import flax.core
+
+        if "params" not in variables:
+            raise LearnerError(
+                f"Linen got variables with {sorted(variables)}; it needs what module.init returns, with 'params'"
+            )
+        self.module = module
+        self.variables: dict[str, Any] = dict(flax.core.unfreeze(variables))
+        self.rngs = rngs
+        self.train = False
+        self._axis: str | None = None
+        self._synced = False
+        self._key: Array | None = None
+        self._calls = 0
+
+    def __call__(self, *args: Any, method: Any = None, **kwargs: Any) -> Any:
+        """`module.apply` with the variables as they are, and with random streams while training."""
+        rngs = {}
+        if self._key is not None:
+            key = jax.random.fold_in(self._key, self._calls)
+            rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(self.rngs)}
+        self._calls += 1
+        if not self.train:
+            return self.module.apply(self.variables, *args, rngs=rngs, method=method, **kwargs)
+        mutable = [name for name in self.variables if name != "params"]
+        with _batch_norm_over(self._axis, self._met):
+            out, changed = self.module.apply(self.variables, *args, rngs=rngs, mutable=mutable, method=method, **kwargs)
+        self.variables = {**self.variables, **changed}
+        return out
+
+    def _met(self) -> None:
+        self._synced = True
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """For JAX: functions may take and return one."""
+        names = ("variables", "_key")
+        children = tuple((jax.tree_util.GetAttrKey(name.lstrip("_")), getattr(self, name)) for name in names)
+        return children, (self.module, self.rngs, self.train)
+
+    @classmethod
+    def tree_unflatten(cls, fixed: Any, children: Any) -> "Linen":
+        """For JAX."""
+        made = object.__new__(cls)
+        (made.variables, made._key), (made.module, made.rngs, made.train) = children, fixed
+        made._axis, made._synced, made._calls = None, False, 0
+        return made
+
+
+@contextlib.contextmanager
+def _batch_norm_over(axis: str | None, met: Callable[[], None]) -> Iterator[None]:
+    """Inside, linen's BatchNorm layers without an axis of their own use this one, and `met` is called for each."""
+    if axis is None:
+        yield
+        return
+    import flax.linen as nn
+
+    def call(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        module = context.module
+        if isinstance(module, nn.BatchNorm):
+            met()
+        if isinstance(module, nn.BatchNorm) and module.axis_name is None:
+            object.__setattr__(module, "axis_name", axis)  # modules are frozen; this one is a copy for this call
+        return next_fun(*args, **kwargs)
+
+    with nn.intercept_methods(call):
+        yield
+
+
+class LinenAdapter(ModelAdapter):
+    """`Linen(module, variables)`."""
+
+    kind = "flax.linen"
+
+    def __init__(self, model: Linen, trainable: Trainable = None):
+        self._module, self._rngs = model.module, model.rngs
+        state = {name: v for name, v in model.variables.items() if name != "params"}
+        self._all = TreeAdapter(model.variables["params"], trainable)
+        self.params = self._all.params
+        self.model_state = {"collections": state, "frozen": self._all.model_state}
+        self.frozen = {"collections": jax.tree.map(lambda _: False, state), "frozen": self._all.frozen}
+        collections = {name: jax.tree.map(lambda _, name=name: name, each) for name, each in state.items()}
+        self.kinds = {"collections": collections, "frozen": dict.fromkeys(self._all.frozen, PARAMS)}
+        self._all.params = self._all.model_state = None  # the arrays are held once
+
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Linen:
+        """See `ModelAdapter`."""
+        made = self._rebuilt(params, model_state)
+        made.train, made._key = train, key
+        return made
+
+    def put(self, model: Linen, model_state: PyTree, streams: PyTree) -> Linen:
+        """See `ModelAdapter`."""
+        model.variables = {"params": model.variables["params"], **model_state["collections"]}
+        return model
+
+    def sync_batch_norm(self, model: Linen, axis: str) -> None:
+        """See `ModelAdapter`."""
+        model._axis = axis
+
+    def is_synced(self, model: Linen) -> bool:
+        """See `ModelAdapter`."""
+        return model._synced
+
+    def _rebuilt(self, params: PyTree, model_state: PyTree) -> Linen:
+        whole = self._all.combine(params, model_state["frozen"])
+        return Linen(self._module, {"params": whole, **model_state["collections"]}, self._rngs)
+
+    def read_all(self, model: Linen) -> tuple[PyTree, PyTree]:
+        """See `ModelAdapter`."""
+        params, frozen = self._all.read_all(model.variables["params"])
+        state = {name: v for name, v in model.variables.items() if name != "params"}
+        return params, {"collections": state, "frozen": frozen}
+
+    def rebuild(self, params: PyTree, model_state: PyTree) -> Linen:
+        """See `ModelAdapter`."""
+        return self._rebuilt(params, model_state)
+
+
+class TreeAdapter(ModelAdapter):
+    """Any pytree: a dict of arrays, an Equinox module, a tuple of a module and its `eqx.nn.State`.
+
+    Inexact arrays are differentiated, other arrays, everything inside an Equinox `State` and the variables of nnx
+    modules that are no `nnx.Param` are carried, the remaining leaves (functions, strings, Python numbers) are fixed.
+    """
+
+    kind = "pytree"
+
+    def __init__(self, model: PyTree, trainable: Trainable = None, *, shared: bool = False):
+        self._equinox = equinox_of(model)
+        self.kind = "equinox" if self._equinox else "pytree"
+        self._in_place = bool(nnx_modules(model))
+        paths, tree = jax.tree_util.tree_flatten_with_path(model)
+        self._tree: Any = tree
+        self._names = [path_name(path) for path, _ in paths]
+        leaves = [leaf for _, leaf in paths]
+        _refuse_same_names(self._names)
+        if not shared:
+            _refuse_shared(self._names, leaves)
+        carried = self._carried(model)
+        wanted = trainable or (lambda name, leaf: True)
+        self._arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+        self._trained = [
+            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(wanted(name, leaf))
+            for name, leaf, array, kind in zip(self._names, leaves, self._arrays, carried, strict=True)
+        ]
+        self._static = [None if array else leaf for leaf, array in zip(leaves, self._arrays, strict=True)]
+        self.params, self.model_state = self._divide(leaves)
+        kinds = {name: kind for name, kind in zip(self._names, carried, strict=True) if name in self.model_state}
+        self.frozen = {name: kind is None for name, kind in kinds.items()}
+        self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
+
+    def _carried(self, model: PyTree) -> list[str | None]:
+        """For each leaf that is state whatever its dtype is, what it is; `None` for the others."""
+        if not self._equinox and not self._in_place:
+            return [None] * len(self._names)
+        nodes = jax.tree.leaves(model, is_leaf=self._is_state)
+        return [self._kind(node) for node in nodes for _ in jax.tree.leaves(node)]
+
+    def _kind(self, node: Any) -> str | None:
+        if not self._is_state(node):
+            return None
+        return variable_kind(node) if is_instance_of(node, "flax.nnx", "Variable") else "state"
+
+    def _is_state(self, node: Any) -> bool:
+        if self._equinox and isinstance(node, self._equinox.nn.State):
+            return True
+        return is_instance_of(node, "flax.nnx", "Variable") and not is_instance_of(node, "flax.nnx", "Param")
+
+    def _divide(self, leaves: list[Any]) -> tuple[PyTree, dict[str, Array]]:
+        params = self._tree.unflatten(
+            [leaf if trained else None for leaf, trained in zip(leaves, self._trained, strict=True)]
+        )
+        rows = zip(self._names, leaves, self._arrays, self._trained, strict=True)
+        return params, {name: leaf for name, leaf, array, trained in rows if array and not trained}
+
+    def combine(self, params: PyTree, model_state: dict[str, Array]) -> PyTree:
+        """The whole tree again."""
+        trained = iter(jax.tree.leaves(params))
+        rows = zip(self._names, self._static, self._arrays, self._trained, strict=True)
+        leaves = [next(trained) if t else model_state[name] if array else static for name, static, array, t in rows]
+        return self._tree.unflatten(leaves)
+
+    def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> PyTree:
+        """See `ModelAdapter`. Randomness reaches these models through the step's `rng` argument."""
+        model = self.combine(params, model_state)
+        for module in nnx_modules(model):
+            module.train() if train else module.eval()
+        return self._equinox.nn.inference_mode(model, value=not train) if self._equinox else model
+
+    def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
+        """See `ModelAdapter`. The model that was given stays as it is, but for the nnx modules in it."""
+        made = self.combine(self.params, model_state)
+        nnx: Any = sys.modules.get("flax.nnx")
+        for given, new in zip(nnx_modules(model), nnx_modules(made), strict=True):
+            nnx.update(given, nnx.state(new))
+        return made
+
+    def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
+        """See `ModelAdapter`."""
+        rows = jax.tree_util.tree_leaves_with_path(model)
+        if [path_name(path) for path, _ in rows] != self._names:
+            same_structure(model, self._tree.unflatten(self._names), "a step returned another model than it was given")
+        return self._divide([leaf for _, leaf in rows])
+
+    def rebuild(self, params: PyTree, model_state: PyTree) -> PyTree:
+        """See `ModelAdapter`."""
+        return self.merge(params, model_state, None, train=False)
+
+    @property
+    def changes_in_place(self) -> bool:
+        """See `ModelAdapter`."""
+        return self._in_place
+
+    def grads(self, grads: Any) -> PyTree:
+        """See `ModelAdapter`. Takes what `jax.grad` or `eqx.filter_grad` return."""
+        rows = jax.tree_util.tree_leaves_with_path(grads)
+        if [path_name(path) for path, _ in rows] != self._names:
+            return grads
+        return self._divide([leaf for _, leaf in rows])[0]
+
+
+def variable_kind(variable: Any) -> str:
+    """What the variable of an nnx module is: the name that flax has for its type, or that of the type.
+
+    >>> from flax import nnx
+    >>> [variable_kind(nnx_type(0)) for nnx_type in (nnx.Param, nnx.LoRAParam, nnx.BatchStat, nnx.Intermediate)]
+    ['params', 'params', 'batch_stats', 'intermediates']
+    """
+    from flax import nnx
+
+    if not isinstance(variable, nnx.Variable):
+        return ARRAYS
+    if isinstance(variable, nnx.Param):
+        return PARAMS
+    try:
+        return nnx.variable_name_from_type(type(variable))
+    except ValueError:
+        return type(variable).__name__
+
+
+def nnx_modules(model: PyTree) -> list[Any]:
+    """The nnx modules of a pytree, without those inside of others. The library is never imported for that."""
+
+    def is_module(node: Any) -> bool:
+        return is_instance_of(node, "flax.nnx", "Module")
+
+    return list(filter(is_module, jax.tree.leaves(model, is_leaf=is_module)))
+
+
+def equinox_of(model: PyTree) -> Any:
+    """The equinox module, if the model holds anything of it. It is never imported for that."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return None
+    is_module = lambda node: isinstance(node, equinox.Module | equinox.nn.State)  # noqa: E731
+    return equinox if any(map(is_module, jax.tree.leaves(model, is_leaf=is_module))) else None
+
+
+def _refuse_same_names(names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise LearnerError(
+            f"two leaves of the model are named {', '.join(twice)}, as {{'a.b': x}} and {{'a': {{'b': y}}}} would be; "
+            "give them other names"
+        )
+
+
+def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
+    seen: dict[int, str] = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(leaf, jax.Array | np.ndarray) and leaf.size and seen.setdefault(id(leaf), name) != name:
+            raise LearnerError(
+                f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these "
+                "would become two arrays "
+                "that train apart. Hold it once and use it in both places (or copy it with jnp.copy if they "
+                "should be two)"
+            )
+
+
+def _copy(x: Array) -> Array:
+    return jnp.array(x, x.dtype, copy=True)
+
+
+def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False) -> ModelAdapter:
+    """The family of a model, with the model split.
+
+    Args:
+      model: an `nnx.Module`, a `Linen`, or any pytree with arrays (an Equinox module, a dict).
+      trainable: what is differentiated: a predicate `(path, array) -> bool` such as `lambda path, x: "head" in path`,
+        or for nnx also a filter such as `nnx.LoRAParam`. Default: `nnx.Param`, linen's `params`, inexact arrays
+        elsewhere.
+      shared: whether a pytree may hold one array in several places, which become arrays of their own. The state of an
+        `update=` may: the first states of some optimizers hold the parameters.
+
+    >>> family = adapter_of({"w": jnp.ones(2), "n": jnp.array(3)})
+    >>> list(named_leaves(family.params)), list(family.model_state)
+    (['w'], ['n'])
+    """
+    kind: Callable[[Any, Trainable], ModelAdapter] = partial(TreeAdapter, shared=shared)
+    if is_instance_of(model, "flax.nnx", "Module"):
+        kind = NnxAdapter
+    elif isinstance(model, Linen):
+        kind = LinenAdapter
+    elif is_instance_of(model, "flax.linen", "Module"):
+        raise LearnerError(
+            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, "
+            "variables) with "
+            "variables = module.init(key, example_input)"
+        )
+    family = kind(model, trainable)
+    family.name = type(model.module if isinstance(model, Linen) else model).__name__
+    if not jax.tree.leaves(family.params):
+        raise NothingToTrainError(_no_parameters(model, family, trainable), family)
+    return family
+
+
+def abstract_adapter(
+    make: Callable[[], Any], trainable: Trainable = None, *, shared: bool = False
+) -> tuple[ModelAdapter, Any]:
+    """The family of the model that a function makes, and a model that has its type. The model itself is not made: its
+    arrays are shapes, and `fresh` makes them where a program wants them. Only the random streams are made.
+
+    A function that cannot be traced, or that has the arrays already, is called for the model itself.
+
+    Args:
+      make: a function without arguments; it is called once where it can be traced.
+      trainable: see `adapter_of`.
+      shared: see `adapter_of`.
+
+    >>> family, _ = abstract_adapter(lambda: {"w": jnp.ones(2)})
+    >>> type(family.params["w"]).__name__, family.fresh()
+    ('ShapeDtypeStruct', ({'w': Array([1., 1.], dtype=float32)}, {}))
+    """
+    made: list[tuple[ModelAdapter, Any]] = []
+
+    def split() -> tuple[PyTree, PyTree, PyTree]:
+        model = make()
+        refuse_abstract(model)
+        if is_instance_of(model, "flax.nnx", "Module"):
+            _mark_traced(model)
+        made.append((adapter_of(model, trainable, shared=shared), model))
+        family = made[-1][0]
+        return family.params, family.model_state, family.streams
+
+    try:
+        program, shapes = jax.make_jaxpr(split, return_shape=True)()
+    except LearnerError:
+        raise
+    except Exception as error:  # whatever a function does with arrays that have no numbers yet
+        return _whole(make(), trainable, shared, f"it cannot be traced: {_first_line(error)}")
+    constants = sum(x.nbytes for x in program.consts)
+    if constants > MOST_CONSTANT:
+        return _whole(make(), trainable, shared, f"it has {constants} bytes of arrays before it is called")
+    family, model = made[-1]
+    run, tree = jaxpr_as_fun(program), jax.tree.structure(shapes)
+
+    def fresh() -> tuple[PyTree, PyTree, PyTree]:
+        everything: tuple[PyTree, PyTree, PyTree] = jax.tree.unflatten(tree, run())
+        return everything
+
+    family.params, family.model_state, _ = shapes
+    family.streams = jax.jit(lambda: fresh()[2])()  # XLA leaves out whatever else the program makes
+    family.fresh = lambda: fresh()[:2]
+    return family, model
+
+
+def _mark_traced(model: Any) -> None:
+    """Arrays that are attributes without a variable: nnx knows them as data, but not while they are traced."""
+    from flax import nnx
+
+    for node in [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Pytree)]:
+        for name in [name for name, x in vars(node).items() if isinstance(x, jax.core.Tracer)]:
+            setattr(node, name, nnx.data(getattr(node, name)))
+
+
+def refuse_abstract(model: Any) -> None:
+    """Raise `LearnerError` for a model of shapes without numbers."""
+    tree = model.variables if isinstance(model, Linen) else model
+    if is_instance_of(model, "flax.nnx", "Module"):
+        from flax import nnx
+
+        tree = nnx.to_pure_dict(nnx.state(model))
+    shapes = [path_name(p) for p, x in jax.tree_util.tree_leaves_with_path(tree) if isinstance(x, jax.ShapeDtypeStruct)]
+    if shapes:
+        more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+        raise LearnerError(
+            f"the model ({type(model).__name__}) has shapes in place of arrays ({', '.join(shapes[:3])}{more}), as "
+            "nnx.eval_shape and jax.eval_shape make them: pass the function that makes the model, "
+            "build(lambda: Model(...), ...); where the strategy splits models, each device makes its part of the arrays"
+        )
+
+
+def _whole(model: Any, trainable: Trainable, shared: bool, why: str) -> tuple[ModelAdapter, Any]:
+    family = adapter_of(model, trainable, shared=shared)
+    family.note = f"the function that makes the model made it on one device, whole, before it was split: {why}"
+    return family, model
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def is_instance_of(value: Any, module: str, name: str) -> bool:
+    """Whether a value is of a class of an optional library, which is never imported for that."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, name))
+
+
+def _no_parameters(model: Any, family: ModelAdapter, trainable: Trainable) -> str:
+    others = list(named_leaves(family.model_state))
+    have = f"it has {', '.join(others[:8])}" if others else "it has no arrays"
+    why = (
+        "trainable= selects none of them, or freeze leaves none"
+        if trainable is not None and others
+        else "nothing in it can be differentiated"
+    )
+    return f"the model ({type(model).__name__}) has no parameters to train: {have}, and {why}"

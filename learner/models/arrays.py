@@ -1,0 +1,64 @@
+"""What arrays a model has: for `model.json`, and for people before a run."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from learner.events import ArrayInfo
+from learner.models.adapters import PARAMS, LinenAdapter, ModelAdapter
+from learner.models.freezing import frozen_leaves
+from learner.util.trees import named_leaves
+
+PyTree = Any
+
+
+def arrays_of(family: ModelAdapter, params: PyTree, model_state: PyTree) -> tuple[ArrayInfo, ...]:
+    """The arrays of a model by the paths that `freeze` and error messages have: what is trained, then the rest. Random
+    streams are not among them, which are no state of a run.
+
+    Args:
+      family: of the model.
+      params: of a state of the run, or shapes.
+      model_state: likewise.
+
+    >>> from learner.models.adapters import adapter_of
+    >>> family = adapter_of({"w": jax.numpy.ones((2, 3)), "seen": jax.numpy.int32(0)})
+    >>> for array in arrays_of(family, family.params, family.model_state):
+    ...     print(array.path, array.shape, array.dtype, array.kind, array.trainable, array.bytes)
+    w (2, 3) float32 params True 24
+    seen () int32 arrays False 4
+    """
+    held = set(frozen_leaves(family, model_state))
+    found = [_info(path, x, PARAMS, True) for path, x in named_leaves(params).items()]
+    rest = zip(named_leaves(model_state).items(), jax.tree.leaves(family.kinds), strict=True)
+    for (name, x), kind in rest:
+        path = _path(name) if isinstance(family, LinenAdapter) else name
+        found.append(_info(path, x, PARAMS if path in held else kind, False))
+    return tuple(found)
+
+
+def _path(name: str) -> str:
+    """In the state of a linen model frozen parameters and the other collections have a name of their own above them."""
+    return name.partition(".")[2]
+
+
+def _info(path: str, x: Any, kind: str, trainable: bool) -> ArrayInfo:
+    size = math.prod(x.shape) * int(x.dtype.itemsize)
+    return ArrayInfo(path, tuple(x.shape), str(x.dtype), kind, trainable, size)
+
+
+def model_json(arrays: Sequence[ArrayInfo]) -> dict[str, Any]:
+    """The content of `model.json`.
+
+    Returns:
+      `parameters`: how many numbers the arrays of the kind `params` have, trained or not. `bytes`: of all arrays.
+      `arrays`: each with `path`, `shape`, `dtype`, `kind` and `trainable`.
+    """
+    rows = [
+        {"path": x.path, "shape": list(x.shape), "dtype": x.dtype, "kind": x.kind, "trainable": x.trainable}
+        for x in arrays
+    ]
+    parameters = sum(math.prod(x.shape) for x in arrays if x.kind == PARAMS)
+    return {"parameters": parameters, "bytes": sum(x.bytes for x in arrays), "arrays": rows}

@@ -1,0 +1,107 @@
+"""Parameters that are not trained."""
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.models.adapters import LinenAdapter, ModelAdapter, by_path, is_instance_of
+from learner.models.matching import Match, chosen, matcher, said_of
+from learner.util.trees import named_leaves
+
+
+def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
+    """What `trainable` chooses without what is frozen, as `learner.models.adapters.adapter_of` takes it.
+
+    >>> trained = trained_of(None, ["^backbone"])
+    >>> trained("backbone.kernel", None), trained("head.kernel", None)
+    (False, True)
+    """
+    matchers = [matcher(each) for each in frozen]
+
+    def held(path: str, leaf: Any) -> bool:
+        return any(matches(path, leaf) for matches in matchers)
+
+    if trainable is None or isinstance(trainable, types.FunctionType | types.MethodType | partial):
+        wanted: Callable[[str, Any], bool] = trainable or (lambda path, leaf: True)
+        return lambda path, leaf: wanted(path, leaf) and not held(path, leaf)
+    from flax import nnx
+
+    return nnx.All(trainable, nnx.Not(by_path(held)))
+
+
+def unfrozen(frozen: Sequence[Match], family: ModelAdapter, model: Any) -> list[str]:
+    """What is wrong with what is frozen: that which matches no parameter of the model, or one by another path than the
+    one by which it is trained.
+    """
+    leaves = {**named_leaves(family.params), **frozen_leaves(family, family.model_state)}
+    tied = tied_paths(model, leaves)
+    held = {path for path, leaf in leaves.items() if any(matcher(each)(path, leaf) for each in frozen)}
+    problems = []
+    for each in frozen:
+        others = {path: leaves[first] for path, first in tied.items()}
+        by_another = [path for path, leaf in others.items() if matcher(each)(path, leaf) and tied[path] not in held]
+        if by_another:
+            rows = ", ".join(f"{path} is {tied[path]}" for path in by_another)
+            problems.append(
+                f"freeze: {said_of(each)} matches a parameter that is there twice, by its second path: {rows}. It goes "
+                "by its first path: freeze that one, which freezes both, or none of them"
+            )
+            continue
+        try:
+            chosen(each, leaves | others, "freeze:")
+        except LearnerError as error:
+            problems.append(str(error))
+    return problems
+
+
+def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
+    """The further paths of parameters that an nnx model has in several places, each with the one in `leaves`.
+
+    >>> from flax import nnx
+    >>> embed = nnx.Embed(3, 2, rngs=nnx.Rngs(0))
+    >>> tied_paths(nnx.Dict(body=embed, head=embed), {"body.embedding": None})
+    {'head.embedding': 'body.embedding'}
+    """
+    if not is_instance_of(model, "flax.nnx", "Module"):
+        return {}
+    from flax import nnx
+
+    found: dict[str, str] = {}
+    for places in nnx.find_duplicates(model):
+        names = [".".join(map(str, place)) for place in places]
+        for first in leaves:
+            start = next((name for name in names if f"{first}.".startswith(f"{name}.")), None)
+            if start is not None:
+                found |= {name + first.removeprefix(start): first for name in names if name != start}
+    return found
+
+
+def nothing_left(frozen: Sequence[Match], trainable: Any, family: ModelAdapter) -> str | None:
+    """That a model with these parameters has nothing to train because of what is frozen; `None`: it never had."""
+    held = list(frozen_leaves(family, family.model_state))
+    if not held or not frozen:
+        return None
+    shown = ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
+    what = f"freeze ({', '.join(map(said_of, frozen))})"
+    if trainable is not None:
+        return f"nothing is left to train: {what} matches all that trainable= selects. The parameters are {shown}"
+    return f"nothing is left to train: {what} matches all parameters of the model, {shown}: freeze fewer of them"
+
+
+def frozen_leaves(family: ModelAdapter, model_state: Any) -> dict[str, Any]:
+    """The parameters that are not trained, by path: neither statistics nor integers, such as counters.
+
+    >>> from learner.models.adapters import adapter_of
+    >>> model = {"w": jax.numpy.ones(2), "v": jax.numpy.ones(3), "n": jax.numpy.array(1)}
+    >>> family = adapter_of(model, lambda path, x: path == "w")
+    >>> list(frozen_leaves(family, family.model_state))
+    ['v']
+    """
+    prefix = "frozen." if isinstance(family, LinenAdapter) else ""
+    rest = zip(named_leaves(model_state).items(), jax.tree.leaves(family.frozen), strict=True)
+    return {name.removeprefix(prefix): x for (name, x), held in rest if held and jnp.issubdtype(x.dtype, jnp.inexact)}

@@ -1,0 +1,290 @@
+"""The terminal program: it asks `Watched` for what is new, and draws it by `View`."""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Container
+from textual.timer import Timer
+from textual.widgets import Footer
+
+from learner.errors import LearnerError
+from learner.reports.live import texts
+from learner.reports.live.drawing import Drawing, draw
+from learner.reports.live.keys import KEYS, SHOWN, Keys
+from learner.reports.live.live import LiveRun
+from learner.reports.live.view import View
+from learner.reports.live.watched import Watched
+from learner.reports.live.widgets import Lines, Plot
+from learner.util.text import printable
+
+WIDE = 120, 30
+"""Columns and rows from which on all panels are shown at once."""
+PLOT = 56, 11
+"""Columns and rows that a plot should have where there are several."""
+MOST_PLOTS = 9
+SAID = 6.0
+"""Seconds for which a message stays; a second press of a key counts as long."""
+PAUSE = 0.002
+"""Seconds between two parts of what is read."""
+REDRAW = 0.5
+"""Seconds between pictures while much is read."""
+INTERRUPTED = 130
+HUNG_UP = 129
+
+PANELS = ("table", "runs", "log", "system")
+
+
+class WatchApp(App[int]):
+    """Shows runs until it is told to quit. The exit code is its result.
+
+    Args:
+      watched: the runs.
+      view: how they are looked at.
+      every: seconds between looks at the files.
+    """
+
+    CSS = """
+    #head { height: 1; }
+    #how { height: 1; color: $text-muted; }
+    #body { layout: vertical; height: 1fr; }
+    #plots { layout: grid; grid-size: 1; width: 1fr; height: 1fr; }
+    #panels { layout: vertical; height: 8; }
+    #panels > Lines { border-top: solid $primary; height: 1fr; display: none; }
+    #panels > Lines.shown { display: block; }
+    .wide #body { layout: horizontal; }
+    .wide #panels { width: 36%; height: 1fr; padding-left: 1; }
+    #waiting { display: none; padding: 1 2; }
+    .empty #waiting { display: block; }
+    .empty #plots { display: none; }
+    .empty #panels { display: none; }
+    """
+    BINDINGS = [
+        *(
+            Binding(key, f"do('{action}')", label, show=bool(label), key_display=SHOWN.get(key))
+            for key, action, label, _ in KEYS
+        ),
+        Binding("ctrl+c", "do('interrupt')", show=False, priority=True),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = None
+
+    def __init__(self, watched: Watched, view: View, every: float = 1.0):
+        self.colours = not os.environ.get("NO_COLOR")
+        super().__init__()
+        self._watched, self._view, self._every = watched, view, every
+        self._said, self._until = "", 0.0
+        self._armed: float | None = None
+        self._drawn = 0.0
+        self._state: object = None
+        self._reading: Timer | None = None
+        self._shown: list[str] = []
+        self._plots = [Plot(self._source(number), lambda: view.log, self.colours) for number in range(MOST_PLOTS)]
+
+    # -- the screen ----------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        """Two lines, the plots, the panels, the keys."""
+        yield Lines(lambda width, _: self._head(width), id="head")
+        yield Lines(lambda width, _: Text(self._how(), no_wrap=True, overflow="ellipsis"), id="how")
+        with Container(id="body"):
+            yield Lines(lambda *_: texts.waiting(self._watched.waiting, self._watched.odd), id="waiting")
+            with Container(id="plots"):
+                yield from self._plots
+            with Container(id="panels"):
+                yield Lines(self._of_run(lambda run, width, _: texts.table(run, width)), "metrics", "table")
+                yield Lines(
+                    lambda *room: texts.table_of_runs(self._watched.runs, self._view.run, *room), "runs", "runs"
+                )
+                yield Lines(self._of_run(texts.log), "log", "log")
+                yield Lines(self._of_run(lambda run, width, _: texts.system(run, width)), "system", "system")
+        yield Footer(show_command_palette=False, compact=True)
+
+    def _source(self, number: int) -> Callable[[int], Drawing | None]:
+        def source(columns: int) -> Drawing | None:
+            if number >= len(self._shown):
+                return None
+            return draw(self._watched.runs, self._view, self._shown[number], columns)
+
+        return source
+
+    def _of_run(self, source: Callable[[LiveRun, int, int], list[str]]) -> Callable[[int, int], list[str]]:
+        return lambda width, height: source(self._run, width, height) if self._watched.runs else []
+
+    @property
+    def _run(self) -> LiveRun:
+        return self._watched.runs[self._view.run % len(self._watched.runs)]
+
+    def _head(self, width: int) -> Text:
+        return texts.head(self._run, width) if self._watched.runs else Text("no run yet", "bold")
+
+    def _how(self) -> str:
+        if self._watched.now < self._until:
+            return self._said
+        odd = texts.waiting(self._watched.waiting, self._watched.odd) if self._watched.runs else []
+        return "  ".join([texts.how(self._view, len(self._watched.runs)), *odd])
+
+    def say(self, text: str) -> None:
+        """Shows a message for some seconds."""
+        self._said, self._until = printable(text), self._watched.now + SAID
+        self.set_timer(SAID, lambda: self.redraw(anew=False))
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        """Begins to look at the files."""
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # where there are no such signals
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, 128 + signal.SIGTERM)
+        self.look()
+        self.set_interval(self._every, self.look)
+        terminal = sys.__stdin__
+        if hasattr(select, "poll") and terminal is not None and terminal.isatty():
+            self.set_interval(1.0, lambda: self._leave_with(terminal))
+
+    def _leave_with(self, terminal: TextIO) -> None:
+        """Where no signal says that the terminal is gone, reading from it would go round in circles for ever."""
+        poll = select.poll()
+        poll.register(terminal, 0)
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            self.exit(HUNG_UP)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Another layout, perhaps."""
+        self._arrange(*event.size)
+        self.call_after_refresh(self.redraw)
+
+    def look(self) -> None:
+        """Takes in what the files say now. The run that is chosen stays so where others come before it."""
+        chosen = self._run if self._watched.runs else None
+        self._watched.refresh()
+        if chosen is not None:
+            self._view.run = self._watched.runs.index(chosen)
+        self._arrange(*self.size)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Reads a part of what is left, and then looks after keys before the next one."""
+        if self._reading is not None:
+            self._reading.stop()
+        more = self._watched.read(self._shown)
+        if not more or self._watched.now - self._drawn > REDRAW:
+            self.redraw(anew=False)
+        self._reading = self.set_timer(PAUSE, self._read_on) if more else None
+
+    def redraw(self, anew: bool = True) -> None:
+        """Draws the texts, and the plots where there is something new, or where they are to be drawn `anew`."""
+        self._drawn = self._watched.now
+        for widget in self.query(Lines):
+            widget.refresh()
+        if anew or self._watched.state != self._state:
+            self._state = self._watched.state
+            for plot in self._plots[: len(self._shown)]:
+                plot.redraw()
+
+    def _arrange(self, width: int, height: int) -> None:
+        """What is shown where, by the room there is."""
+        runs, view = self._watched.runs, self._view
+        wide = width >= WIDE[0] and height >= WIDE[1]
+        self.set_class(not runs, "empty")
+        self.screen.set_class(wide, "wide")
+        self.screen.set_class(not runs, "empty")
+        there = [panel for panel in PANELS if panel != "runs" or len(runs) > 1]
+        for panel in PANELS:
+            chosen = panel in there and (wide or panel == there[view.panel % len(there)])
+            self.query_one(f"#{panel}").set_class(chosen, "shown")
+        room = (width * 64 // 100, height - 3) if wide else (width, height - 11)
+        columns, rows = (max(1, have // need) for have, need in zip(room, PLOT, strict=True))
+        self._shown = view.shown(self._watched.metrics(), min(columns * rows, MOST_PLOTS))
+        columns = 1 if len(self._shown) <= rows else min(columns, -(-len(self._shown) // rows))
+        self.query_one("#plots").styles.grid_size_columns = columns
+        self._heights(wide)
+        for number, plot in enumerate(self._plots):
+            plot.display = number < max(1, len(self._shown))
+
+    def _heights(self, wide: bool) -> None:
+        """Where all panels are shown, each is as high as what it says, but for the log, which has the rest."""
+        run = self._run if self._watched.runs else None
+        lines = {"table": len(run.keys) + 1 if run else 1, "runs": len(self._watched.runs) + 1}
+        lines["system"] = len(texts.system(run, 80)) if run else 1
+        for panel, count in lines.items():
+            most = self.size.height // 3
+            self.query_one(f"#{panel}").styles.height = min(count + 1, most) if wide else "1fr"
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+
+    def action_do(self, what: str) -> None:
+        """What a key does."""
+        armed, self._armed = self._armed, None
+        if what in ("stop", "save"):
+            self._ask(what, armed)
+        else:
+            getattr(self, f"_key_{what}", lambda: self._change(what))()
+        self._arrange(*self.size)
+        self._read_on()
+        self.call_after_refresh(self.redraw)
+
+    def _key_quit(self) -> None:
+        self.exit(0)
+
+    def _key_interrupt(self) -> None:
+        self.exit(INTERRUPTED)
+
+    def _key_help(self) -> None:
+        self.push_screen(Keys())
+
+    def _change(self, what: str) -> None:
+        """What changes the view alone."""
+        view = self._view
+        changes: dict[str, Callable[[], object]] = {
+            "next": lambda: setattr(view, "first", view.first + 1),
+            "previous": lambda: setattr(view, "first", view.first - 1),
+            "axis": view.next_axis,
+            "each": lambda: setattr(view, "each", not view.is_each),
+            "log": lambda: setattr(view, "log", not view.log),
+            "smooth": view.smoother,
+            "zoom_in": view.zoom_in,
+            "zoom_out": view.zoom_out,
+            "zoom_off": view.zoom_off,
+            "earlier": lambda: view.pan(-0.25),
+            "later": lambda: view.pan(0.25),
+            "next_run": lambda: setattr(view, "run", view.run + 1),
+            "previous_run": lambda: setattr(view, "run", view.run - 1),
+            "alone": lambda: setattr(view, "alone", not view.alone),
+            "many": lambda: setattr(view, "many", not view.many),
+            "panel": lambda: setattr(view, "panel", view.panel + 1),
+        }
+        changes[what]()
+
+    def _ask(self, what: str, armed: float | None) -> None:
+        if not self._watched.runs:
+            return self.say("there is no run to ask")
+        run, now = self._run, self._watched.now
+        if run.status.word != "running":
+            return self.say(f"{run.name} does not run ({run.status.word}): there is nobody to ask")
+        if what == "stop" and not (armed and now < armed):
+            self._armed = now + SAID
+            return self.say(f"press k again to ask {run.name} to stop; any other key: no")
+        from learner.runs.control_files import ask
+
+        try:
+            ask(run.directory, what)
+        except LearnerError as error:
+            return self.say(str(error))
+        run.pending = sorted({*run.pending, what}, reverse=True)
+        return self.say(f"asked {run.name} to {what}: its log will say what it does")
+
+
+def watch(watched: Watched, view: View, every: float) -> int:
+    """Shows runs on the terminal until it is told to quit; returns the exit code."""
+    app = WatchApp(watched, view, every)
+    result = app.run(mouse=False)
+    return result if result is not None else app.return_code or 0

@@ -1,0 +1,129 @@
+"""Metrics of runs as lines in a plot."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from learner.reports.live.live import TRAIN, LiveRun
+from learner.reports.live.view import View
+from learner.reports.live.watched import keys_of
+from learner.reports.pictures import LABELS, smoothed
+from learner.reports.plots import drawable
+from learner.runs.series import Floats
+from learner.util.text import printable
+
+MEMORY = 8
+"""Lengths of a smoothed line's memory that are read before it is shown; what came before them counts 0.03 %."""
+FINER = 2
+"""Points for each column of a terminal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One line.
+
+    Attributes:
+      label: its run and its split.
+      number: its place among all runs and splits, which its colour goes by.
+      x: float64 `[points]`.
+      y: float64 `[points]`, all finite.
+    """
+
+    label: str
+    number: int
+    x: Floats
+    y: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """Lines in one plot.
+
+    Attributes:
+      title: the metric and its unit.
+      x: what the horizontal axis shows.
+      curves: that have points.
+      window: the edges of the horizontal axis, or `None` where there is no point.
+      note: why there is nothing to see, or what is odd about it.
+    """
+
+    title: str
+    x: str
+    curves: Sequence[Curve]
+    window: tuple[float, float] | None
+    note: str = ""
+
+
+def draw(runs: Sequence[LiveRun], view: View, metric: str, columns: int) -> Drawing:
+    """A metric of runs.
+
+    Args:
+      runs: all that are watched.
+      view: how they are looked at.
+      metric: a name or a key.
+      columns: of the plot.
+    """
+    chosen = [(run, key) for run in _drawn(runs, view) for key in keys_of(run, metric)]
+    whole = [(run, key, *_values(run, key, view)) for run, key in chosen]
+    places = [x for _, _, x, _ in whole if len(x)]
+    low, high = min((float(x[0]) for x in places), default=0.0), max((float(x[-1]) for x in places), default=0.0)
+    window = view.window(low, high)
+    splits = list(dict.fromkeys(key.split("/", 1)[0] for run in runs for key in run.keys))
+    curves, lost = [], False
+    for run, key, x, y in whole:
+        if view.zoom and view.x == "step":
+            # Newest steps are known one by one. A mean begins further back, where it has forgotten what it began with.
+            x, y = _values(run, key, view, since=window[0] - (MEMORY / (1 - view.smooth) if view.smooth else 0))
+        y = np.asarray(smoothed(y.tolist(), view.smooth)) if view.smooth and len(y) else y
+        y = drawable(y)
+        fine = ~np.isnan(y) & (y > 0 if view.log else True)
+        lost |= bool(view.log and (y <= 0).any())
+        inside = fine & (x >= window[0]) & (x <= window[1])
+        split = key.split("/", 1)[0]
+        label = printable(f"{run.name} {split}" if len(runs) > 1 else split)
+        number = runs.index(run) * len(splits) + splits.index(split)
+        if inside.any():
+            curves.append(Curve(label, number, *_fewer(x[inside], y[inside], FINER * max(columns, 1))))
+    units = dict.fromkeys(run.info(key).unit for run, key in chosen)
+    unit = " ".join(f"({unit})" for unit in units if unit)
+    note = _note(curves, whole, view) or ("what is not above 0 is left out" if lost else "")
+    return Drawing(printable(f"{metric} {unit}".strip()), LABELS[view.x], curves, window if curves else None, note)
+
+
+def _drawn(runs: Sequence[LiveRun], view: View) -> Sequence[LiveRun]:
+    return runs[view.run % len(runs) :][:1] if view.alone and runs else runs
+
+
+def _values(run: LiveRun, key: str, view: View, since: float = 0) -> tuple[Floats, Floats]:
+    """Places on the axis, and values: of each step where these are looked at and known, else of whole splits."""
+    step, y = run.each_step(key, since) if view.is_each and key.startswith(TRAIN) else (np.zeros(0), np.zeros(0))
+    if not len(step):
+        step, y = run.each_split(key)
+    if view.x == "step" or not len(step):
+        return step, y
+    places = run.run.axes(step)[view.x]
+    return places / 60 if view.x == "time" else places, y
+
+
+def _fewer(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
+    """Means of neighbours, at most so many points, and the last value as it is."""
+    size = -(-len(y) // most)
+    if size == 1:
+        return x, y
+    first = len(y) % size
+    grouped = y[first:].reshape(-1, size).mean(1)
+    places = x[first:].reshape(-1, size)[:, -1]
+    return np.append(places, x[-1]), np.append(grouped, y[-1])
+
+
+def _note(curves: Sequence[Curve], whole: Sequence[tuple[LiveRun, str, Floats, Floats]], view: View) -> str:
+    if curves:
+        return ""
+    if not whole:
+        return "no run has it yet"
+    if not any(len(x) for _, _, x, _ in whole):
+        return "no value yet" if view.is_each else "no epoch has ended yet"
+    if view.log and any((y <= 0).any() for *_, y in whole):
+        return "no value above 0, which a logarithmic axis needs"
+    return "no value here"

@@ -1,0 +1,115 @@
+"""What of the runs is looked at, and how; the keys change it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from learner.errors import LearnerError, near
+from learner.reports.pictures import AXES
+
+SMOOTH = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+CLOSEST = 12
+"""Times that the window can be halved."""
+
+
+@dataclasses.dataclass
+class View:
+    """What is looked at.
+
+    Attributes:
+      wanted: names or keys of metrics; empty: all that there are.
+      x: the horizontal axis: `step`, `epoch` or `time` (of training, in minutes).
+      each: whether training metrics are drawn at each step rather than over whole epochs; `None`: but for epochs.
+      log: whether the vertical axis is logarithmic.
+      smooth: 0 to below 1: how much what came before counts beside the next value.
+      zoom: how often the window was halved.
+      end: where it ends, as a part of all there is: 0 to 1, where 1 goes on with the run.
+      first: the number of the first metric that is drawn.
+      run: the number of the run whose table, log and system are shown.
+      alone: whether only this run is drawn.
+      many: whether several metrics are drawn where there is room.
+      panel: which of the panels is shown where there is room for one.
+
+    Raises:
+      LearnerError: there is no such axis, or `smooth` is out of range.
+    """
+
+    wanted: Sequence[str] = ()
+    x: str = "step"
+    each: bool | None = None
+    log: bool = False
+    smooth: float = 0.0
+    zoom: int = 0
+    end: float = 1.0
+    first: int = 0
+    run: int = 0
+    alone: bool = False
+    many: bool = True
+    panel: int = 0
+
+    def __post_init__(self) -> None:
+        if self.x not in AXES:
+            raise LearnerError(f"x is {self.x!r}: {near(self.x, AXES)}")
+        if not 0 <= self.smooth < 1:
+            raise LearnerError(f"smooth is {self.smooth}; it needs a number from 0 to below 1")
+
+    @property
+    def is_each(self) -> bool:
+        """Whether training metrics are drawn at each step."""
+        return self.x != "epoch" if self.each is None else self.each
+
+    def shown(self, there: Sequence[str], most: int) -> list[str]:
+        """The metrics that are drawn.
+
+        Args:
+          there: names of metrics.
+          most: for how many there is room.
+        """
+        metrics = list(self.wanted or there)
+        if not metrics:
+            return []
+        first = self.first % len(metrics)
+        return (metrics[first:] + metrics[:first])[: most if self.many else 1]
+
+    def next_axis(self) -> None:
+        """Steps, epochs, time."""
+        self.x = AXES[(AXES.index(self.x) + 1) % len(AXES)]
+
+    def smoother(self) -> None:
+        """A stronger smoothing, and after the strongest none."""
+        stronger = [value for value in SMOOTH if value > self.smooth]
+        self.smooth = stronger[0] if stronger else 0.0
+
+    def zoom_in(self) -> None:
+        """Half of the window: the end where it is the end of the run, else the middle."""
+        if self.zoom < CLOSEST:
+            self.end -= 0 if self.end >= 1 else self.width / 4
+            self.zoom += 1
+
+    def zoom_out(self) -> None:
+        """Twice the window."""
+        if self.zoom:
+            self.zoom -= 1
+            self.end = min(1.0, max(self.width, self.end if self.end >= 1 else self.end + self.width / 4))
+
+    def zoom_off(self) -> None:
+        """All of it."""
+        self.zoom, self.end = 0, 1.0
+
+    def pan(self, windows: float) -> None:
+        """Moves a part of the window to later (or earlier) values."""
+        self.end = min(1.0, max(self.width, self.end + windows * self.width))
+
+    @property
+    def width(self) -> float:
+        """Of the window, as a part of all there is."""
+        return 0.5**self.zoom
+
+    def window(self, low: float, high: float) -> tuple[float, float]:
+        """Its edges.
+
+        Args:
+          low: the least that there is on the axis.
+          high: the greatest.
+        """
+        end = low + (high - low) * self.end
+        return end - (high - low) * self.width, end

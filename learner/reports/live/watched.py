@@ -1,0 +1,122 @@
+"""The runs that are watched, and what is waited for."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from learner.errors import LearnerError, near
+from learner.reports.live.live import LiveRun
+from learner.runs.find import names_of, run_directories
+
+SEARCH_EVERY = 5.0
+"""Seconds between looks for further runs."""
+PART = 1 << 18
+"""Bytes of a metric that are read before the terminal is looked after again."""
+
+
+class Watched:
+    """The runs in some directories, which may begin later.
+
+    Args:
+      places: directories of runs, or of directories with runs. They need not exist yet.
+      clock: gives the seconds since 1970.
+
+    Raises:
+      LearnerError: a place is a file.
+
+    Attributes:
+      runs: those that there are, in order.
+      waiting: for what it is waited, one text each.
+      odd: what is wrong with files, in the order in which it was noticed.
+    """
+
+    def __init__(self, places: Sequence[str | os.PathLike[str]], clock: Callable[[], float] = time.time):
+        for place in map(Path, places):
+            if place.exists() and not place.is_dir():
+                raise LearnerError(f"{place} is a file; learner watch needs the directory of a run, or one with runs")
+        self.runs: list[LiveRun] = []
+        self.waiting: list[str] = []
+        self.odd: list[str] = []
+        self._places = list(places)
+        self._clock = clock
+        self._searched = -SEARCH_EVERY
+
+    def refresh(self) -> None:
+        """Looks what the files say now, and now and then for further runs."""
+        now = self._clock()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if self.waiting or not self.runs or not 0 <= now - self._searched < SEARCH_EVERY:
+                self._searched = now
+                try:
+                    self._search(now)
+                except OSError as error:
+                    self._note(str(error))
+            for run in self.runs:
+                self._refresh(run, now)
+        for warning in said:
+            self._note(str(warning.message))
+
+    def _search(self, now: float) -> None:
+        directories, self.waiting = run_directories(self._places)
+        known = {run.directory.resolve(): run for run in self.runs}
+        runs = []
+        for directory, name in zip(directories, names_of(directories), strict=True):
+            run = known.get(directory.resolve())
+            try:
+                runs.append(run or LiveRun(directory, name, now))
+            except (LearnerError, OSError) as error:
+                self._note(str(error))
+                continue
+            runs[-1].run.name = name
+        runs += [run for run in self.runs if run not in runs]
+        self.runs = runs
+
+    def _refresh(self, run: LiveRun, now: float) -> None:
+        try:
+            run.refresh(now)
+        except (LearnerError, OSError) as error:
+            self._note(str(error))
+
+    def _note(self, text: str) -> None:
+        if text not in self.odd:
+            self.odd.append(text)
+
+    def read(self, metrics: Sequence[str], limit: int = PART) -> bool:
+        """Reads on in the values of steps of some metrics; returns whether there is more."""
+        more = False
+        for run in self.runs:
+            try:
+                more |= run.read([key for metric in metrics for key in keys_of(run, metric)], limit)
+            except OSError as error:
+                self._note(str(error))
+        return more
+
+    @property
+    def state(self) -> object:
+        """Something else when there is something new to draw."""
+        return [(run.name, len(run.run.journal), run.read_bytes, len(run.keys)) for run in self.runs]
+
+    @property
+    def now(self) -> float:
+        """The seconds since 1970."""
+        return self._clock()
+
+    def metrics(self) -> list[str]:
+        """The names of all metrics that are numbers, of all runs."""
+        keys = [key for run in self.runs for key in run.keys if not run.is_text(key)]
+        return list(dict.fromkeys(key.split("/", 1)[1] for key in keys))
+
+    def problem_with(self, metric: str) -> str | None:
+        """Why a metric cannot be drawn: there are metrics, but none of that name or key."""
+        keys = list(dict.fromkeys(key for run in self.runs for key in run.keys))
+        if not keys or any(keys_of(run, metric) for run in self.runs):
+            return None
+        return f"no run has a metric {metric!r}: {near(metric, list(dict.fromkeys([*keys, *self.metrics()])))}"
+
+
+def keys_of(run: LiveRun, metric: str) -> list[str]:
+    """The keys of a run that a key (`valid/Loss`) or a name (`Loss`) means."""
+    return [key for key in run.keys if metric in (key, key.split("/", 1)[1]) and not run.is_text(key)]

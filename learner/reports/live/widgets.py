@@ -1,0 +1,145 @@
+"""The parts of the screen: a plot, and lines of text."""
+
+import itertools
+from collections.abc import Callable
+
+from rich.text import Text
+from textual.containers import Vertical
+from textual.widget import Widget
+from textual_plotext import PlotextPlot
+
+from learner.reports.live.drawing import Drawing
+from learner.reports.plots import decades, round_ticks, tick_text
+
+COLOURS = ((86, 180, 233), (230, 159, 0), (0, 190, 140), (240, 228, 66), (220, 140, 190), (230, 105, 30))
+"""Okabe and Ito's, which people with any eyes tell apart, a little lighter for dark terminals."""
+MARKS = "●x+○*△#□"
+"""Without colours, what tells lines apart."""
+LEAST = 16, 5
+"""Columns and rows of a plot."""
+
+
+class Lines(Widget):
+    """Lines of text, made for the room that there is.
+
+    Args:
+      source: gives the text for a width and a height.
+      title: above it.
+      id: of the widget.
+    """
+
+    DEFAULT_CSS = "Lines { height: 1fr; }"
+
+    def __init__(self, source: Callable[[int, int], Text | list[str]], title: str = "", id: str | None = None):
+        super().__init__(id=id)
+        self._source = source
+        self.border_title = Text(title) if title else None
+
+    def render(self) -> Text:
+        """The text now."""
+        width, height = self.size
+        found = self._source(width, height)
+        return found if isinstance(found, Text) else Text("\n".join(found[:height]), no_wrap=True, overflow="ellipsis")
+
+
+class Plot(Vertical):
+    """A plot under its title and its legend.
+
+    Args:
+      source: gives the drawing for a number of columns, or `None` where there is none.
+      log: says whether the vertical axis is logarithmic.
+      colours: whether lines are told apart by them.
+    """
+
+    DEFAULT_CSS = """
+    Plot { height: 1fr; width: 1fr; }
+    Plot > .legend { height: 1; }
+    """
+
+    def __init__(self, source: Callable[[int], Drawing | None], log: Callable[[], bool], colours: bool):
+        super().__init__()
+        self.canvas = Canvas(source, log, colours)
+        self.legend = Lines(lambda width, _: legend(self.canvas.drawing, width, colours))
+        self.legend.add_class("legend")
+
+    def compose(self) -> list[Widget]:
+        """The legend and the plot."""
+        return [self.legend, self.canvas]
+
+    def redraw(self) -> None:
+        """Looks at the source again."""
+        self.canvas.look()
+        self.canvas.refresh()
+        self.legend.refresh()
+
+
+class Canvas(PlotextPlot):
+    """The plot itself."""
+
+    def __init__(self, source: Callable[[int], Drawing | None], log: Callable[[], bool], colours: bool):
+        super().__init__()
+        self.drawing: Drawing | None = None
+        self._source, self._log, self._colours = source, log, colours
+
+    def look(self) -> None:
+        """Takes what there is to draw from the source."""
+        self.drawing = self._source(self.size.width)
+
+    def on_resize(self) -> None:
+        """Draws as many points as there is room for."""
+        self.look()
+        self.refresh()
+
+    def render(self) -> Text:
+        """The plot now, or why there is none."""
+        drawing = self.drawing
+        if drawing is None or self.size.width < LEAST[0] or self.size.height < LEAST[1]:
+            return Text("")
+        if not drawing.curves or drawing.window is None:
+            return Text(f"\n  {drawing.note}", "dim")
+        self.plt.clear_figure()
+        for curve in drawing.curves:
+            colour = COLOURS[curve.number % len(COLOURS)] if self._colours else None
+            plain = self._colours or len(drawing.curves) == 1
+            mark = "braille" if plain else MARKS[curve.number % len(MARKS)]
+            points = curve.x.tolist(), curve.y.tolist()
+            self.plt.plot(*points, marker="●" if len(curve.x) == 1 and plain else mark, color=colour)
+        self._axes(drawing)
+        return super().render()  # type: ignore[return-value]
+
+    def _axes(self, drawing: Drawing) -> None:
+        low, high = drawing.window or (0.0, 1.0)
+        if high > low:
+            self.plt.xlim(low, high)
+        self.plt.xticks(*round_ticks(low, high, most=max(2, self.size.width // 12)))
+        if self.size.height > 8:
+            self.plt.xlabel(drawing.x)
+        lowest = min(float(curve.y.min()) for curve in drawing.curves)
+        highest = max(float(curve.y.max()) for curve in drawing.curves)
+        if self._log():
+            self.plt.yscale("log")
+        most = max(2, self.size.height // 3)
+        ticks = decades(lowest, highest, most) if self._log() else []
+        if len(ticks) > 1:
+            self.plt.yticks(ticks, [tick_text(tick) for tick in ticks])
+        else:
+            self.plt.yticks(*round_ticks(lowest, highest, most))
+
+
+def legend(drawing: Drawing | None, width: int, colours: bool) -> Text:
+    """The title of a drawing, what is odd about it, and its lines, as many as there is room for."""
+    if drawing is None:
+        return Text("")
+    text = Text.assemble((drawing.title, "bold"), no_wrap=True)
+    if drawing.curves and drawing.note:
+        text.append(f"  {drawing.note}", "dim")
+    for curve, following in itertools.zip_longest(drawing.curves, drawing.curves[1:]):
+        r, g, b = COLOURS[curve.number % len(COLOURS)]
+        mark = "━━" if colours else MARKS[curve.number % len(MARKS)] if len(drawing.curves) > 1 else ""
+        entry = Text.assemble("  ", (mark, f"rgb({r},{g},{b})" if colours else ""), " ", curve.label)
+        if len(text) + len(entry) + (4 if following else 0) > width:
+            text.append("  …")
+            break
+        text.append_text(entry)
+    text.truncate(width, overflow="ellipsis")
+    return text

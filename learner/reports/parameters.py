@@ -1,0 +1,98 @@
+"""The parameters of a run's model, as its `model.json` tells them."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner.runs.journal import LARGEST
+
+FILE = "model.json"
+LONGEST = 32 << 20
+"""Bytes of a file that is read: some 200,000 arrays."""
+BITS = re.compile(r"(?:b?float|u?int|complex)(\d{1,3})")
+WHOLE = "(all of it)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An array of a model.
+
+    Attributes:
+      path: its names, joined by `/`; empty for a model that is one array.
+      shape: of it.
+      dtype: its name.
+      kind: `params`, or the name of another collection, such as `batch_stats`.
+      trainable: whether the optimizer changes it.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str = "params"
+    trainable: bool = True
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Its size; of a dtype that is not known 0.
+
+        >>> [Array("w", (3, 2), dtype).bytes for dtype in ("float32", "bfloat16", "bool", "float8_e4m3fn")]
+        [24, 12, 6, 6]
+        """
+        bits = BITS.match(self.dtype)
+        each = -(-int(bits[1]) // 8) if bits else int(self.dtype == "bool")
+        return self.count * each
+
+    @property
+    def part(self) -> str:
+        """The first name of its path."""
+        return self.path.partition(".")[0] or WHOLE
+
+
+def read_parameters(directory: Path) -> tuple[Array, ...]:
+    """The arrays of a run's model. None where there is no `model.json`, or one that says something else: it may be
+    somebody else's.
+    """
+    path = directory / FILE
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LONGEST:
+            return ()
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ()
+    said = content.get("arrays") if isinstance(content, dict) else None
+    arrays = [_array(entry) for entry in said] if isinstance(said, list) else []
+    return tuple(array for array in arrays if array is not None)
+
+
+def by_part(arrays: Sequence[Array]) -> dict[str, list[Array]]:
+    """Arrays by the first name of their paths, in order.
+
+    >>> {part: len(group) for part, group in by_part([Array("a.w", (2,), "int8"), Array("a.b", (1,), "int8")]).items()}
+    {'a': 2}
+    """
+    found: dict[str, list[Array]] = {}
+    for array in arrays:
+        found.setdefault(array.part, []).append(array)
+    return found
+
+
+def _array(said: Any) -> Array | None:
+    if not isinstance(said, Mapping):
+        return None
+    path, shape, dtype, kind = (said.get(key) for key in ("path", "shape", "dtype", "kind"))
+    if not isinstance(path, str) or not isinstance(shape, list) or not isinstance(dtype, str):
+        return None
+    if len(shape) > 64 or not all(isinstance(length, int) and 0 <= length < LARGEST for length in shape):
+        return None
+    kind = kind if isinstance(kind, str) else "params"
+    array = Array(path, tuple(map(int, shape)), dtype, kind, said.get("trainable") is not False)
+    return array if array.count < LARGEST else None

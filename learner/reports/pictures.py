@@ -1,0 +1,111 @@
+"""Plots of a metric of one run or of several."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from learner.errors import LearnerError, near
+from learner.reports.plots import LARGEST, Line, Plot, drawable
+from learner.runs.run import Run
+from learner.util.text import printable
+
+AXES = ("step", "epoch", "time")
+LABELS = {"step": "optimizer step", "epoch": "epoch", "time": "minutes of training"}
+MOST = 2000
+"""Points of a line."""
+
+
+def picture(
+    runs: Sequence[Run], metric: str, *, x: str = "step", steps: bool = False, smooth: float = 0.0, log: bool = False
+) -> Plot:
+    """A metric of runs, a line for each run and split.
+
+    Args:
+      runs: one or more. Those that do not have the metric are left out.
+      metric: a key (`valid/Loss`) or a name (`Loss`, for all splits that have it).
+      x: the horizontal axis: `step`, `epoch` or `time` (of training, in minutes).
+      steps: the values of training at each step rather than over whole epochs; needs `x="step"`.
+      smooth: 0 to below 1: how much what came before counts beside the next value. An exponential moving average, with
+        its bias towards the first values taken out.
+      log: whether the vertical axis is logarithmic. Values that are not positive are left out then.
+
+    Raises:
+      LearnerError: no run has the metric as a number; or what is said of the axes makes no sense.
+    """
+    if x not in AXES:
+        raise LearnerError(f"x is {x!r}: {near(x, AXES)}")
+    if steps and x != "step":
+        raise LearnerError(f"values at each step are drawn over steps only, and x is {x!r}")
+    if not 0 <= smooth < 1:
+        raise LearnerError(f"smooth is {smooth}; it needs a number from 0 to below 1")
+    lines: dict[str, Line] = {}
+    unit = ""
+    for run in runs:
+        for key in _keys(run, metric):
+            name = " ".join(([run.name] if len(runs) > 1 else []) + [key])
+            at, values = _line(run, key, x, steps)
+            lines[printable(name)] = at, smoothed(values, smooth)
+            unit = run.info(key).unit
+    if not any(_drawable(values, log) for _, values in lines.values()):
+        raise _nothing(runs, metric, log and bool(lines))
+    if log:
+        lines = {name: _positive(line) for name, line in lines.items()}
+    title = printable(metric if len(runs) > 1 or len(lines) > 1 else f"{runs[0].name} {next(iter(lines))}")
+    return Plot(title, LABELS[x], printable(metric + (f" ({unit})" if unit else "")), lines, log_y=log)
+
+
+def _keys(run: Run, metric: str) -> list[str]:
+    keys = [key for key in run.keys if metric in (key, key.split("/", 1)[1])]
+    texts = [key for key in keys if key in run.history and all(isinstance(value, str) for value in run.history[key])]
+    return [key for key in keys if key not in texts]
+
+
+def _line(run: Run, key: str, x: str, steps: bool) -> Line:
+    points = run.points(key) if key in run.history else []
+    if steps and key.startswith("train/") and not any(run.directory.glob("train/epoch-*/*.log")):
+        raise LearnerError(
+            f"{run.directory} has no metric files, so there are no values of single steps: it was trained with "
+            "metric_loggers(only=...), and its loggers have them"
+        )
+    step = np.array([point.step for point in points], np.float64)
+    values = [math.nan if isinstance(point.value, str) else point.value for point in points]
+    if (steps or not points) and key.startswith("train/") and len(series := run.steps(key, MOST)):
+        step, values = series.step.astype(np.float64), series.mean.tolist()
+    axes = {"step": step, **run.axes(step)}
+    places = axes[x] / 60 if x == "time" else axes[x]
+    return places.tolist(), values
+
+
+def smoothed(values: Iterable[float], weight: float) -> list[float]:
+    """Debiased as Adam's moments are: what stands at a value is a mean of it and of those before, weights sum to 1."""
+    found, average, total = [], 0.0, 0.0
+    for value in values:
+        if not math.isfinite(value):
+            found.append(value)
+            continue
+        average, total = weight * average + (1 - weight) * value, weight * total + 1 - weight
+        found.append(average / total)
+    return found
+
+
+def _drawable(values: Iterable[float], log: bool) -> bool:
+    return any(not math.isnan(value) and (value > 0 or not log) for value in drawable(list(values)))
+
+
+def _positive(line: Line) -> Line:
+    kept = [(x, y) for x, y in zip(*line, strict=True) if y > 0]
+    return [x for x, _ in kept], [y for _, y in kept]
+
+
+def _nothing(runs: Sequence[Run], metric: str, log: bool) -> LearnerError:
+    if log:
+        return LearnerError(f"{metric} has no value above 0, which a logarithmic axis needs")
+    known = list(dict.fromkeys(key for run in runs for key in run.keys))
+    where = runs[0].directory if len(runs) == 1 else f"none of {len(runs)} runs"
+    hint = near(metric, [*known, *dict.fromkeys(key.split("/", 1)[1] for key in known)])
+    if any(metric in (key, key.split("/", 1)[1]) for key in known):
+        why = f"it is a text, or never a number from {-LARGEST:g} to {LARGEST:g}"
+        return LearnerError(f"{metric} has no value that can be drawn: {why}")
+    verb = "has no metric" if len(runs) == 1 else "has a metric"
+    return LearnerError(f"{where} {verb} {metric!r}: {hint}")

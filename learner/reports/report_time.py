@@ -1,0 +1,67 @@
+"""What a report shows of time: where it went."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from learner.reports.html import heading, percent, table
+from learner.reports.timing import PARTS, epoch_seconds, parts
+from learner.runs.run import Run
+from learner.util.text import duration
+
+NAMED = 0.12
+"""A part of a bar that is as long has its name in it."""
+MEANING = {
+    "compile": "tracing and compiling",
+    "data": "waiting for batches",
+    "train": "the rest of the training steps",
+    "valid": "validations",
+    "save": "waiting for checkpoints",
+    "other": "everything else",
+}
+
+
+def timing(runs: Sequence[Run]) -> list[str]:
+    """A bar and a row of a table for each run that tells where its time went, and how long its epochs took."""
+    told = {run.name: parts(run) for run in runs}
+    told = {name: seconds for name, seconds in told.items() if sum(seconds.values()) > 0}
+    pieces = [_legend(), *(_bar(name, seconds, len(runs) > 1) for name, seconds in told.items())] if told else []
+    if told:
+        rows = [[name, duration(sum(seconds.values())), *_cells(seconds)] for name, seconds in told.items()]
+        pieces.append(table(["run", "all of it", *PARTS], rows, "seconds of each part", range(1, len(PARTS) + 2)))
+    epochs = [[run.name, *_epochs(epoch_seconds(run))] for run in runs if run.ends]
+    if epochs:
+        head = ["run", "epochs", "an epoch (median)", "shortest", "longest"]
+        pieces.append(table(head, epochs, "how long epochs took", range(1, 5)))
+    return [heading("Time"), *pieces] if pieces else []
+
+
+def _legend() -> str:
+    items = [f'<li><span class="{part}"></span>{part}: {meaning}</li>' for part, meaning in MEANING.items()]
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _bar(name: str, seconds: Mapping[str, float], named: bool) -> str:
+    total = sum(seconds.values())
+    shares = {part: value / total for part, value in seconds.items() if value > 0}
+    said = ", ".join(f"{part} {percent(share)}" for part, share in shares.items())
+    pieces = []
+    for part, share in shares.items():
+        text = f"{part} {percent(share)}" if share >= NAMED else ""
+        style = f"flex-grow:{share:.5f}"
+        pieces.append(f'<span class="{part}" style="{style}" title="{part} {percent(share)}">{text}</span>')
+    about = escape(f"where the time of {name} went: {said}")
+    label = f'<figcaption aria-hidden="true">{escape(name)}</figcaption>' if named else ""
+    return f'<figure class="bar">{label}<div role="img" aria-label="{about}">{"".join(pieces)}</div></figure>'
+
+
+def _cells(seconds: Mapping[str, float]) -> list[str]:
+    total = sum(seconds.values())
+    found = [seconds.get(part) for part in PARTS]
+    return ["-" if value is None else f"{duration(value)} ({percent(value / total)})" for value in found]
+
+
+def _epochs(seconds: Mapping[int, float]) -> list[str]:
+    short, long = min(seconds, key=seconds.__getitem__), max(seconds, key=seconds.__getitem__)
+    ends = [f"{duration(seconds[epoch])} (epoch {epoch})" for epoch in (short, long)]
+    return [str(len(seconds)), duration(statistics.median(seconds.values())), *ends]

@@ -1,0 +1,118 @@
+"""The numbers of a run as one table, for other programs."""
+
+import csv
+import importlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError, near
+from learner.runs.run import Run
+from learner.util.distribution import install_hint
+from learner.util.json_values import encode
+from learner.util.text import utf8_safe
+
+COLUMNS = ("split", "metric", "level", "epoch", "step", "value", "text")
+BATCH = 65_536
+"""Rows that a Parquet file gets at once."""
+Row = tuple[str, str, str, int | None, int, float | None, str | None]
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """Every number that the files of a run have.
+
+    Yields:
+      `split`; `metric`, its name; `level`: `step` for the value of one optimizer step, or `split` for that of a whole
+      split; `epoch`, `None` for steps; `step`, the optimizer step after which it was measured; `value`; and `text`,
+      where the value of a metric is no number.
+    """
+    for key in run.keys:
+        split, name = utf8_safe(key).split("/", 1)
+        if split == "train":
+            series = run.steps(key)
+            for step, value in zip(series.step.tolist(), series.mean.tolist(), strict=True):
+                yield split, name, "step", None, step, value, None
+        for point in run.points(key) if key in run.history else ():
+            if isinstance(point.value, str):
+                yield split, name, "split", point.epoch, point.step, None, utf8_safe(point.value)
+            else:
+                yield split, name, "split", point.epoch, point.step, float(point.value), None
+
+
+def write_table(path: str | os.PathLike[str], run: Run, kind: str) -> int:
+    """Writes the numbers of a run to a file, whole or not at all.
+
+    Args:
+      path: of the file.
+      run: whose numbers.
+      kind: `csv`, `jsonl` (one JSON object on a line) or `parquet`. Only Parquet has numbers that are not finite as
+        such; the others say NaN, Infinity and -Infinity, in JSON as texts.
+
+    Returns:
+      How many rows there are.
+
+    Raises:
+      LearnerError: there is no such kind, the run has no numbers, the file cannot be written, or pyarrow, which Parquet
+        needs, is not installed.
+    """
+    if kind not in KINDS:
+        raise LearnerError(f"the format is {kind!r}: {near(kind, list(KINDS))}")
+    if not run.keys:
+        raise LearnerError(f"{run.directory} has no numbers yet")
+    partial = Path(f"{os.fspath(path)}.partial")
+    counted = _Counted(rows(run))
+    try:
+        partial.unlink(missing_ok=True)  # it may be a link, which would be written through
+        KINDS[kind](partial, counted)
+        partial.replace(path)
+    except OSError as error:
+        raise LearnerError(f"the numbers cannot be written to {os.fspath(path)}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return counted.count
+
+
+class _Counted:
+    def __init__(self, given: Iterable[Row]):
+        self._given, self.count = given, 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self._given:
+            self.count += 1
+            yield row
+
+
+def _csv(path: Path, given: Iterable[Row]) -> None:
+    with path.open("x", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([encode(cell) for cell in row] for row in given)
+
+
+def _jsonl(path: Path, given: Iterable[Row]) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        for row in given:
+            said = {name: encode(cell) for name, cell in zip(COLUMNS, row, strict=True) if cell is not None}
+            file.write(json.dumps(said, allow_nan=False) + "\n")
+
+
+def _parquet(path: Path, given: Iterable[Row]) -> None:
+    try:
+        pyarrow: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise LearnerError(f"Parquet needs pyarrow, which is not installed: {install_hint('parquet')}") from error
+    types = {"epoch": pyarrow.int64(), "step": pyarrow.int64(), "value": pyarrow.float64()}
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in COLUMNS])
+    iterator = iter(given)
+    with path.open("xb") as file, parquet.ParquetWriter(file, schema) as writer:
+        while batch := list(itertools.islice(iterator, BATCH)):
+            columns = dict(zip(COLUMNS, zip(*batch, strict=True), strict=True))
+            writer.write_table(pyarrow.table({name: list(column) for name, column in columns.items()}, schema=schema))
+
+
+KINDS: dict[str, Callable[[Path, Iterable[Row]], None]] = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
+"""Writers by the name of their format, which is also how their files end."""

@@ -1,0 +1,167 @@
+"""Files that only grow, files that are replaced whole, and numbers as text."""
+
+import contextlib
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.util.disk import NO_FOLLOW, checksum, kind_of
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class AppendedFile:
+    """A file that lines are added to; it is opened by the first write.
+
+    Args:
+      path: of the file; relative to the working directory of now.
+      size: bytes that it has.
+      crc: the CRC-32 of those, to be kept up; `None`: none is kept.
+
+    >>> import tempfile
+    >>> file = AppendedFile(os.path.join(tempfile.mkdtemp(), "a.log"))
+    >>> file.pending += ["0.5,32\\n", "0.25,32\\n"]
+    >>> file.write()
+    >>> file.size
+    15
+    """
+
+    __slots__ = ("_descriptor", "_was_open", "crc", "path", "pending", "size")
+
+    def __init__(self, path: str, size: int = 0, crc: int | None = None) -> None:
+        self.path = os.path.abspath(path)
+        self.size = size  # in bytes, of what was written
+        self.crc = crc
+        self.pending: list[str] = []
+        self._descriptor: int | None = None
+        self._was_open = False
+
+    def write(self) -> None:
+        """Hands the pending lines to the operating system. What it does not take (a full disk) stays pending."""
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        left = "".join(self.pending).encode()
+        try:
+            while left:
+                taken = os.write(self._descriptor, left)
+                self.size += taken
+                if self.crc is not None:
+                    self.crc = zlib.crc32(left[:taken], self.crc)
+                left = left[taken:]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
+        finally:
+            self.pending = [left.decode()] if left else []
+
+    def _open(self) -> int:
+        """Open the file, or open it again, which only this process may have changed meanwhile."""
+        refuse_special(self.path)
+        create = 0 if self._was_open else os.O_CREAT
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | create | os.O_APPEND | NO_FOLLOW, 0o666)
+        except FileNotFoundError:
+            if not self._was_open:
+                raise
+            raise LearnerError(f"{self.path} was removed while the run was writing to it") from None
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        if size != self.size and self._was_open:
+            os.close(descriptor)
+            raise LearnerError(
+                f"{self.path} was changed while the run was writing to it: it has {size} bytes and had {self.size}"
+            )
+        if size != self.size:
+            self.size = size
+            self.crc = None if self.crc is None else checksum(self.path, size)
+        self._was_open = True
+        return descriptor
+
+    def is_lost(self) -> bool:
+        """Whether it is open, and somebody removed or replaced it since: what is written would be in no directory."""
+        if self._descriptor is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return True
+
+    def close(self) -> None:
+        """Gives the descriptor back; the next write opens the file again."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+
+def close_all(files: Iterable[AppendedFile]) -> None:
+    """Closes each of them."""
+    for file in files:
+        file.close()
+
+
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Raises `LearnerError` for a link, through which a file elsewhere would be changed, and for pipes and devices,
+    which would be waited for. What is not there yet is all right.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise LearnerError(f"{path} is {kind_of(mode)}; a run writes only to files in its own directory: remove it")
+
+
+def replace(path: str, content: bytes) -> None:
+    """Writes a whole file, so that a reader and a crash find the old or the new content, never a part."""
+    temporary = f"{path}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a process that was killed; a link would be written through
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # on a full disk it would take the room of other files
+        raise
+
+
+def value_texts(values: np.ndarray) -> list[str]:
+    """Each number of `[count]` as the shortest digits that read back to the same float32.
+
+    >>> value_texts(np.float32([0.1, 1, 1e20, float("nan"), float("-inf")]))
+    ['0.1', '1.0', '1e+20', 'nan', '-inf']
+    """
+    return list(map(str, np.asarray(values, np.float32)))
+
+
+def weight_texts(weights: np.ndarray) -> list[str]:
+    """As `value_texts`, but whole numbers as such, because weights are mostly counts.
+
+    >>> weight_texts(np.float32([32, 0.5]))
+    ['32', '0.5']
+    """
+    numbers = np.asarray(weights, np.float32).tolist()
+    texts = {
+        number: str(np.float32(number)).removesuffix(".0") for number in set(numbers)
+    }  # few: batches are of one size
+    return [texts[number] for number in numbers]
+
+
+def final_text(value: float | str) -> str:
+    """The value of a whole split: as in `value_texts` if it is a float32, else with all its digits; a text as JSON.
+
+    >>> [final_text(value) for value in (float(np.float32(0.1)), 0.123456789012, 1e300, "two\\nlines")]
+    ['0.1', '0.123456789012', '1e+300', '"two\\\\nlines"']
+    """
+    if isinstance(value, str):
+        return json.dumps(value)
+    number = float(value)
+    if abs(number) > LARGEST_FLOAT32 or float(np.float32(number)) != number:
+        return repr(number)
+    return str(np.float32(number))

@@ -1,0 +1,213 @@
+"""What every metric was, epoch by epoch: while the run goes on, in its summary, and read back from its journal."""
+
+import math
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from learner.errors import LearnerError, near
+from learner.events import MetricInfo
+from learner.runs.journal import NUMBERS, is_value, read_journal
+from learner.util.json_values import decode, encode
+from learner.util.text import aligned, printable, short
+
+ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "model.json", "checkpoint", "profile")
+
+
+class Point(NamedTuple):
+    """One value: after which epoch and optimizer step it was measured."""
+
+    epoch: int
+    step: int
+    value: float | str
+
+
+Row = tuple[int, int, float | str]
+
+
+class History(Mapping[str, list[float | str]]):
+    """The values of each metric over a whole split, in order, by key.
+
+    >>> history = History()
+    >>> history.record("train", epoch=1, step=45, values={"Loss": 0.5})
+    >>> history.record("train", epoch=2, step=90, values={"Loss": 0.25})
+    >>> history["train/Loss"]
+    [0.5, 0.25]
+    >>> history.best("train/Loss", higher_is_better=False)
+    Point(epoch=2, step=90, value=0.25)
+    >>> history
+    key         values  first  last
+    train/Loss       2    0.5  0.25
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[Row]] = {}  # plain, because there may be millions of them
+
+    def record(self, split: str, epoch: int, step: int, values: Mapping[str, float | str]) -> None:
+        """Adds what the metrics of a split (by name) were at the end of it."""
+        for name, value in values.items():
+            self._points.setdefault(f"{split}/{name}", []).append((epoch, step, value))
+
+    def record_entry(self, entry: Mapping[str, Any]) -> None:
+        """Adds the values of a line of the journal, by key."""
+        epoch, step, points = entry["epoch"], entry["step"], self._points
+        for key, value in entry["values"].items():
+            if key not in points:
+                points[key] = []
+            points[key].append((epoch, step, decode(value) if isinstance(value, str) else value))
+
+    def points(self, key: str) -> list[Point]:
+        """The values of `train/Loss` and where they were measured. `KeyError` if there are none."""
+        return list(map(Point._make, self._rows(key)))
+
+    def best(self, key: str, higher_is_better: bool) -> Point | None:
+        """The best number; the earlier one of equals. NaN and texts are never best, so there may be none."""
+        numbers = [row for row in self._points.get(key, ()) if _ordered(row[2])]
+        choose = max if higher_is_better else min
+        best = choose(numbers, key=operator.itemgetter(2), default=None)
+        return None if best is None else Point._make(best)
+
+    def last(self, key: str) -> Point | None:
+        """The newest value, or `None`."""
+        points = self._points.get(key)
+        return Point._make(points[-1]) if points else None
+
+    def copy(self) -> "History":
+        """Return a history of its own with the same values."""
+        history = History()
+        history._points = {key: points.copy() for key, points in self._points.items()}
+        return history
+
+    def to_json(self) -> dict[str, Any]:
+        """The history as plain lists, for `json`."""
+        return {key: [list(map(encode, point)) for point in points] for key, points in self._points.items()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "History":
+        """The history that `to_json` was made of.
+
+        Raises:
+          LearnerError: `to_json` made no such thing.
+
+        >>> History.from_json({"valid/Loss": [[1, 45, "NaN"]]})["valid/Loss"]
+        [nan]
+        """
+        history = cls()
+        if not isinstance(content, Mapping):
+            raise LearnerError("the history is damaged: it needs values by key")
+        for key, points in content.items():
+            if "/" not in key or not isinstance(points, list) or not points or not all(map(_is_point, points)):
+                raise LearnerError(f"the history of {short(key)!r} is damaged: it needs points [epoch, step, value]")
+            history._points[key] = [(epoch, step, decode(value)) for epoch, step, value in points]
+        return history
+
+    def _rows(self, key: str) -> list[Row]:
+        if key not in self._points:
+            raise KeyError(f"no value of {key!r} yet; {near(key, list(self._points))}")
+        return self._points[key]
+
+    def __getitem__(self, key: str) -> list[float | str]:
+        return [value for _, _, value in self._rows(key)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_json() == other.to_json() if isinstance(other, History) else NotImplemented
+
+    def __repr__(self) -> str:
+        rows = [["key", "values", "first", "last"]]
+        for key, points in self._points.items():
+            rows.append([printable(key), str(len(points)), short(points[0][2]), short(points[-1][2])])
+        return "\n".join(aligned(rows))
+
+
+def summarize(
+    history: History,
+    metrics: Sequence[MetricInfo],
+    *,
+    directory: str | os.PathLike[str],
+    epochs: int,
+    steps: int,
+    stopped_by: str,
+    checkpoints: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The content of `summary.json`. Nothing in it depends on a clock or on where the directory is.
+
+    Args:
+      history: the values.
+      metrics: the order and the directions; metrics of the history that are not among them follow.
+      directory: of the run; paths are made relative to it.
+      epochs: how many were finished, over all resumes.
+      steps: optimizer steps, likewise.
+      stopped_by: why the run ended.
+      checkpoints: those on disk, each with `epoch`, `step`, `path` and whatever else is to be told of them.
+
+    Returns:
+      `stopped_by`, `epochs`, `steps`; `metrics` by key, each with `unit`, `higher_is_better`, `best` and `last` (both
+      with `value`, `epoch` and `step`, or `None`); `checkpoints`; and `artifacts`, relative paths of what the run left.
+    """
+    infos = {info.key: info for info in metrics}
+    infos |= {key: MetricInfo(*_parts(key)) for key in history if key not in infos}
+    splits = dict.fromkeys(info.split for info in infos.values())
+    return {
+        "stopped_by": stopped_by,
+        "epochs": epochs,
+        "steps": steps,
+        "metrics": {key: _summary_of(history, info) for key, info in infos.items()},
+        "checkpoints": [{**each, "path": _relative(each["path"], directory)} for each in checkpoints],
+        "artifacts": [name for name in (*ARTIFACTS, *splits) if Path(directory, name).exists()] + ["summary.json"],
+    }
+
+
+def read_history(directory: str | os.PathLike[str]) -> History:
+    """The history of a run, from its `journal.jsonl` alone, also while the run goes on or after it was killed.
+
+    Raises:
+      LearnerError: there is no journal.
+    """
+    history = History()
+    for _, entry in read_journal(directory):
+        if entry.get("event") in NUMBERS:
+            history.record_entry(entry)
+    return history
+
+
+def _parts(key: str) -> tuple[str, str]:
+    split, name = key.split("/", 1)
+    return split, name
+
+
+def _is_point(point: Any) -> bool:
+    if not isinstance(point, list) or len(point) != 3:
+        return False
+    epoch, step, value = point
+    return isinstance(epoch, int) and isinstance(step, int) and is_value(value)
+
+
+def _ordered(value: float | str) -> bool:
+    return not isinstance(value, str) and not math.isnan(value)
+
+
+def _summary_of(history: History, info: MetricInfo) -> dict[str, Any]:
+    directed = info.higher_is_better is not None
+    best = history.best(info.key, bool(info.higher_is_better)) if directed else None
+    last = history.last(info.key)
+    return {
+        "unit": info.unit,
+        "higher_is_better": info.higher_is_better,
+        "best": best._asdict() if best else None,
+        "last": last._asdict() if last else None,
+    }
+
+
+def _relative(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -> str:
+    """`path` below `directory`, or as it is where it lies elsewhere (`gs://...`)."""
+    below = os.path.join(os.path.abspath(directory), "")
+    absolute = os.path.abspath(path)
+    return absolute.removeprefix(below).replace(os.sep, "/") if absolute.startswith(below) else os.fspath(path)

@@ -1,0 +1,74 @@
+"""The lines of `journal.jsonl`: one JSON object per event of a run that is not a step.
+
+Each has `event` (start, validation, epoch, save, stop, end, error) and `time` (seconds since 1970, UTC). The lines
+`epoch` and `validation` (a validation inside an epoch) are the run's history: they also have `epoch`, `step` and
+`values` by key, and no value stands on two of them. A line `epoch` has `files`, too: the length and the CRC-32 of each
+metric log of that epoch, by relative path.
+
+    {"event": "epoch", "time": 1769860800.5, "epoch": 1, "step": 45, "values": {"train/Loss": 0.5, "valid/Loss": "NaN"}}
+
+JSON has no word for numbers that are not finite, so they are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.util.disk import read_lines
+
+NUMBERS = ("epoch", "validation")
+UNTOLD = ("metric_loggers", "renderer")
+"""Keys of a config that only watch a run. They are not passed on: an address in them may be secret."""
+LARGEST = 2**53
+"""Numbers of epochs and steps above it are absurd."""
+
+
+def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of `journal.jsonl`, as they stand there and as what they say.
+
+    A last line without its end was torn when the run was killed: it is left out. A damaged line elsewhere, or one that
+    is not what a run writes, says nothing (`{}`), with a warning that names it.
+
+    Raises:
+      LearnerError: there is no journal, or one that no run wrote: it is too large, or a line does not end.
+    """
+    path = Path(directory, "journal.jsonl")
+    if not path.is_file():  # reading a pipe or a device would not end
+        raise LearnerError(f"{directory} has no journal.jsonl: it is not the directory of a run")
+    lines = (line.removesuffix(b"\n") for line in read_lines(path))
+    return [(line, entry_of(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
+
+
+def entry_of(line: bytes, where: str) -> dict[str, Any]:
+    """What a line of the journal says; one that is damaged says nothing, with a warning that names `where` it is."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    if not isinstance(entry, dict) or (entry.get("event") in NUMBERS and not _is_history(entry)):
+        warnings.warn(f"{where} is damaged and is left out", stacklevel=3)
+        return {}
+    return entry
+
+
+def _is_history(entry: Mapping[str, Any]) -> bool:
+    """Whether a line of numbers has what the history takes from it."""
+    values, epoch, step = (entry.get(name) for name in ("values", "epoch", "step"))
+    return (
+        isinstance(epoch, int)
+        and isinstance(step, int)
+        and 0 <= epoch < LARGEST
+        and 0 <= step < LARGEST
+        and isinstance(values, dict)
+        and all(map(is_value, values.values()))
+        and all("/" in key for key in values)
+    )
+
+
+def is_value(value: Any) -> bool:
+    """Whether JSON gave what a metric's value can be: a text, or a number that is not absurdly large."""
+    return isinstance(value, float | str) or (isinstance(value, int) and value.bit_length() < 1024)

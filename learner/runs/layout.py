@@ -1,0 +1,26 @@
+"""Files of a run's directory."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.util.disk import read_bytes
+
+MARK = "journal.jsonl"
+
+
+def read_summary(directory: Path) -> dict[str, Any] | None:
+    """The content of `summary.json`, or `None` where there is none that can be read. One that is too large for a
+    summary is left out with a warning.
+    """
+    path = directory / "summary.json"
+    try:
+        summary = json.loads(read_bytes(path)) if path.is_file() else None
+    except LearnerError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return summary if isinstance(summary, dict) else None

@@ -1,0 +1,196 @@
+"""One process at a time in the directory of a run."""
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from learner.errors import LearnerError
+from learner.util.disk import NO_FOLLOW, NO_WAIT, kind_of
+
+if sys.platform != "win32":
+    import fcntl
+
+NAME = "run.lock"
+CLOCKS = 10.0
+"""Seconds by which the clocks of files and of processes may differ."""
+LONGEST = 4096  # bytes of the note in a lock
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds `run.lock` in the directory, which exists, until the block ends.
+
+    The lock is the operating system's, which takes it from a process that dies. Where the file system has none (some
+    network file systems), the process that is named in the file holds it, as long as it is alive; one of another
+    machine counts as alive.
+
+    A file of that name which is no lock of a run, such as a link, is neither changed nor removed.
+
+    Raises:
+      LearnerError: another process, or another `fit` of this one, holds it, or the file is no lock.
+    """
+    path = directory / NAME
+    descriptor = _taken(path)
+    _held.add(descriptor)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps({"host": platform.node(), "pid": os.getpid()}).encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the directory may be gone, or be read-only by now
+            if _is_at(descriptor, path):
+                path.unlink()
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def is_held(directory: Path) -> bool | None:
+    """Whether a process trains there, by what its lock says; nothing is locked to find out.
+
+    Returns:
+      `None` where the lock names a process of another machine, which may be alive.
+    """
+    try:
+        descriptor = os.open(directory / NAME, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
+    except OSError:
+        return False
+    try:
+        host, process = _holder(descriptor)
+        written = os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+    if process is None or process < 1:
+        return False
+    if host != platform.node():
+        return None
+    return _is_alive(process) and not _began_after(written, process)
+
+
+def _began_after(moment: float, process: int) -> bool:
+    """Whether the process is a later one, which got the number of one that is gone; `False` where nobody knows."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        up = time.clock_gettime(time.CLOCK_BOOTTIME)
+        began = time.time() - up + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, IndexError, OSError, ValueError):
+        return False
+    return began > moment + CLOCKS
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a process that was forked, such as one that loads data: it may outlive the run."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _taken(path: Path) -> int:
+    """The file, locked."""
+    while True:
+        descriptor = _open(path)
+        try:
+            _lock(descriptor, path)
+            if _is_at(descriptor, path):
+                _refuse_other_content(descriptor, path)  # only who holds the lock reads what nobody changes
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # who had it before has removed it in between
+
+
+def _open(path: Path) -> int:
+    """Open the file without changing it, never through a link: it may lead to any file of the user's."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o666)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            if not stat.S_ISREG(mode := os.lstat(path).st_mode):
+                raise _no_lock(path, f"is {kind_of(mode)}") from error
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        kind = "has a second name elsewhere" if stat.S_ISREG(found.st_mode) else f"is {kind_of(found.st_mode)}"
+        raise _no_lock(path, kind)
+    return descriptor
+
+
+def _refuse_other_content(descriptor: int, path: Path) -> None:
+    """Raise where the file holds what no lock of a run holds. One of a machine that crashed may be empty or zeros."""
+    content = os.pread(descriptor, LONGEST + 1, 0)
+    if content.strip(b"\0") and (len(content) > LONGEST or _holder(descriptor)[1] is None):
+        raise _no_lock(path, "has another content")
+
+
+def _no_lock(path: Path, why: str) -> LearnerError:
+    return LearnerError(
+        f"{path} is no lock of a run: it {why}. Nothing was changed; move it away, or choose another directory"
+    )
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    if sys.platform == "win32":
+        return  # there nothing is locked
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _refusal(path, _holder(descriptor)) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    else:
+        return
+    host, process = _holder(descriptor)
+    if process is not None and (host != platform.node() or _is_alive(process)):
+        raise _refusal(path, (host, process))
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> tuple[str, int | None]:
+    """The machine and the process that the file names."""
+    try:
+        content = json.loads(os.pread(descriptor, LONGEST, 0))
+        return str(content["host"]), int(content["pid"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "", None
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
+    host, process = holder
+    who = "another process" if process is None else f"process {process} on {host}"
+    return LearnerError(
+        f"{path.parent} is in use: {who} trains there. Wait until it has ended, or choose another directory "
+        f"(if it is not running any more, remove {path})"
+    )

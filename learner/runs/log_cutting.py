@@ -1,0 +1,225 @@
+"""Taking back what a run wrote after a checkpoint, so that the resumed run writes everything once."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.runs.appended import refuse_special, replace
+from learner.runs.journal import NUMBERS, read_journal
+from learner.util.disk import CHUNK, LONGEST_NAME, checksum, truncate
+from learner.util.text import short
+
+METRIC_FILE = re.compile(r"(train|custom|valid(-[^/\\]*)?)/epoch-(\d+)/(?!\.)[^/\\]+\.log")
+
+
+def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None, lenient: bool = False) -> None:
+    """Shortens the files below `directory` to `position`; see `RunFiles.cut`. `lenient`: the journal gets the lengths
+    and checksums of the logs as they are now, so that the next resume accepts them.
+
+    Raises:
+      LearnerError: a file lies behind a link, or the position is none: it comes from a checkpoint, and whatever that
+        says, only metric files of this run are changed. Nothing was changed then.
+    """
+    refuse_position(position)
+    kept, taken, changed = _journal_lines(directory, position, lenient)
+    tails = _tails(directory, position["epoch"], position["files"])
+    if keep_in is not None:
+        _keep(directory, keep_in, tails, taken)
+    for path, size in tails.items():
+        _shorten(directory / path, size)
+    if taken or changed:
+        replace(str(directory / "journal.jsonl"), kept)
+
+
+def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
+    """Raise `LearnerError` where a metric log up to the position is not as the run wrote it. Each log is read once.
+
+    The journal has the length and the checksum of each log from when its epoch closed, and the position those of the
+    epoch under way; journals and checkpoints of version 0.1.0 do not, and only lengths are compared then.
+    """
+    refuse_short(directory, position)
+    expected = {path: (size, position.get("checksums", {}).get(path)) for path, size in position["files"].items()}
+    for entry in _entries_kept(directory, position):
+        for path, (size, crc) in _closed_files(entry):
+            if path not in expected and _size(directory / path) != size:
+                raise _too_short(directory / path, f"{_size(directory / path)} bytes", f"{size}", "its epoch closed")
+            expected.setdefault(path, (size, crc))
+    for path, (size, crc) in expected.items():
+        if size and crc is not None and checksum(directory / path, size) != crc:
+            raise LearnerError(
+                f"{directory / path} has other bytes than the run wrote: it was changed since then, so the run cannot "
+                "go on from there; allow=('logs',) goes on with what is there"
+            )
+
+
+def _entries_kept(directory: Path, position: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The journal's lines of numbers up to the position."""
+    journal = directory / "journal.jsonl"
+    lines = read_journal(directory) if journal.exists() else []
+    numbers = [entry for _, entry in lines if entry.get("event") in NUMBERS]
+    yield from numbers[: position["epoch_lines"]]
+
+
+def _closed_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The logs of an epoch that closed, each with its length and checksum; what no run writes is left out."""
+    files = entry.get("files")
+    for path, said in files.items() if isinstance(files, dict) else ():
+        match = METRIC_FILE.fullmatch(path)
+        whole = isinstance(said, list) and len(said) == 2 and all(type(x) is int and 0 <= x < 2**63 for x in said)
+        if match and whole and int(match[3]) == entry["epoch"]:
+            yield path, (said[0], said[1])
+
+
+def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
+    """Raises `LearnerError` where a file has less than the position says."""
+    refuse_position(position)
+    journal = directory / "journal.jsonl"
+    lines = read_journal(directory) if journal.exists() else []
+    seen, keep = sum(entry.get("event") in NUMBERS for _, entry in lines), position["epoch_lines"]
+    if seen < keep:
+        raise _too_short(journal, f"{seen} epochs and validations", f"{keep}")
+    for path, size in position["files"].items():
+        actual = _size(directory / path)
+        if actual < size:
+            raise _too_short(directory / path, f"{actual} bytes", f"{size}")
+
+
+def what_is_left(directory: Path, position: Mapping[str, Any]) -> dict[str, Any]:
+    """The position of what is there, of files that lost something: up to their last whole line."""
+    refuse_position(position)
+    journal = directory / "journal.jsonl"
+    lines = read_journal(directory) if journal.exists() else []
+    seen = sum(entry.get("event") in NUMBERS for _, entry in lines)
+    sizes = {path: _whole_lines(directory / path, size) for path, size in position["files"].items()}
+    return {**position, "epoch_lines": min(seen, position["epoch_lines"]), "files": sizes}
+
+
+def _whole_lines(file: Path, size: int) -> int:
+    end = _size(file)
+    if end >= size:
+        return size
+    if not end:
+        return 0
+    with file.open("rb") as opened:
+        while end:  # from behind, as the last line is short
+            begin = max(0, end - CHUNK)
+            opened.seek(begin)
+            found = opened.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+    return 0
+
+
+def metric_files(directory: Path) -> dict[str, int]:
+    """The files of metrics below a run's directory: their epochs by relative path. What lies behind a linked directory
+    is not the run's.
+    """
+    own = [path for path in directory.glob("*/epoch-*/*.log") if not any(map(Path.is_symlink, path.parents[:2]))]
+    found = sorted(path.relative_to(directory).as_posix() for path in own)
+    return {path: int(match[3]) for path in found if (match := METRIC_FILE.fullmatch(path))}
+
+
+def refuse_position(position: Any) -> None:
+    """Raises `LearnerError` for what is not a position of `RunFiles`, such as one that names other files.
+
+    >>> refuse_position({"epoch_lines": 1, "epoch": 2, "files": {"train/epoch-2/Loss.log": 12}})
+    >>> refuse_position({"epoch_lines": 1, "epoch": 2, "files": {"../epoch-2/Loss.log": 0}})
+    Traceback (most recent call last):
+    learner.errors.LearnerError: ... '../epoch-2/Loss.log' is not a metric file of epoch 2; the checkpoint is damaged
+    """
+    problem = _problem_with(position)
+    if problem:
+        raise LearnerError(f"the position of the logs is wrong: {problem}; the checkpoint is damaged")
+
+
+def _problem_with(position: Any) -> str | None:
+    if not isinstance(position, Mapping) or not {"epoch_lines", "epoch", "files"} <= set(position):
+        return "it needs epoch_lines, epoch and files"
+    if not isinstance(position["files"], Mapping):
+        return "files needs sizes by path"
+    counts = {"epoch_lines": position["epoch_lines"], "epoch": position["epoch"], **position["files"]}
+    checksums = position.get("checksums", {})
+    if not isinstance(checksums, Mapping) or not checksums.keys() <= position["files"].keys():
+        return "checksums needs numbers by path"
+    for name, number in [*counts.items(), *checksums.items()]:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            return f"{short(name)!r} is {short(repr(number))}"
+    for path in position["files"]:
+        match = METRIC_FILE.fullmatch(path)
+        longest = max(len(part.encode(errors="replace")) for part in path.split("/"))
+        if not match or int(match[3]) != position["epoch"] or longest > LONGEST_NAME or not path.isprintable():
+            return f"{short(path)!r} is not a metric file of epoch {position['epoch']}"
+    return None
+
+
+def _journal_lines(directory: Path, position: Mapping[str, Any], lenient: bool) -> tuple[bytes, bytes, bool]:
+    """The journal with the position's lines of numbers and all others, the lines of numbers that are too many, and
+    whether one that stays is another now.
+    """
+    journal, keep, changed = directory / "journal.jsonl", position["epoch_lines"], False
+    kept: list[bytes] = []
+    taken: list[bytes] = []
+    seen = 0
+    for line, entry in read_journal(directory) if journal.exists() else ():
+        seen += (number := entry.get("event") in NUMBERS)
+        if lenient and number and seen <= keep and (found := _files_now(directory, entry, position["files"])) != entry:
+            line, changed = json.dumps(found).encode(), True
+        (taken if number and seen > keep else kept).append(line + b"\n")
+    return b"".join(kept), b"".join(taken), changed
+
+
+def _files_now(directory: Path, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """A line of the journal with the lengths and checksums of its logs as they are; those of `sizes` are cut to it."""
+    found = {}
+    for path, _ in _closed_files(entry):
+        if (directory / path).is_file():
+            size = sizes.get(path, _size(directory / path))
+            found[path] = [size, checksum(directory / path, size)]
+    return {**entry, "files": found} if "files" in entry else dict(entry)
+
+
+def _tails(directory: Path, epoch: int, sizes: Mapping[str, int]) -> dict[str, int | None]:
+    """The metric files that are too long, each with its right length; `None`: it was not there."""
+    tails = {path: size for path, size in sizes.items() if _size(directory / path) > size}
+    later = {path: None for path, number in metric_files(directory).items() if number >= epoch and path not in sizes}
+    for path in (*tails, *later):
+        for part in (directory / path, *(directory / path).parents[:2]):
+            refuse_special(part)
+    return {**tails, **later}
+
+
+def _keep(directory: Path, keep_in: Path, tails: Mapping[str, int | None], journal: bytes) -> None:
+    for path, size in tails.items():
+        (keep_in / path).parent.mkdir(parents=True, exist_ok=True)
+        with (directory / path).open("rb") as file, (keep_in / path).open("xb") as kept:
+            file.seek(size or 0)
+            shutil.copyfileobj(file, kept, CHUNK)
+    if journal:
+        keep_in.mkdir(parents=True, exist_ok=True)
+        with (keep_in / "journal.jsonl").open("xb") as kept:
+            kept.write(journal)
+
+
+def _shorten(file: Path, size: int | None) -> None:
+    if size is not None:
+        truncate(file, size)
+        return
+    file.unlink()
+    if not any(file.parent.iterdir()):
+        file.parent.rmdir()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _too_short(file: Path, found: str, needed: str, when: str = "the checkpoint was saved") -> LearnerError:
+    return LearnerError(
+        f"{file} has {found}, but had {needed} when {when}: "
+        "it was changed since then, so the run cannot go on from there; allow=('logs',) goes on without that part"
+    )

@@ -1,0 +1,378 @@
+"""The files of a run: the values of each step, the journal, the summary.
+
+    <directory>/journal.jsonl                   a line for each event that is not a step (see `learner.runs.journal`)
+    <directory>/model.json                      what arrays the model has, written at the start
+    <directory>/summary.json                    written at the end
+    <directory>/<split>/epoch-<n>/<Metric>.log  a line `value,weight` for each step, then `value,final`
+
+The run's own ordered worker writes them, not a listener: they are part of the run, and what goes wrong with them is an
+error of the run. A line costs the same however long the files are.
+"""
+
+import contextlib
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.runs.appended import (
+    AppendedFile,
+    close_all,
+    final_text,
+    refuse_special,
+    replace,
+    value_texts,
+    weight_texts,
+)
+from learner.runs.journal import NUMBERS, read_journal
+from learner.runs.log_cutting import cut_back, refuse_short, what_is_left
+from learner.util.disk import checksum, is_full, to_disk, truncate
+from learner.util.json_values import encode
+
+SECONDS_BETWEEN_WRITES = 0.5
+LONGEST_NAME = 200
+MOST_OPEN = 64  # metric logs; a system may give a process no more than 256 files
+
+
+class RunFiles:
+    """Writes the files of one run.
+
+    Attributes:
+      make_room: called where the disk is full, before the write is tried once more; settable.
+
+    Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
+    with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
+    and only the last line of a file can be torn.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> files = RunFiles(directory, clock=lambda: 1769860800.0)
+    >>> files.steps("train", 1, {"Loss": np.float32([0.5, 0.1])}, np.float32([32, 5]))
+    >>> files.close_split("train", 1, {"Loss": 0.44594594}, at_step=None)
+    >>> files.journal("epoch", epoch=1, step=2, values={"train/Loss": 0.44594594})
+    >>> files.close()
+    >>> print((directory / "train/epoch-1/Loss.log").read_text(), end="")
+    0.5,32
+    0.1,5
+    0.44594594,final
+    >>> print((directory / "journal.jsonl").read_text(), end="")
+    {"event": "epoch", "time": 1769860800.0, "epoch": 1, "step": 2, "values": {"train/Loss": 0.44594594}, \
+"files": {"train/epoch-1/Loss.log": [30, 1066698030]}}
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], clock: Callable[[], float]) -> None:
+        """`directory` need not exist, and nothing is opened yet. `clock` gives the seconds since 1970 (UTC)."""
+        self._directory = Path(directory)
+        self._clock = clock
+        self._written_at = clock()
+        self._epoch = 0
+        self._files: dict[str, AppendedFile] = {}  # of this epoch, by relative path
+        self._places: dict[tuple[str, str], tuple[str, str]] = {}
+        self._made_splits: set[str] = set()
+        self._made_epochs: set[str] = set()
+        self._journal: AppendedFile | None = None
+        self._epoch_lines = 0
+        self.make_room: Callable[[], None] = lambda: None
+
+    def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
+        """Adds a line `value,weight` for each step of a dispatch.
+
+        Args:
+          split: such as `train`.
+          epoch: the number of the epoch; the first lines of another one close the files of the one before.
+          values: float32 `[count]` for each metric by name.
+          weights: `[count]`.
+
+        Raises:
+          LearnerError: no file can be called as the metric is.
+          OSError: the disk is full, or the like.
+        """
+        ends = [f",{weight}\n" for weight in weight_texts(weights)]
+        for name, column in values.items():
+            lines = [value + end for value, end in zip(value_texts(column), ends, strict=True)]
+            self._metric_file(split, epoch, name).pending += lines
+        if not 0 <= self._clock() - self._written_at < SECONDS_BETWEEN_WRITES:
+            self.flush()
+
+    def close_split(self, split: str, epoch: int, values: Mapping[str, float | str], at_step: int | None) -> None:
+        """Adds the last line of each metric, `value,final`, and closes the split's files.
+
+        After a validation inside an epoch, at the optimizer step `at_step`, the line is `value,final@<at_step>` and the
+        files stay open for the next one. A text is written as JSON has it, so that it stays on its line.
+        """
+        end = ",final\n" if at_step is None else f",final@{at_step}\n"
+        for name, value in values.items():
+            self._metric_file(split, epoch, name).pending.append(final_text(value) + end)
+        self.flush()
+        if at_step is None:
+            close_all(file for path, file in self._files.items() if path.startswith(f"{file_name(split)}/"))
+
+    def journal(self, event: str, **fields: Any) -> None:
+        """Writes a line of `journal.jsonl`: the event's name, the time, and the fields. The line `epoch` also gets the
+        length and the CRC-32 of each metric log of that epoch, by which a resumed run knows that they were not changed.
+
+        Raises:
+          LearnerError: somebody removed the run's directory.
+        """
+        self.flush()
+        self._refuse_loss()
+        if self._journal is None:
+            self._journal = self._open_journal()
+        if event == "epoch" and fields.get("epoch") == self._epoch:
+            fields["files"] = {path: [file.size, file.crc] for path, file in self._files.items()}
+        line = json.dumps(encode({"event": event, "time": self._clock(), **fields}), allow_nan=False)
+        self._journal.pending.append(line + "\n")
+        self._with_room(self._journal.write)
+        self._epoch_lines += event in NUMBERS
+
+    def flush(self) -> None:
+        """Hands all lines to the operating system, where they outlive this process."""
+        self._written_at = self._clock()
+        for path, file in self._files.items():
+            if file.pending:
+                self._make(os.path.dirname(path))
+                self._with_room(file.write)
+                if len(self._files) > MOST_OPEN:  # each for a moment, as there may be more than descriptors
+                    file.close()
+
+    def position(self) -> dict[str, Any]:
+        """How far the files have come, for a checkpoint. JSON can hold it, and `cut` takes the files back to it."""
+        self.flush()
+        sizes = {path: file.size for path, file in self._files.items()}
+        checksums = {path: file.crc for path, file in self._files.items()}
+        return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes, "checksums": checksums}
+
+    def to_disk(self, position: Mapping[str, Any]) -> None:
+        """What `position` counts on outlives a power cut. May be called from any thread."""
+        for path in (*position["files"], "journal.jsonl"):
+            with contextlib.suppress(FileNotFoundError):
+                to_disk(self._directory / path)
+
+    def cut(self, position: Mapping[str, Any], keep_in: Path | None = None, lenient: bool = False) -> None:
+        """Takes back what was written after `position`. To be called before anything is written.
+
+        The metric files of the position's epoch become as long as they were, those of later epochs go, and the journal
+        loses its later lines of numbers; its other lines stay.
+
+        Args:
+          position: what `position()` returned, in this process or another.
+          keep_in: a directory that gets what is taken back, under the same relative paths.
+          lenient: whether files may have less than the position says.
+
+        Raises:
+          LearnerError: a file has less than the position says. Nothing was changed then. (Whether it has other bytes
+            is looked at by `refuse_changed`, which reads all logs.)
+        """
+        if lenient:
+            position = what_is_left(self._directory, position)
+        else:
+            refuse_short(self._directory, position)
+        cut_back(self._directory, position, keep_in, lenient)
+        self._epoch, self._epoch_lines = position["epoch"], position["epoch_lines"]
+        self._files = {}
+        for path, size in position["files"].items():
+            file = self._directory / path
+            crc = None if lenient else position.get("checksums", {}).get(path)
+            crc = checksum(file, size) if crc is None and size else crc or 0
+            self._files[path] = AppendedFile(str(file), size, crc)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes `summary.json`, whole or not at all.
+
+        Raises:
+          LearnerError: somebody removed the run's directory.
+        """
+        self._replace("summary.json", json.dumps(encode(summary), indent=2, allow_nan=False))
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """Writes `model.json`, what arrays the model has: one on each line. A link that is there is replaced.
+
+        Raises:
+          LearnerError: somebody removed the run's directory.
+        """
+        told = ", ".join(f"{json.dumps(key)}: {json.dumps(model[key])}" for key in model if key != "arrays")
+        rows = ",\n".join(map(json.dumps, model["arrays"]))
+        self._replace("model.json", f'{{{told}, "arrays": [\n{rows}\n]}}')
+
+    def _replace(self, name: str, content: str) -> None:
+        self._refuse_loss()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._with_room(lambda: replace(str(self._directory / name), content.encode() + b"\n"))
+
+    def _with_room(self, write: Callable[[], None]) -> None:
+        """Write, once more if the disk is full: a checkpoint that finds no room takes that of the logs until it is
+        removed.
+        """
+        try:
+            write()
+            return
+        except OSError as error:
+            if not is_full(error):
+                raise
+        self.make_room()
+        try:
+            write()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise LearnerError(
+                f"the disk of {self._directory} is full, so the logs of the run cannot be written ({error}). Make "
+                "room, and resume the run"
+            ) from error
+
+    def close(self) -> None:
+        """Writes what is left and closes the files."""
+        try:
+            self.flush()
+        finally:
+            close_all(self._files.values())
+            if self._journal:
+                self._journal.close()
+
+    def _metric_file(self, split: str, epoch: int, name: str) -> AppendedFile:
+        if epoch != self._epoch:
+            self.flush()
+            close_all(self._files.values())
+            self._epoch, self._files, self._made_epochs = epoch, {}, set()
+        place, file = self._place(split, name)
+        path = f"{place}/epoch-{epoch}/{file}"
+        if path not in self._files:
+            self._files[path] = AppendedFile(f"{self._directory}/{path}", crc=0)
+        return self._files[path]
+
+    def _place(self, split: str, name: str) -> tuple[str, str]:
+        """The directory of the split and the file of the metric."""
+        if (split, name) not in self._places:
+            place = file_name(split), file_name(name) + ".log"
+            for (_, other), taken in self._places.items():
+                if [*map(_folded, taken)] == [*map(_folded, place)]:
+                    raise LearnerError(
+                        f"the metrics {other!r} and {name!r} would share a file, {'/'.join(place)}: rename one"
+                    )
+            self._places[split, name] = place
+        return self._places[split, name]
+
+    def _make(self, relative: str) -> None:
+        """Makes `<split>/epoch-<n>`, but `<split>` only once: a run that is removed must not begin anew half-way."""
+        split = os.path.dirname(relative)
+        if split not in self._made_splits:
+            refuse_special(f"{self._directory}/{split}")
+            self._refuse_loss()
+            os.makedirs(f"{self._directory}/{split}", exist_ok=True)
+            self._made_splits.add(split)
+        if relative not in self._made_epochs:
+            refuse_special(f"{self._directory}/{relative}")
+            try:
+                os.mkdir(f"{self._directory}/{relative}")
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                raise LearnerError(f"{self._directory}/{split} was removed while the run was writing to it") from None
+            self._made_epochs.add(relative)
+
+    def _refuse_loss(self) -> None:
+        if self._journal is not None and self._journal.is_lost():
+            raise LearnerError(
+                f"{self._journal.path} was removed while the run was writing to it, so its logs are lost: use another "
+                "directory, or find out what removes it"
+            )
+
+    def _open_journal(self) -> AppendedFile:
+        """The journal, without a last line that was torn when an earlier process was killed."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / "journal.jsonl"
+        refuse_special(path)
+        if path.exists():
+            lines = read_journal(self._directory)
+            truncate(path, sum(len(line) + 1 for line, _ in lines))
+            self._epoch_lines = sum(entry.get("event") in NUMBERS for _, entry in lines)
+        return AppendedFile(str(path))
+
+
+class NoFiles:
+    """What a process writes that leaves the files of a run to another one: nothing."""
+
+    def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
+        """See `RunFiles`."""
+
+    def close_split(self, split: str, epoch: int, values: Mapping[str, float | str], at_step: int | None) -> None:
+        """See `RunFiles`."""
+
+    def journal(self, event: str, **fields: Any) -> None:
+        """See `RunFiles`."""
+
+    def position(self) -> dict[str, Any]:
+        """See `RunFiles`."""
+        return {}
+
+    def to_disk(self, position: Mapping[str, Any]) -> None:
+        """See `RunFiles`."""
+
+    def cut(self, position: Mapping[str, Any], keep_in: Path | None = None, lenient: bool = False) -> None:
+        """See `RunFiles`."""
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """See `RunFiles`."""
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """See `RunFiles`."""
+
+    def close(self) -> None:
+        """See `RunFiles`."""
+
+
+def file_name(name: str) -> str:
+    """How the file of a metric, or the directory of a split, is called: spaces become underscores.
+
+    Raises:
+      LearnerError: no file can safely be called so.
+
+    >>> file_name("Top-5 Accuracy")
+    'Top-5_Accuracy'
+    """
+    problem = _problem(name)
+    if problem:
+        raise LearnerError(
+            f"{name!r} cannot be the name of a metric or split, because a file is called by it: {problem}"
+        )
+    return name.replace(" ", "_")
+
+
+def refuse_same_files(names: Sequence[str]) -> None:
+    """Raises `LearnerError` where a name is none for a file, or two of them are the same one.
+
+    >>> refuse_same_files(["Top-1 Accuracy", "Top-1_accuracy"])
+    Traceback (most recent call last):
+    learner.errors.LearnerError: 'Top-1 Accuracy' and 'Top-1_accuracy' would share their files: rename one
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        file = _folded(file_name(name))
+        if file in seen:
+            raise LearnerError(f"{seen[file]!r} and {name!r} would share their files: rename one")
+        seen[file] = name
+
+
+def _folded(file: str) -> str:
+    """The same for names that some file systems take for one."""
+    return unicodedata.normalize("NFC", file).casefold()
+
+
+def _problem(name: str) -> str | None:
+    if not name.strip():
+        return "it is empty"
+    if not name.isprintable():
+        return "it contains a character that cannot be printed"
+    if re.search(r"[/\\]", name):
+        return "it contains a path separator"
+    if name.startswith("."):
+        return "it begins with a dot"
+    if len(name.encode()) > LONGEST_NAME:
+        return f"it is longer than {LONGEST_NAME} bytes"
+    return None

@@ -1,0 +1,1 @@
+"""A training run: its setup, its loop, validation, saving and stopping."""

@@ -1,0 +1,178 @@
+"""The directory of a run: whether it holds one, and what of it is ours to remove."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from learner.errors import LearnerError, one_error
+from learner.loggers.tensorboard import remove_event_files
+from learner.runs.layout import MARK
+from learner.runs.log_cutting import metric_files
+from learner.util.disk import kind_of, problem_with_name
+
+FILES = (MARK, "experiment.log", "config.yaml", "model.json", "summary.json")
+OF_LOGGERS = ("metrics.jsonl", "metrics.csv", "mlflow.json", "wandb.json")
+TRACES = (".xplane.pb", "trace.json.gz")
+EPOCH = re.compile(r"epoch-\d+")
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether a run was started here, or a part of one is left."""
+    if (directory / MARK).exists() or any(not (directory / path).is_symlink() for path in metric_files(directory)):
+        return True
+    return any(_checkpoints(place / "checkpoint") for place in (directory, *_set_aside(directory)))
+
+
+def problem_with(directory: Path) -> str | None:
+    """Why nothing can be written there, or `None`."""
+    existing = directory.absolute()
+    if wrong := wrong_name(existing):
+        return wrong
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"the directory {directory} cannot be made: {existing} is a file"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"the directory {directory} is not writable"
+    return None
+
+
+def wrong_name(place: str | Path) -> str | None:
+    """Return why no directory can have a name, or `None`; a place that is not on a disk has no such limits."""
+    wrong = problem_with_name(place) if isinstance(place, Path) else None
+    return f"the directory {os.fspath(place)!a} cannot be made: {wrong}" if wrong else None
+
+
+def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = False) -> None:
+    """Raise `LearnerError` where a link, or something else that no run made, has the name of a file or a directory of a
+    run. Only the run's directory itself and those above it may be links.
+
+    Args:
+      directory: of the run; it need not exist.
+      splits: the names of the directories of its metric logs.
+      profile: whether the run writes a profile.
+    """
+    linked = profile and (directory / "profile").is_symlink()  # a file there costs the profile, not the run
+    directories = ["checkpoint", "superseded", *splits, *(["profile"] if linked else [])]
+    problems = [_foreign(directory / name, "file") for name in FILES]
+    problems += [_foreign(directory / name, "directory") for name in directories]
+    for split in splits:
+        problems += [
+            _foreign(path, "directory") for path in (directory / split).glob("epoch-*") if EPOCH.fullmatch(path.name)
+        ]
+    if found := [problem for problem in problems if problem]:
+        raise one_error(found, "the run cannot begin")
+
+
+def _foreign(path: Path, needed: str) -> str | None:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:  # nothing is there, or nothing can be there, which `problem_with` tells
+        return None
+    if stat.S_ISREG(mode) if needed == "file" else stat.S_ISDIR(mode):
+        return None
+    elsewhere = "; with_file_checkpointer(directory=...) saves elsewhere" if path.name == "checkpoint" else ""
+    return f"{path} is {kind_of(mode)}; a run needs a {needed} of its own there: remove it{elsewhere}"
+
+
+def refuse_run(directory: Path, *, overwrite: bool) -> None:
+    """Raises `LearnerError` where a run would be mixed with the one that is there."""
+    if holds_run(directory) and not overwrite:
+        raise LearnerError(
+            f"{directory} holds a run. To go on with it, use resume() (--resume=true); to replace it, "
+            f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory"
+        )
+
+
+def prepare(directory: Path, *, keep: bool) -> None:
+    """Makes the directory for a new run, or (`keep`) leaves the run in it to go on."""
+    if holds_run(directory) and not keep:
+        remove_run(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def remove_run(directory: Path) -> None:
+    """Removes what a run wrote, and nothing else that lies there: no link, and nothing behind one."""
+    for path in [
+        *(directory / name for name in (*FILES, *OF_LOGGERS)),
+        *directory.glob("experiment-[0-9]*.log"),
+    ]:
+        _remove_file(path)
+    remove_event_files(directory / "tensorboard")
+    _remove_profile(directory / "profile")
+    _remove_checkpoints(directory / "checkpoint")
+    for place in _set_aside(directory):
+        _remove_checkpoints(place / "checkpoint")
+        _remove_file(place / MARK)
+        _remove_logs(place)
+        _remove_if_empty(place)
+    _remove_if_empty(directory / "superseded")
+    _remove_logs(directory)
+
+
+def _remove_file(path: Path) -> None:
+    if path.is_file() and not path.is_symlink():
+        path.unlink()
+
+
+def _remove_logs(directory: Path) -> None:
+    for log in [directory / path for path in metric_files(directory)]:
+        _remove_file(log)
+        _remove_if_empty(log.parent)
+        _remove_if_empty(log.parent.parent)
+
+
+def _remove_checkpoints(place: Path) -> None:
+    """Those that are proven to be ours, with the models that were recorded beside them."""
+    if place.is_symlink() or not place.is_dir():
+        return
+    from learner.checkpoint.manifest import is_mark, remove_checkpoint  # with JAX, which readers do without
+    from learner.checkpoint.records import is_record
+
+    for path in _checkpoints(place):
+        remove_checkpoint(path)
+    for path in list(place.iterdir()):
+        if is_mark(path) or is_record(path.name):
+            _remove_file(path)
+    _remove_if_empty(place)
+
+
+def _checkpoints(place: Path) -> list[Path]:
+    """The checkpoints of a run, also those that were cut off."""
+    if place.is_symlink() or not place.is_dir():
+        return []
+    named = [path for path in place.iterdir() if path.name[0].isdecimal() and path.is_dir()]
+    if not named:
+        return []
+    from learner.checkpoint.manifest import is_ours
+
+    return [path for path in named if is_ours(path)]
+
+
+def _set_aside(directory: Path) -> list[Path]:
+    """The directories of what a run set aside."""
+    place = directory / "superseded"
+    if place.is_symlink() or not place.is_dir():
+        return []
+    return [path for path in place.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
+
+
+def _remove_profile(directory: Path) -> None:
+    """The traces of a run, and what it said of them."""
+    if any(path.is_symlink() for path in (directory, directory / "plugins", directory / "plugins/profile")):
+        return
+    traces = [path for path in directory.glob("plugins/profile/*/*") if path.name.endswith(TRACES)]
+    for path in [*traces, directory / "profile.json"]:
+        if path.parent.is_symlink():
+            continue
+        _remove_file(path)
+        for parent in list(path.parents)[: len(path.relative_to(directory).parts)]:
+            _remove_if_empty(parent)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """A link to somewhere else stays: the next run writes there too."""
+    if not directory.is_symlink() and directory.exists() and not any(directory.iterdir()):
+        directory.rmdir()

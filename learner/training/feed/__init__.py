@@ -1,0 +1,1 @@
+"""From a source of batches to dispatches on the devices."""

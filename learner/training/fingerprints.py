@@ -1,0 +1,314 @@
+"""Fingerprints of a run: what a checkpoint compares with when its run resumes, and processes before they train.
+
+A fingerprint has three parts, as JSON: `data`, the facts of each split; `settings`, what the builder was given, in
+words; and `programs`, hashes of the traced steps, optimizer and schedules, which see each constant in them. A
+difference is reported in words where data or settings show it, and otherwise as a program that computes something
+else.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.metrics.base import CollectingMetric, Metric
+from learner.optimizers.base import OptimizerFactory
+from learner.optimizers.description import describe_optimizer, optimizer_change
+from learner.optimizers.lengths import OF_RUN, describe_schedules, schedules_in
+from learner.runs.flat import flat
+from learner.schedules import Constant, ReduceOnPlateau
+from learner.steps.fingerprint import jaxpr_fingerprint
+from learner.steps.optimizer import rate_at, update_params
+from learner.steps.precision import FLOAT32
+from learner.steps.state import TrainState
+from learner.steps.step import Step
+from learner.training.options import Options
+from learner.training.preflight import Inputs
+from learner.util.distribution import versions
+from learner.util.text import printable
+
+JSON = dict[str, Any]
+PACKAGES = ("learner", "jax", "jaxlib", "flax", "optax")
+FIRST_ROW = "first row"
+LISTS = ("list", "tuple")
+SIZES = ("rows", "batches", "rows per batch")
+LONGEST = 500  # characters of a text
+OTHER_PROGRAM = "it computes something else than when the run was saved"
+
+
+def fingerprint_of(
+    options: Options,
+    step: Step,
+    state: TrainState,
+    inputs: Inputs,
+    lr: float | None,
+    plateau: ReduceOnPlateau | None,
+    strategy: str,
+) -> JSON:
+    """Return the fingerprint of a run.
+
+    Args:
+      options: of the builder.
+      step: the definition of its steps, with schedules of a known length.
+      state: the shapes of its state.
+      inputs: its data, with the traced steps.
+      lr: the learning rate, where it is a number.
+      plateau: the scheduler that sets it otherwise, if there is one.
+      strategy: where it runs, in words.
+    """
+    texts = describe_schedules(step.schedule, step.optimizer)
+    settings = {
+        "seed": options.seed,
+        "learning rate": lr,
+        "optimizer": None if step.optimizer is None else describe_optimizer(step.optimizer),
+        "schedules": texts,
+        "plateau": None if plateau is None else plateau.settings,
+        "precision": options.precision_text,
+        "strategy": strategy,
+        "metrics": metrics_in_flight(options),
+        "metric settings": _metric_settings(options),
+        "micro-batches per step": options.accumulate,
+    }
+    return {
+        "data": {split: _facts(inputs, split) for split in ("train", *inputs.valid)},
+        "settings": settings,
+        "programs": _programs(step, state, inputs),
+    }
+
+
+def metrics_in_flight(options: Options) -> list[str]:
+    """The names of the train metrics that have states or rows inside an epoch."""
+    return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
+
+
+def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
+    """The attributes of each metric of both splits that are numbers or texts."""
+    found: dict[str, dict[str, str]] = {}
+    for kind in ("train", "valid"):
+        for metric in options.metrics_of(kind):
+            settings = {name: repr(x) for name, x in vars(metric).items() if isinstance(x, bool | int | float | str)}
+            found[f"{kind}/{metric.name}"] = {name: text[:LONGEST] for name, text in sorted(settings.items())}
+    return found
+
+
+def _facts(inputs: Inputs, split: str) -> JSON:
+    """The facts of a split's data. The checksum of its first row sees another order and edited values."""
+    facts = {**inputs.source(split).fingerprint(), "rows per batch": inputs.rows(split)}
+    digest = 0
+    for x in jax.tree.leaves(inputs.first_batches[split]):
+        digest = zlib.crc32(np.ascontiguousarray(x[0]).tobytes(), digest)
+    return {**facts, FIRST_ROW: f"{digest:08x}"}
+
+
+def _programs(step: Step, state: TrainState, inputs: Inputs) -> JSON:
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
+    if step.optimizer is not None:
+        hashes["optimizer"] = _hash_of_update(step.optimizer, shapes)
+    for place, schedule in schedules_in(step.schedule, step.optimizer):
+        traced = jax.make_jaxpr(functools.partial(rate_at, schedule))(shapes.step, shapes.lr_scale)
+        hashes[f"{OF_RUN} of {place}" if place else OF_RUN] = jaxpr_fingerprint(traced)
+    batches = {split: inputs.batch_shapes(split) for split in inputs.programs}
+    installed = {**versions(*PACKAGES), "platform": jax.default_backend()}
+    return {"hashes": hashes, "batches": batches, "versions": installed}
+
+
+def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
+    """The update alone, whose loss as a function of the parameters is of no interest here. Schedules inside of it are
+    compared by themselves.
+    """
+    if isinstance(optimizer, OptimizerFactory):
+        optimizer = optimizer.with_schedules(lambda place, schedule: Constant(0.0))
+
+    def update(rate: Any, params: Any, opt_state: Any, grads: Any) -> Any:
+        given = optimizer, rate, grads, opt_state, params
+        return update_params(*given, loss=jnp.float32(0), value_fn=lambda _: jnp.float32(0), step=jnp.int32(0))
+
+    of_examples = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), shapes.params)
+    for grads in (shapes.params, of_examples):  # some optimizers take the gradients of each example
+        with contextlib.suppress(Exception):
+            traced = jax.make_jaxpr(update)(shapes.lr_scale, shapes.params, shapes.opt_state, grads)
+            return jaxpr_fingerprint(traced)
+    return ""
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What differs between two fingerprints, in words.
+
+    Attributes:
+      train_data: of the train data, by which a position inside an epoch has another meaning.
+      doubts: of the train data, where it cannot repeat itself or its values differ: a position may be another one.
+      others: everything else that changes what the run computes from here on.
+      logged: what changes last bits at most.
+    """
+
+    train_data: list[str]
+    doubts: list[str]
+    others: list[str]
+    logged: list[str]
+
+
+def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
+    """The fingerprint in a checkpoint's progress. Those of version 0.1.0 have less, under other names."""
+    if "fingerprint" in progress:
+        saved: JSON = progress["fingerprint"]
+        return saved
+    grouping, made_with = progress.get("grouping") or {}, dict(progress.get("made_with") or {})
+    groups = made_with.get("schedules")
+    schedules = {**(groups if isinstance(groups, dict) else {}), OF_RUN: made_with.get("schedule")}
+    settings = {
+        "seed": made_with.get("seed"),
+        "learning rate": made_with.get("lr"),
+        "schedules": {place: text for place, text in schedules.items() if text is not None},
+        "precision": made_with.get("precision", FLOAT32.description),
+        "metrics": made_with.get("metrics"),
+        "micro-batches per step": grouping.get("micro-batches per step"),
+    }
+    settings |= {"strategy": made_with["strategy"]} if "strategy" in made_with else {}
+    train = {"rows per batch": grouping.get("rows per batch"), "batches": grouping.get("batches per epoch")}
+    return {"data": {"train": train}, "settings": settings, "programs": {}}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """Return the differences between the fingerprint of a checkpoint and that of the run now. Facts that one of them
+    does not have are not compared.
+    """
+    had, have = before["data"], now["data"]
+    train, doubts = _data_changes(had.get("train"), have["train"], "train data")
+    others = []
+    for split in have:
+        if split != "train":
+            others += [text for texts in _data_changes(had.get(split), have[split], f"{split} data") for text in texts]
+    settings, programs = _Settings(before["settings"], now["settings"]), _Programs(before["programs"], now["programs"])
+    train += settings.change("micro-batches per step")
+    others += [f"{text}, and the random keys stay those of the run" for text in settings.change("seed")]
+    others += _optimizer_changes(settings, programs)
+    others += _rate_changes(settings, programs)
+    others += settings.change("plateau")
+    others += settings.change("precision")
+    others += _metric_changes(settings)
+    explained = bool(settings.change("precision"))
+    others += [] if explained else programs.changes_of_steps()
+    logged = settings.change("strategy")
+    return Changes(*([_shown(text) for text in texts] for texts in (train, doubts, others, logged)))
+
+
+def _shown(text: str) -> str:
+    """A text on one line of bounded length: a checkpoint may come from anywhere."""
+    return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+
+
+def _metric_changes(settings: "_Settings") -> list[str]:
+    """The metrics of the same name that are set otherwise."""
+    had, have = settings.before.get("metric settings"), settings.now["metric settings"]
+    had = had if isinstance(had, dict) else {}
+    return [
+        f"{key}: {', '.join(changed)}"
+        for key, now in have.items()
+        if isinstance(before := had.get(key), dict)
+        and (changed := [f"{name} {before[name]} -> {x}" for name, x in now.items() if before.get(name, x) != x])
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """The settings of two runs."""
+
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+    def change(self, name: str) -> list[str]:
+        """One text, or none where it did not change or one of them does not have it."""
+        had, have = self.before.get(name), self.now[name]
+        return [f"{name}: {had} -> {have}"] if had not in (None, have) else []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """The traced programs of two runs. Other versions trace other programs, which cannot be compared."""
+
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+    def is_same(self, name: str) -> bool | None:
+        """True or False where the programs of that name can be compared, otherwise None."""
+        had, have = self.before.get("hashes"), self.now["hashes"].get(name)
+        if self.before.get("versions") != self.now["versions"] or not isinstance(had, dict):
+            return None
+        return had[name] == have if had.get(name) and have else None
+
+    def changes_of_steps(self) -> list[str]:
+        """The steps that compute something else from batches of the same shapes."""
+        shapes, texts = self.before.get("batches"), []
+        for split, shape in self.now["batches"].items():
+            if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
+                texts.append(f"{'train' if split == 'train' else 'valid'} step: {OTHER_PROGRAM}")
+        return list(dict.fromkeys(texts))
+
+
+def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[str], list[str]]:
+    """The differences that are sure, and those that only raise a doubt, each at most one text."""
+    if not isinstance(before, dict):
+        return [], []
+    had, have = flat(before), flat(now)
+    differing = [key for key in have if key in had and had[key] != have[key] and key != FIRST_ROW]
+    known = [key for key in differing if None not in (had[key], have[key])]
+    same_class = had.get("class") == have["class"] or all(x.get("class") in LISTS for x in (before, now))
+    other_kind = "kind" in known
+    if other_kind:
+        differing = [key for key in known if not key.startswith("fields")]
+    elif not same_class:  # it may give the same batches, and tells them in another way
+        differing = known = [key for key in known if key in SIZES]
+    texts = [f"{had.get('class')} -> {have['class']}"] if other_kind else []
+    unseen = {"kind", "class"} | ({"batch_size"} if "rows per batch" in known else set())
+    unseen |= {"dataset"} if "rows" in known else set()  # it counts rows, too
+    # Within a kind a missing fact is another fact, such as a seed that is no longer given.
+    texts += [f"{key} {had[key]} -> {have[key]}" for key in differing if key not in unseen]
+    if texts:
+        return [f"{what}: {', '.join(texts)}"], []
+    if not same_class and now.get("kind") == "iterable":
+        return [], [f"{what}: {had.get('class')} -> {have['class']}"]  # which may give the same batches
+    if before.get(FIRST_ROW) in (None, now[FIRST_ROW]):
+        return [], []
+    text = f"{what}: its first row is another one"
+    if now.get("in_memory") or now.get("class") in LISTS:
+        return [text], []
+    return [], [f"{text} (shuffled or augmented without a seed, or computed on another machine?)"]
+
+
+def _optimizer_changes(settings: _Settings, programs: _Programs) -> list[str]:
+    before, now = settings.before.get("optimizer"), settings.now["optimizer"]
+    same = programs.is_same("optimizer")
+    if same or not isinstance(before, dict) or now is None:
+        return []
+    change = optimizer_change(before, now)
+    return [f"optimizer: {change}"] if change else [f"optimizer: {OTHER_PROGRAM}"] if same is False else []
+
+
+def _rate_changes(settings: _Settings, programs: _Programs) -> list[str]:
+    schedules, had = settings.now["schedules"], settings.before.get("schedules")
+    had = had if isinstance(had, dict) else {}
+    texts = []
+    for place, text in schedules.items():
+        same = programs.is_same(place)
+        if same or place not in had:
+            continue
+        if had[place] != text:
+            texts.append(f"{place}: {had[place]} -> {text}")
+        elif same is False:
+            texts.append(f"{place}: {OTHER_PROGRAM}")
+    name = "learning rate"
+    if name in settings.before and settings.before[name] != settings.now[name]:
+        lr, new = ("a schedule" if x[name] is None else x[name] for x in (settings.before, settings.now))
+        texts.append(f"{name}: {had.get(OF_RUN, lr)} -> {schedules.get(OF_RUN, new)}")
+    return texts

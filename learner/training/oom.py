@@ -1,0 +1,145 @@
+"""When a device has no room left: which part of a run asked for it, and what to set."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from jax.errors import JaxRuntimeError
+
+from learner.errors import OutOfMemoryError
+from learner.steps.step import rows_of
+from learner.training.feed.dispatches import BUFFER_BYTES, bytes_of
+from learner.util.text import size
+from learner.util.trees import named_leaves
+
+PyTree = Any
+MARK = "RESOURCE_EXHAUSTED"
+CHECKPOINT = "checkpoint"
+
+
+class OomContext:
+    """Around what asks a device for memory, or waits for what does: names the part of the run that it belongs to.
+
+    Where JAX says that there is no room, an `OutOfMemoryError` with the part is raised from its error. An inner
+    `OomContext` goes before an outer one.
+
+    >>> with OomContext("train"):
+    ...     raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
+    Traceback (most recent call last):
+    learner.errors.OutOfMemoryError: out of memory in training. The device says: Out of memory allocating 4096 bytes.
+    """
+
+    __slots__ = ("_part",)
+
+    def __init__(self, part: str):
+        """`part`: `train`, the name of a validation split, or `checkpoint`."""
+        self._part = part
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, JaxRuntimeError) and MARK in str(error):
+            raise OutOfMemoryError(f"{_what(self._part)}. {_said(error)}", self._part) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a run puts on the device, as far as it is known.
+
+    Attributes:
+      firsts: the first batch of each split.
+      state: the bytes of the state.
+      accumulate: micro-batches per step.
+      can_accumulate: whether there may be more of them.
+      steps: for how many steps of a split the batches lie in one buffer; 1: there is none.
+    """
+
+    first_batches: Mapping[str, PyTree]
+    state: int
+    accumulate: int = 1
+    can_accumulate: bool = True
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def explain(self, part: str, said: BaseException | None) -> str:
+        """The whole message.
+
+        >>> import textwrap, numpy as np
+        >>> first = {"x": np.zeros((64, 3), np.float32)}
+        >>> print(textwrap.fill(Needs({"valid": first}, 2_500_000).explain("valid", None), 100))
+        out of memory in the validation 'valid'. A batch has 64 rows (x: float32[64, 3], 768 bytes), and the
+        state of the run takes 2.5 MB. Set a smaller batch size for the validation data: the metrics stay
+        the same.
+        """
+        split = part if part in self.first_batches else "train"
+        parts = [f"{_what(part)}. {self._facts(split)}"]
+        if said is not None:
+            parts.append(_said(said))
+        if part == CHECKPOINT:
+            parts.append(f"A save needs room for a copy of the state, {size(self.state)}.")
+        parts.append(self._advice(split))
+        if self._buffered(split) > BUFFER_BYTES:  # it has this size only if it was asked for
+            parts.append("Set a smaller number of steps_per_dispatch, or none: the buffers become smaller.")
+        return " ".join(parts)
+
+    def _facts(self, split: str) -> str:
+        first = self.first_batches[split]
+        arrays = ", ".join(f"{name or 'array'}: {x.dtype}{list(x.shape)}" for name, x in named_leaves(first).items())
+        rows = f"{rows_of(first)} rows ({arrays}, {size(bytes_of(first))})"
+        groups = f"A step has {_count(self.accumulate, 'micro-batch', 'micro-batches')} of"
+        facts = [f"{groups if split == 'train' else 'A batch has'} {rows}"]
+        if buffered := self._buffered(split):
+            kind = "steps" if split == "train" else "batches"
+            facts.append(f"a buffer of {self.steps[split]} {kind} takes {size(buffered)}")
+        return ", ".join(facts) + f", and the state of the run takes {size(self.state)}."
+
+    def _buffered(self, split: str) -> int:
+        steps, each = self.steps.get(split, 1), bytes_of(self.first_batches[split])
+        return 0 if steps == 1 else steps * each * (self.accumulate if split == "train" else 1)
+
+    def _advice(self, split: str) -> str:
+        if split != "train":
+            return "Set a smaller batch size for the validation data: the metrics stay the same."
+        rows = rows_of(self.first_batches[split])
+        if rows == 1:
+            return "A micro-batch has one row already: set a smaller model, or shorter rows."
+        if not self.can_accumulate:
+            return "Set a smaller batch size."
+        parts = next(n for n in range(2, rows + 1) if rows % n == 0)
+        return (
+            f"Set a smaller batch size: {rows // parts} with grads_accumulation({parts * self.accumulate}) makes the "
+            "same steps of smaller micro-batches."
+        )
+
+
+@contextlib.contextmanager
+def explained(needs: Needs, first: Callable[[], BaseException | None] = lambda: None) -> Iterator[None]:
+    """Around a run: completes the message of an `OutOfMemoryError`.
+
+    Args:
+      needs: what is on the device.
+      first: an error that came before the one that is raised, if there was one: what is computed from arrays that
+        could not be made fails with the same words, in whatever part that is.
+    """
+    try:
+        yield
+    except (OutOfMemoryError, JaxRuntimeError) as error:
+        failed = earlier if isinstance(earlier := first(), OutOfMemoryError) else error
+        if not isinstance(failed, OutOfMemoryError):
+            raise
+        raise OutOfMemoryError(needs.explain(failed.part, failed.__cause__), failed.part) from failed.__cause__
+
+
+def _what(part: str) -> str:
+    named = {"train": "training", CHECKPOINT: "the copy of the state for a checkpoint"}
+    return f"out of memory in {named.get(part, f'the validation {part!r}')}"
+
+
+def _said(error: BaseException) -> str:
+    line = str(error).partition(f"{MARK}: ")[2].partition("\n")[0].rstrip(".") or MARK
+    return f"The device says: {line + '.' if len(line) <= 200 else line[:200] + '...'}"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

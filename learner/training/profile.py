@@ -1,0 +1,160 @@
+"""Where the time of steps goes: a trace of some of them, and what holds them back."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.training.trace import Operations
+from learner.util.text import duration
+
+SHOWN = 5
+WHAT_HELPS = {
+    "device": "computing takes most of the time: lower precision, cheaper operations or a smaller model make it less",
+    "data": "steps wait for batches: more num_workers or prefetch, cheaper items, or data that fits into memory",
+    "host": "the device waits for Python between dispatches: larger batches, or more steps in one dispatch",
+    "listeners": "metrics on the host, files and loggers cannot keep up: log every few steps, or fewer metrics",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What some steps took. The times add up to `seconds`.
+
+    Attributes:
+      first, last: optimizer steps after which it begins and ends.
+      dispatches: how many times the host handed steps to the device.
+      seconds: in all, without those in which the host compiled programs.
+      device: in which the device computed.
+      data: in which it had nothing to do, as the next batch was not there.
+      listeners: likewise, as the run's worker (metrics on the host, files, listeners) was behind.
+      host: likewise, as the next dispatch was not made yet.
+      compiling: seconds besides, of compiling what these steps were the first to need.
+      operations: what the device computed, the longest first.
+      directory: where the trace lies.
+
+    >>> print(Profile(10, 20, 1, 0.5, 0.4, 0.075, 0.0, 0.025))  # doctest: +ELLIPSIS
+    steps 11 to 20: 50 ms each, 10 in one dispatch
+      device computes     40 ms  80 %
+      waits for data     7.5 ms  15 %
+      waits for host     2.5 ms   5 %
+      waits for worker     0 ms   0 %
+    device: computing takes most of the time: ...
+    """
+
+    first: int
+    last: int
+    dispatches: int
+    seconds: float
+    device: float
+    data: float
+    listeners: float
+    host: float
+    compiling: float = 0.0
+    operations: tuple[Operations, ...] = ()
+    directory: Path | None = None
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes most of the time: `device`, `data`, `host` or `listeners`."""
+        return max(WHAT_HELPS, key=lambda name: getattr(self, name))
+
+    def __str__(self) -> str:
+        steps = self.last - self.first
+        parts = {"device computes": self.device, "waits for data": self.data, "waits for host": self.host}
+        parts["waits for worker"] = self.listeners
+        each = "one dispatch" if self.dispatches == 1 else f"{self.dispatches} dispatches"
+        lines = [f"steps {self.first + 1} to {self.last}: {_time(self.seconds / steps)} each, {steps} in {each}"]
+        for name, seconds in parts.items():
+            lines.append(f"  {name:<16} {_time(seconds / steps):>8} {seconds / self.seconds:>4.0%}".replace("%", " %"))
+        if self.compiling:
+            lines.append(f"  compiling besides: {_time(self.compiling)} in all")
+        lines.append(f"{self.bottleneck}: {WHAT_HELPS[self.bottleneck]}")
+        if self.operations:
+            lines.append("operations of the device, per step:")
+        total = sum(each.seconds for each in self.operations) or 1.0
+        for each_kind in self.operations[:SHOWN]:
+            share = f"{each_kind.seconds / total:.0%}".replace("%", " %")
+            lines.append(f"  {each_kind.name[:24]:<24} {_time(each_kind.seconds / steps):>8} {share:>5}")
+        if self.directory is not None:
+            lines.append(f"trace: {self.directory} (TensorBoard; ui.perfetto.dev takes its perfetto_trace.json.gz)")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `profile.json`: seconds of all steps together."""
+        said = dataclasses.asdict(self) | {"bottleneck": self.bottleneck}
+        del said["directory"]
+        return said
+
+
+def split_of(
+    seconds: float, busy: float | None, data: float, held: float, handling: float, reading: float
+) -> dict[str, float]:
+    """Whose the time was in which the device did not compute.
+
+    Args:
+      seconds: in all.
+      busy: in which the device computed; `None`: not known, so it is what the host waited for it.
+      data: in which it had nothing to do, as batches were waited for.
+      held: in which the loop waited until it might dispatch more.
+      handling: in which the worker handled values.
+      reading: in which the worker waited for the device.
+
+    >>> split_of(10.0, busy=6.0, data=1.0, held=4.0, handling=2.0, reading=6.0)
+    {'device': 6.0, 'data': 1.0, 'listeners': 1.0, 'host': 2.0}
+    """
+    behind = held * handling / max(handling + reading, 1e-9)
+    device = min(seconds, held - behind if busy is None else busy)
+    left = seconds - device
+    data = min(data, left)
+    listeners = min(behind, left - data)
+    return {"device": device, "data": data, "listeners": listeners, "host": left - data - listeners}
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Steps to profile: those after `first` up to `last`, or for about a second.
+
+    Attributes:
+      first, last: numbers of optimizer steps; see `check_steps`.
+      directory: where the trace goes; `None`: into that of the run.
+      done: called with the profile.
+      failed: called with why there is none.
+    """
+
+    first: int
+    last: int | None
+    directory: Path | None = None
+    done: Callable[[Profile], None] = lambda profile: None
+    failed: Callable[[str], None] = lambda text: None
+
+    def room(self, step: int) -> int | None:
+        """How many steps may be dispatched at `step`, as the trace begins or ends behind them: the same in every
+        process, whichever of them is profiled.
+        """
+        if step < self.first:
+            return self.first - step
+        return None if self.last is None or step >= self.last else self.last - step
+
+
+def check_steps(steps: Any) -> tuple[int, int | None]:
+    """The steps between which is profiled.
+
+    Raises:
+      LearnerError: they are not two numbers in order.
+    """
+    given = list(steps) if isinstance(steps, tuple | list) else []
+    first, last = given if len(given) == 2 else (None, None)
+    if type(first) is not int or first < 0 or not (last is None or (type(last) is int and last > first)):
+        raise LearnerError(
+            f"profile got steps={steps!r}; it needs two numbers of steps, such as (10, 20) for the steps 11 to 20, or "
+            "(10, None) for about a second of steps"
+        )
+    return first, last
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return duration(seconds)
+    return f"{seconds * 1e6:.3g} us" if 0 < seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,203 @@
+"""The directory of a run for a training loop of the user's, which `learner compare`, `report`, `plot` and `watch` read.
+
+with RunWriter("runs/own", config={"lr": 1e-3}, metrics=[Accuracy()]) as run:
+    for epoch in range(10):
+        ...
+        run.end_epoch(step, {"train": {"Loss": loss}, "valid": {"Loss": valid_loss, "Accuracy": accuracy}})
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.events import MetricInfo
+from learner.runs.history import History, summarize
+from learner.runs.journal import NUMBERS, UNTOLD, read_journal
+from learner.runs.layout import MARK
+from learner.runs.lock import locked
+from learner.runs.metric_logs import RunFiles
+from learner.training.directory import holds_run, problem_with
+from learner.training.run_metadata import commit, environment
+
+END = "the end of the loop"
+SPLITS = ("train", "valid", "custom")
+
+
+class Described(Protocol):
+    """A metric of `learner.metrics`, or anything else that describes one."""
+
+    name: str
+    unit: str
+    higher_is_better: bool | None
+
+
+class RunWriter:
+    """Write the files of a run while a loop of the user's trains: the journal, the metric logs and the summary.
+
+    Entering the block locks the directory and writes the start; leaving it writes the summary and the reason of the
+    end: the end of the loop, an interrupt, or an exception. It is used by one thread of one process.
+
+    Args:
+      directory: of the run. It is made if it does not exist.
+      config: settings, which `learner compare` shows; values that JSON can hold.
+      metrics: units and directions of the values by name. A loss is known to be better when it is lower.
+      resume_at: the optimizer step that the loop continues from; 0 starts afresh. Later epochs of the run in the
+        directory are removed from its files. Default: the run is new, and a directory with another one is refused.
+      clock: gives the seconds since 1970 (UTC).
+
+    Raises:
+      LearnerError: the directory holds a run and `resume_at` is not given, another process trains in it, or it cannot
+        be written.
+
+    >>> import tempfile
+    >>> from learner.runs import Run
+    >>> directory = tempfile.mkdtemp()
+    >>> with RunWriter(directory, config={"lr": 0.1}) as run:
+    ...     for loss in (0.5, 0.25):
+    ...         run.step({"Loss": loss}, weight=32)
+    ...     run.end_epoch(2, {"train": {"Loss": 0.375}, "valid": {"Loss": 0.4}})
+    >>> written = Run(directory)
+    >>> str(written.status), written.config, written.history["valid/Loss"]
+    ('ended: the end of the loop', {'lr': 0.1}, [0.4])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        config: Mapping[str, Any] | None = None,
+        metrics: Sequence[Described] = (),
+        resume_at: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = Path(directory).expanduser().absolute()  # the loop may change the working directory
+        if problem := problem_with(self._directory):
+            raise LearnerError(problem)
+        if resume_at is None and holds_run(self._directory):
+            raise LearnerError(
+                f"{directory} holds a run: continue it with resume_at=STEP (0 starts it afresh), or choose another "
+                "directory"
+            )
+        if resume_at is not None and (isinstance(resume_at, bool) or not isinstance(resume_at, int) or resume_at < 0):
+            raise LearnerError(f"resume_at is {resume_at!r}; it needs the number of an optimizer step, from 0")
+        self._config = {str(key): value for key, value in (config or {}).items() if key not in UNTOLD}
+        self._metrics = {"Loss": ("", False), **{m.name: (m.unit, m.higher_is_better) for m in metrics}}
+        self._resume_at = resume_at
+        self._clock = clock
+        self._files = RunFiles(self._directory, clock)
+        self._history = History()
+        self._epoch, self._step = 1, 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self._directory))  # before any file of the run is changed
+            stack.enter_context(contextlib.closing(self._files))
+            if self._resume_at is not None:
+                self._continue_at(self._resume_at)
+            known = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in self._infos()}
+            told = {"metrics": known, "config": self._config, "environment": environment(), "commit": commit()}
+            place = {"epoch": self._epoch, "step": self._step, "resumed": bool(self._history)}
+            self._files.journal("start", **place, **told)
+            self._began = self._clock()
+            self._stack = stack.pop_all()
+        return self
+
+    def step(self, values: Mapping[str, Any], *, weight: float = 1, split: str = "train") -> None:
+        """Write the values of one step.
+
+        Args:
+          values: a number for each metric by name; an array of JAX is waited for.
+          weight: the number of rows or tokens that the values are means over.
+          split: `train`, `valid`, `valid-NAME` or `custom`.
+
+        Raises:
+          LearnerError: there is no such split, or a value is not a number.
+        """
+        columns = {name: np.array([_number(name, value)], np.float32) for name, value in values.items()}
+        self._files.steps(_split(split), self._epoch, columns, np.array([weight], np.float32))
+
+    def end_epoch(self, step: int, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the values of an epoch and begin the next one.
+
+        Args:
+          step: how many optimizer steps were made, in all epochs.
+          values: a number, or a text, for each metric by name, in a mapping for each split:
+            `{"train": {"Loss": 0.5}, "valid": {"Loss": 0.6}}`.
+
+        Raises:
+          LearnerError: there is no such split, or a value is neither a number nor a text.
+        """
+        plain = {
+            _split(split): {name: v if isinstance(v, str) else _number(name, v) for name, v in named.items()}
+            for split, named in values.items()
+        }
+        for split, named in plain.items():
+            self._files.close_split(split, self._epoch, named, at_step=None)
+            self._history.record(split, self._epoch, int(step), named)
+        by_key = {f"{split}/{name}": value for split, named in plain.items() for name, value in named.items()}
+        self._files.journal("epoch", epoch=self._epoch, step=int(step), values=by_key)
+        self._epoch, self._step = self._epoch + 1, int(step)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:  # releases the lock last
+            place = {"epoch": max(self._epoch - 1, 1), "step": self._step}
+            if error is not None and not isinstance(error, KeyboardInterrupt):
+                with contextlib.suppress(Exception):  # the error of the loop is the one to raise
+                    self._files.journal("error", **place, error=repr(error))
+                return
+            reason = END if error is None else "ctrl-c"
+            summary = summarize(
+                self._history,
+                self._infos(),
+                directory=self._directory,
+                epochs=self._epoch - 1,
+                steps=self._step,
+                stopped_by=reason,
+                checkpoints=[],
+            )
+            self._files.write_summary(summary)
+            seconds = {"total": round(self._clock() - self._began, 6)}
+            event = "end" if error is None else "stop"
+            self._files.journal(event, **place, stopped_by=reason, seconds=seconds)
+
+    def _continue_at(self, step: int) -> None:
+        """Remove the lines of later epochs, and take over the history of the others."""
+        journal = read_journal(self._directory) if (self._directory / MARK).exists() else []
+        numbers = [entry for _, entry in journal if entry.get("event") in NUMBERS]
+        kept = [entry for entry in numbers if entry["step"] <= step]
+        self._epoch = 1 + max((entry["epoch"] for entry in kept if entry["event"] == "epoch"), default=0)
+        self._files.cut({"epoch_lines": len(kept), "epoch": self._epoch, "files": {}})
+        for entry in kept:
+            self._history.record_entry(entry)
+        self._step = step
+        (self._directory / "summary.json").unlink(missing_ok=True)
+
+    def _infos(self) -> list[MetricInfo]:
+        """Return the metrics that have values, or before there are any, those of the splits that a loop has."""
+        keys = list(self._history) or [f"{split}/{name}" for split in ("train", "valid") for name in self._metrics]
+        pairs = [key.split("/", 1) for key in keys]
+        return [MetricInfo(split, name, *self._metrics.get(name, ("", None))) for split, name in pairs]
+
+
+def _split(name: str) -> str:
+    if name not in SPLITS and not name.startswith("valid-"):
+        raise LearnerError(f"the split is {name!r}; it needs one of {', '.join(SPLITS)}, or valid-NAME")
+    return name
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise LearnerError(f"the value of {name} is a {type(value).__name__}; it needs one number") from error

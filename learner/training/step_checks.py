@@ -1,0 +1,430 @@
+"""Looking at a step before anything is compiled: it is traced on the first batch, and every mismatch is a clear
+error.
+"""
+
+import dataclasses
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.errors import JaxRuntimeError
+
+from learner.errors import LearnerError
+from learner.metrics.base import CollectingMetric, Info, Metric, all_within
+from learner.steps.fingerprint import has_own_rules
+from learner.steps.measure import MetricCollection
+from learner.steps.outputs import OF_LABELS, TrainOutput
+from learner.steps.program import inner_jaxprs
+from learner.steps.state import TrainState
+from learner.steps.step import Step, weight_of
+from learner.training.feed.dispatches import listed
+from learner.util.trees import named_leaves, nonfinite_leaves
+
+PyTree = Any
+GIVEN = "the batch"  # in place of a split
+
+
+def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
+    """What is wrong with a train step on this batch, and whether it computes its own gradients.
+
+    Args:
+      step: the definition of the run.
+      state: the first state, or its shapes.
+      batch: the first batch, NumPy arrays.
+    """
+    problems, own_grads, _ = trace_train(step, state, batch)
+    return problems, own_grads
+
+
+def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool, Any]:
+    """Return the answers of `check_train` and the traced train step, a `ClosedJaxpr` of `(state, batch)`. Its outputs
+    are those of the step; the equations of metrics, which are traced with it, do not lead to any output.
+    """
+    seen: list[Any] = []
+    name = "update=" if step.update is not None else "train_step"
+
+    def once(state: TrainState, batch: PyTree) -> PyTree:
+        key = jax.random.fold_in(state.rng, 0)
+        if step.update is not None:
+            model = step.family.merge(state.params, state.model_state, key, train=True)
+            result = step.update(model, batch, state.lr_scale, key)
+            if not (isinstance(result, tuple) and len(result) == 2):
+                raise LearnerError(f"update= returned {type(result).__name__}; it needs to return (state, output)")
+            after = step.updated(result[0], state)
+            seen.append(result[1])
+        else:
+            returned, after = step.run_train(state.params, state.model_state, batch, key)
+            seen.append(returned)
+        own = isinstance(seen[-1], TrainOutput)
+        if own and step.update is None:
+            step.grads_like(state.params, seen[-1].grads)
+            problems.extend(_wrong_with_own_grads(step))
+        output = seen[-1].output if own else seen[-1]
+        problems.extend(_problems(step, output, step.train_measure, name, batch, values, state))
+        return _arrays((seen[-1], after))
+
+    def gradients(state: TrainState, batch: PyTree) -> PyTree:
+        key = jax.random.fold_in(state.rng, 0)
+        loss = lambda params: step.run_train(params, state.model_state, batch, key)[0].loss  # noqa: E731
+        return once(state, batch), jax.grad(loss)(state.params)
+
+    problems: list[str] = []
+    values = batch
+    program = _trace(once, (state, batch), name, batch, "train")
+    own_grads = isinstance(seen[-1], TrainOutput)
+    if not problems and not own_grads and step.update is None and has_own_rules(program.jaxpr):
+        program = _trace(gradients, (state, batch), name, batch, "train")  # the rules are traced with them alone
+    return problems, own_grads, program
+
+
+def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> list[str]:
+    """What is wrong with the valid step on the first batch of a split."""
+    return trace_valid(step, state, batch, split)[0]
+
+
+def trace_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> tuple[list[str], Any]:
+    """Return the answer of `check_valid` and the traced valid step; see `trace_train`."""
+    problems: list[str] = []
+
+    def once(state: TrainState, traced: PyTree) -> PyTree:
+        output = step.run_valid(state, traced, jnp.int32(0))
+        problems.extend(_problems(step, output, step.valid_measure, "valid_step", traced, batch, state))
+        return _arrays(output)
+
+    return problems, _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
+
+
+def _arrays(tree: PyTree) -> list[Any]:
+    """The leaves that a traced function can return. A wrong output may have others, which `_problems` reports."""
+    leaves = jax.tree.leaves(tree)
+    return [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)]
+
+
+def rows_on_two_axes(step: Step, state: TrainState, batch: PyTree) -> str | None:
+    """Return the first array of a train step that has the batch's rows on two axes, such as `float32[16, 16]`; None
+    if there is none, or if it cannot be known.
+
+    The step is traced with the batch and with twice its rows: an axis that differs comes of the rows, whatever other
+    sizes are the same by chance. A step that is traced only with the rows that it is given cannot be known.
+    """
+    if step.train is None:
+        return None
+    key, jaxprs = state.rng, []
+    for times in (1, 2):
+        shapes = jax.tree.map(lambda x, n=times: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
+        try:
+            traced = jax.make_jaxpr(lambda *given: step.run_train(*given)[0])
+            jaxprs.append(traced(state.params, state.model_state, shapes, key).jaxpr)
+        except Exception:  # of the user's code, which may know how many rows a batch has
+            return None
+    return _differing_twice(*jaxprs)
+
+
+def _differing_twice(one: Any, other: Any) -> str | None:
+    """The first array in a traced program of which two axes differ from those in the other program."""
+    if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
+        return None
+    for a, b in zip(one.eqns, other.eqns, strict=True):
+        for x, y in zip(a.outvars, b.outvars, strict=True):
+            shapes = getattr(x.aval, "shape", ()), getattr(y.aval, "shape", ())
+            if sum(m != n for m, n in zip(*shapes, strict=False)) > 1:
+                return f"{x.aval.dtype}{list(shapes[0])}"
+        for p, q in zip(a.params.values(), b.params.values(), strict=False):
+            for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False):
+                if found := _differing_twice(*inner):
+                    return found
+    return None
+
+
+def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
+    """Raises `LearnerError` where the valid step reads what the first batch does not have."""
+    _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch, GIVEN)
+
+
+def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, split: str) -> Any:
+    try:
+        with Tracing(name, split, lambda: batch):
+            return jax.make_jaxpr(once)(*arguments)
+    except KeyError as error:
+        if missed := _missed(once, arguments):
+            what, key, there = missed
+            which = "a batch" if what == "batch" else what
+            raise LearnerError(
+                f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, there))}"
+            ) from error
+        raise
+
+
+def _missed(once: Any, arguments: tuple[Any, ...]) -> tuple[str, Any, list[Any]] | None:
+    """Return which dict of a batch lacks a key that the step reads, the key, and the keys that are there; None where a
+    KeyError came of something else. The step is traced again, with dicts that know what was not found in them: a batch
+    is of plain dicts everywhere else.
+    """
+    *others, batch = arguments
+    misses: list[tuple[str, Any, list[Any]]] = []
+    try:
+        jax.eval_shape(lambda *given: once(*given[:-1], _watched(given[-1], misses)), *others, batch)
+    except KeyError as error:
+        if misses and error.args == (misses[-1][1],):
+            return misses[-1]
+    except Exception:  # of another kind than before: nothing is known
+        return None
+    return None
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _WatchedDict(dict[Any, Any]):
+    """A dict of a batch that remembers a key that was not found."""
+
+    def __init__(self, content: dict[Any, Any], name: str, misses: list[tuple[str, Any, list[Any]]]):
+        super().__init__(content)
+        self.name, self.misses = name, misses
+
+    def __missing__(self, key: Any) -> Any:
+        self.misses.append((self.name, key, list(self)))
+        raise KeyError(key)
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        keys = sorted(self)
+        return [(jax.tree_util.DictKey(key), self[key]) for key in keys], (tuple(keys), self.name, _Same(self.misses))
+
+    @classmethod
+    def tree_unflatten(cls, fixed: Any, children: Any) -> "_WatchedDict":
+        keys, name, same = fixed
+        return cls(dict(zip(keys, children, strict=True)), name, same.value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Same:
+    """Something that is equal to itself alone."""
+
+    value: Any
+
+
+def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str = "batch") -> PyTree:
+    """The batch with its dicts watched, on the way through dicts, tuples and lists."""
+    if type(batch) is dict:
+        inner = {key: _watched(value, misses, f"{name}[{key!r}]") for key, value in batch.items()}
+        return _WatchedDict(inner, name, misses)
+    if type(batch) in (tuple, list):
+        return type(batch)(_watched(x, misses, f"{name}[{i}]") for i, x in enumerate(batch))
+    return batch
+
+
+class Tracing:
+    """Around what may trace a step: where its model does not fit a batch, an error tells the shapes of that.
+
+    Args:
+      name: of the step.
+      split: of the data, or `GIVEN`.
+      batch: makes the batch, or its shapes; it is called after an error alone.
+
+    Raises:
+      LearnerError: in place of what JAX and flax raise where shapes, dtypes or structures do not fit each other. Other
+        exceptions get a note.
+
+    >>> with Tracing("train_step", "train", lambda: {"x": np.zeros((2, 3), np.float32)}):
+    ...     raise RuntimeError("mine")
+    Traceback (most recent call last):
+    RuntimeError: mine
+    while tracing train_step with a train batch (x: float32[2, 3])
+    """
+
+    def __init__(self, name: str, split: str, batch: Callable[[], PyTree]) -> None:
+        self._name, self._split, self._batch = name, split, batch
+
+    def __enter__(self) -> None:
+        """Nothing is done before an error."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        """Tells the batch."""
+        if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
+            return
+        which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
+        which = f"{which} ({listed(self._batch())})"
+        if not _may_be_of_shapes(error):
+            error.add_note(f"while tracing {self._name} with {which}")
+            return
+        raise LearnerError(
+            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({_place(error)})"
+        ) from error
+
+
+def _may_be_of_shapes(error: Exception) -> bool:
+    """Whether it is what JAX and flax raise where shapes, dtypes or structures do not fit each other."""
+    flax = sys.modules.get("flax.errors")
+    return isinstance(error, TypeError | ValueError) or (flax is not None and isinstance(error, flax.FlaxError))
+
+
+def _place(error: Exception) -> str:
+    """The last line of a code that is nobody's package, or the last one that there is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = str(Path(__file__).parents[1])
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((here, "<"))]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}, line {frame.lineno}"
+
+
+def _wrong_with_own_grads(step: Step) -> list[str]:
+    """Options that act on the gradients that the learner computes."""
+    computes = "but train_step computes its own gradients (TrainOutput)"
+    problems = []
+    if step.policy.scaling is not None:
+        problems.append(
+            f"precision {step.policy.description!r} scales the loss before it is differentiated, {computes}: return an "
+            "output with a loss, or use precision('bfloat16')"
+        )
+    if step.remat is not None:
+        problems.append(f"remat is set, {computes}: use jax.checkpoint in it, or return an output with a loss")
+    return problems
+
+
+def _problems(
+    step: Step, output: Any, measure: MetricCollection, name: str, traced: PyTree, batch: PyTree, state: TrainState
+) -> list[str]:
+    wrong = _wrong_output(output, name)
+    if wrong:
+        return [wrong]
+    if wrong_dtypes := step.policy.problems(output, name):
+        return wrong_dtypes
+    output = step.policy.returned(output)
+    return [*_wrong_labels(output, measure, name, traced, batch), *_wrong_metrics(output, measure, name, traced, state)]
+
+
+def _wrong_output(output: Any, name: str) -> str | None:
+    needs = "return an output with a loss, such as ClassificationOutput.from_logits(logits, labels)"
+    if output is None:
+        return f"{name} returned nothing (None); {needs}"
+    if not hasattr(output, "loss"):
+        what = (
+            f"an array of shape {list(output.shape)}"
+            if hasattr(output, "shape")
+            else f"{type(output).__name__}{_fields_text(output)}"
+        )
+        return f"{name} returned {what}, which has no field 'loss'; {needs}"
+    if jax.tree_util.all_leaves([output]):
+        return (
+            f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the "
+            "dataclass with "
+            "@jax.tree_util.register_dataclass"
+        )
+    shape, dtype = jnp.shape(output.loss), jnp.result_type(output.loss)
+    if shape != ():
+        return f"the loss of {name} has shape {list(shape)}; it needs one number, the mean over the batch"
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return f"the loss of {name} has dtype {dtype}; it needs a floating-point number"
+    weight = getattr(output, "weight", None)
+    if weight is not None and jnp.shape(weight) != ():
+        return (
+            f"the weight of {name}'s output has shape {list(jnp.shape(weight))}; it needs one number, what "
+            "the loss is the mean over"
+        )
+    return None
+
+
+def _fields_text(output: Any) -> str:
+    fields = _fields(output)
+    return f" with {', '.join(fields)}" if fields else ""
+
+
+def _fields(output: Any) -> list[str]:
+    if dataclasses.is_dataclass(output):
+        return [f.name for f in dataclasses.fields(output) if getattr(output, f.name) is not None]
+    return [name for name in getattr(output, "__dict__", getattr(output, "_fields", ())) if not name.startswith("_")]
+
+
+def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyTree, batch: PyTree) -> list[str]:
+    """Labels outside of the classes, where the output's targets are a field of the batch as it came and something reads
+    them: the loss of an output of this package, or a metric.
+
+    A label that a metric ignores is none.
+    """
+    targets, logits = getattr(output, "targets", None), getattr(output, "logits", None)
+    if (
+        targets is None
+        or logits is None
+        or getattr(output, "mask", None) is not None
+        or logits.ndim != targets.ndim + 1
+    ):
+        return []
+    metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
+    if not isinstance(output, OF_LABELS) and not any("targets" in metric.fields for metric in metrics):
+        return []
+    parts = [part for metric in metrics for part in all_within(metric)]
+    classes = logits.shape[-1]
+    for path, leaf in named_leaves(traced).items():
+        if leaf is targets and not isinstance(given := named_leaves(batch)[path], jax.core.Tracer):
+            ignored = [part.ignore_label for part in parts if hasattr(part, "ignore_label")]
+            labels = np.asarray(given)
+            labels = labels[~np.isin(labels, [label for label in ignored if label is not None])]
+            if labels.size and (labels.min() < 0 or labels.max() >= classes):
+                outside = _outside(labels, classes)
+                # A metric leaves a label out; the loss of an output of this package knows no such label.
+                by_metrics = "" if isinstance(output, OF_LABELS) else f", or its metrics ignore_label={outside}"
+                return [
+                    f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have "
+                    f"{classes} classes (0 to {classes - 1}); where some are not to count, give the output a mask, "
+                    f"such as labels != {outside}{by_metrics}"
+                ]
+    return []
+
+
+def _outside(labels: np.ndarray, classes: int) -> int:
+    """The label outside of the classes that is there most often."""
+    found, counts = np.unique(labels[(labels < 0) | (labels >= classes)], return_counts=True)
+    return int(found[counts.argmax()])
+
+
+def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:
+    problems = []
+    weight, known = jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale
+    info = Info(state.step, weight, known, known, **dict.fromkeys(measure.asks, known))
+    metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
+    for metric in metrics:
+        missing = [f for f in metric.fields if getattr(output, f, None) is None]
+        if missing:
+            has = ", ".join(_fields(output))
+            problems.append(
+                f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} "
+                f"does not have; it has {has}"
+            )
+            continue
+        try:
+            problems.extend(_tried(metric, output, info))
+        except Exception as error:
+            problems.append(f"the metric {metric.name} cannot be computed from {name}'s output: {error}")
+    return problems
+
+
+def _tried(metric: Metric | CollectingMetric, output: Any, info: Info) -> list[str]:
+    if isinstance(metric, CollectingMetric):
+        metric.collect(output)
+        return []
+    first = jax.tree.map(jnp.asarray, metric.init())
+    state = metric.update(first, None if metric.per_step else output, info)
+    for made, new in (("update", state), ("merge", metric.merge(first, first))):
+        if _types(new) != _types(first):
+            return [
+                f"{made} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
+                "they must be the same"
+            ]
+    value = metric.compute(state)
+    if metric.numeric and jnp.shape(value) != ():
+        return [f"the metric {metric.name} gives {list(jnp.shape(value))} numbers; one that is numeric gives a scalar"]
+    return []
+
+
+def _types(tree: PyTree) -> list[str]:
+    return [f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in jax.tree.leaves(tree)]
+
+
+def wrong_values(params: PyTree) -> list[str]:
+    """What is wrong with the numbers that a model is initialised with."""
+    bad = nonfinite_leaves(params)
+    shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
+    return [f"the model's initial parameters have NaN or infinite values in {shown}"] if bad else []

@@ -1,0 +1,1 @@
+"""Text, trees, files: helpers without a subject of their own."""

@@ -1,0 +1,33 @@
+"""Values as JSON holds them, numbers that are not finite too."""
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def encode(value: Any) -> Any:
+    """The value as JSON can say it: numbers that are not finite become strings, NumPy's numbers Python's, paths texts.
+
+    >>> encode({"loss": [0.5, float("inf")], "at": Path("a/b")})
+    {'loss': [0.5, 'Infinity'], 'at': 'a/b'}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, float) or math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def decode(value: Any) -> Any:
+    """The number that one of the three strings stands for; everything else as it is."""
+    return _WORDS.get(value, value) if isinstance(value, str) else value

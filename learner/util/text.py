@@ -1,0 +1,104 @@
+"""How values and texts are written for people, on terminals of any kind."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LONGEST = 40
+
+
+def short(value: float | str) -> str:
+    """A value for people: four significant digits; a text on one line, without control characters, not too long.
+
+    >>> [short(value) for value in (0.123456, 1.0, 16824.3, 2.5e-7, float("nan"), "a\\nb")]
+    ['0.1235', '1', '16824', '2.5e-07', 'nan', 'a b']
+    """
+    if isinstance(value, str):
+        text = printable(" ".join(value.split()))
+        return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    if math.isfinite(value) and 1000 <= abs(value) < 1e7:
+        return f"{value:.0f}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> [duration(seconds) for seconds in (0.0031, 1.24, 200, 7500, 200000)]
+    ['3 ms', '1.2 s', '3 min 20 s', '2 h 05 min', '2 d 07 h']
+    """
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole // 60 % 60:02} min"
+    return f"{whole // 86400} d {whole // 3600 % 24:02} h"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "epoch"), count(10378, "parameter")
+    ('1 epoch', '10,378 parameters')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def size(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> size(999), size(2_500_000), size(4_398_046_511_104)
+    ('999 bytes', '2.5 MB', '4.4 TB')
+    """
+    if count < 1000:
+        return f"{int(count)} byte{'' if count == 1 else 's'}"
+    units = ["kB", "MB", "GB", "TB", "PB"]
+    while (count := count / 1000) >= 999.95 and len(units) > 1:
+        units.pop(0)
+    return f"{count:.1f} {units[0]}"
+
+
+def printable(text: str) -> str:
+    """The text with a question mark for each control character, so that it cannot steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """Return the text with `***` in place of each secret, also where it is written as Python or JSON quote it.
+
+    >>> masked("GET /T0/a1b2 failed: {'key': 'x'}", ["/T0/a1b2", "x"])
+    "GET *** failed: {'key': '***'}"
+    """
+    for secret in sorted(set(secrets), key=len, reverse=True):  # a part of another one would leave the rest of that
+        if len(secret) < 4:  # a part of many words
+            text = text.replace(repr(secret), "'***'") if secret else text
+            continue
+        for form in {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1]}:
+            text = text.replace(form, "***")
+    return text
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of texts as lines with columns: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def utf8_safe(text: str) -> str:
+    """The text with question marks for what UTF-8 cannot say, which JSON can.
+
+    >>> utf8_safe("a \\ud800")
+    'a ?'
+    """
+    return text.encode(errors="replace").decode()
+
+
+def name_of(thing: Any) -> str:
+    """A function, partial or object as an error message calls it."""
+    inner = getattr(thing, "func", thing)
+    return getattr(inner, "__name__", None) or type(inner).__name__

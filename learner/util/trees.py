@@ -1,0 +1,38 @@
+"""Pytrees by the paths of their leaves."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their paths, in order.
+
+    >>> named_leaves({"layers": [{"kernel": 1}, {"kernel": 2}]})
+    {'layers.0.kernel': 1, 'layers.1.kernel': 2}
+    """
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A path of JAX's as people write it: `layers.0.kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def nonfinite_leaves(tree: PyTree) -> list[str]:
+    """The paths of leaves with a NaN or an infinity. What is only a shape yet has none."""
+    arrays = {name: x for name, x in named_leaves(tree).items() if not isinstance(x, jax.ShapeDtypeStruct)}
+    inexact = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    spread = {name: x for name, x in inexact.items() if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1}
+    finite = _finite(spread) if spread else {}  # where they lie
+    finite |= {name: np.isfinite(np.asarray(x)).all() for name, x in inexact.items() if name not in spread}
+    return [name for name in inexact if not finite[name]]
+
+
+@jax.jit
+def _finite(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: jnp.isfinite(x).all() for name, x in arrays.items()}

@@ -1,0 +1,615 @@
+"""Checkpoints outside of their run: for use as they are, for loops of one's own, and as the start of another run."""
+
+import json
+import os
+import platform
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from runs import (
+    STEPS,
+    Net,
+    batches,
+    bits,
+    build_line,
+    build_net,
+    checkpoint_bits,
+    line,
+    line_step,
+    model_bits,
+    progress_of,
+    quiet,
+    saved_steps,
+    scripted,
+    shuffled,
+    tamper,
+    tree_of,
+    valid_data,
+)
+from small_models import CASES, assert_equal_arrays, copied, other_batch
+from stopped import some
+
+from learner import Interrupter, LearnerBuilder, LearnerError, load_checkpoint
+from learner.checkpoint import DamagedError
+from learner.events import Listener, Message
+from learner.models.adapters import adapter_of
+from learner.util.trees import named_leaves
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+KINDS = {case.name: case for case in CASES}
+FEW = ("linen", "equinox_state")
+SOME, TWO = (
+    [pytest.param(case, id=case.name, marks=[] if case.name in names else pytest.mark.full) for case in CASES]
+    for names in (("equinox_state",), FEW)
+)
+
+
+def damage(directory, step, name="model/_METADATA"):
+    """Turns one bit of a file of a checkpoint."""
+    path = directory / "checkpoint" / str(step) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def saving(directory, epochs=3, **options):
+    builder = quiet(directory, **options).num_epochs(epochs)
+    return builder.with_file_checkpointer(keep_last=epochs, keep_best=0)
+
+
+def train(builder, case, epochs=2):
+    learner = builder.num_epochs(epochs).build(case.make(), optax.adamw, 0.05, **case.steps)
+    return learner.fit([other_batch(1), other_batch(2)])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, compiled_once):
+    """A run of each kind of model, and its result; not to be changed."""
+    found = {}
+
+    def of(case):
+        if case.name not in found:
+            directory = tmp_path_factory.mktemp(case.name) / "run"
+            found[case.name] = directory, train(saving(directory), case)
+        return found[case.name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, compiled_once):
+    """A run of three epochs whose second one is the best; its model stays as it was, its optimizer counts."""
+    directory = tmp_path_factory.mktemp("three") / "run"
+    build_line(saving(directory), 0.0, optax.adam).fit(batches(), scripted(0.5625, 0.25, 1.0))
+    return directory
+
+
+@pytest.fixture
+def three_copied(three, tmp_path):
+    shutil.copytree(three, tmp_path / "three")
+    return tmp_path / "three"
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory, compiled_once):
+    """A trained net."""
+    directory = tmp_path_factory.mktemp("net") / "run"
+    build_net(saving(directory, 2)).fit(shuffled(), valid_data())
+    return directory
+
+
+# -- what comes back ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_the_model_is_the_one_that_was_saved(trained, case):
+    directory, result = trained(case)
+    given = case.make()
+    before = copied(case.arrays(given))
+    loaded = load_checkpoint(directory, "latest", given)
+    assert_equal_arrays(case.arrays(loaded.model), case.arrays(result.model))
+    assert type(loaded.model) is type(given)
+    assert case.in_eval(loaded.model)
+    assert_equal_arrays(case.arrays(given), before)
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_the_arrays_by_path_are_what_orbax_reads(trained, case):
+    directory, _ = trained(case)
+    loaded = load_checkpoint(directory, "latest")
+    assert loaded.model is None
+    assert loaded.optimizer_state is None
+    saved = checkpoint_bits(directory, loaded.step)
+    for item, part in (("model", "params"), ("model", "model_state"), ("optim", "opt_state")):
+        arrays = getattr(loaded, part)
+        assert all(isinstance(x, np.ndarray) for x in arrays.values())
+        expected = {key: x for key, x in saved[item].items() if key.startswith(f"['{part}']")}
+        assert bits({part: arrays}) == expected
+    family = adapter_of(case.make())
+    assert len(loaded.params) == len(jax.tree.leaves(family.params))
+    assert len(loaded.model_state) == len(jax.tree.leaves(family.model_state))
+
+
+def test_which_one(three):
+    def facts(which=None, **named):
+        loaded = load_checkpoint(three, **({} if which is None else {"which": which}), **named)
+        assert loaded.opt_state["0.count"] == loaded.step
+        assert loaded.path == str(three / "checkpoint" / str(loaded.step))
+        return loaded.epoch, loaded.step, loaded.score
+
+    assert facts() == facts("best") == facts(2) == facts(step=2 * STEPS) == (2, 2 * STEPS, 0.25)
+    assert facts("latest") == facts(3) == (3, 3 * STEPS, 1.0)
+    assert facts(1) == facts("latest", step=STEPS) == (1, STEPS, 0.5625)
+
+
+def test_what_else_is_known_of_it(three):
+    loaded = load_checkpoint(three, 2)
+    assert loaded.monitor == "valid/Loss"
+    assert loaded.history["valid/Loss"] == [0.5625, 0.25]  # not yet the third epoch's
+    assert loaded.config is None
+    assert loaded.lr_scale == 0.0
+    assert "array" not in repr(loaded)
+
+
+def test_inside_an_epoch(tmp_path):
+    stop = Interrupter()
+    builder = quiet(tmp_path / "run", saves=True).interrupter(stop).every(2, lambda info, model: stop.stop("enough"))
+    build_line(builder).fit(batches())
+    loaded = load_checkpoint(tmp_path / "run", "latest")
+    assert (loaded.epoch, loaded.step, loaded.score) == (None, 2, None)
+
+
+def test_names_that_are_no_names_of_files(tmp_path):
+    def step(model, batch):
+        return line_step({"w": model["a/b"], "b": model["100%"]}, batch)
+
+    make = lambda: {"a/b": jnp.zeros((3, 1)), "100%": jnp.zeros((1,))}  # noqa: E731
+    learner = saving(tmp_path / "run", 1).build(make(), optax.sgd, 0.1, train_step=step)
+    result = learner.fit(batches())
+    loaded = load_checkpoint(tmp_path / "run", "latest", make())
+    assert bits(loaded.params) == bits(result.model) == bits(loaded.model)
+    again = quiet(tmp_path / "new").initial_from(tmp_path / "run").build(make(), optax.sgd, 0.1, train_step=step)
+    assert bits(again.init().params) == bits(result.model)
+
+
+@pytest.mark.full
+def test_the_model_may_be_a_function_that_makes_it(net):
+    made = load_checkpoint(net, "latest", Net).model
+    assert model_bits(made) == model_bits(load_checkpoint(net, "latest", Net()).model)
+
+
+@pytest.mark.full
+def test_a_model_of_which_only_a_part_was_trained(net, tmp_path):
+    """Its other parameters were carried; where a parameter stood is no difference."""
+    directory = tmp_path / "run"
+    learner = saving(directory, 1).build(Net(), optax.sgd, 0.1, trainable=lambda path, x: path.startswith("out"))
+    result = learner.fit(batches())
+    loaded = load_checkpoint(directory, "latest", Net(seed=8))
+    assert set(loaded.params) == {"out.kernel", "out.bias"}
+    streams = nnx.Not(nnx.RngState)
+    assert bits(nnx.as_pure(nnx.state(loaded.model, streams))) == bits(nnx.as_pure(nnx.state(result.model, streams)))
+
+
+# -- where they lie ----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_elsewhere(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(directory=str(tmp_path / "far"))
+    result = build_line(builder).fit(batches())
+    for place in (tmp_path / "far", str(tmp_path / "far")):
+        assert bits(load_checkpoint(place, "latest", line()).model) == bits(result.model)
+    with pytest.raises(LearnerError, match=f"no checkpoint in .*they went to {tmp_path / 'far'}: give that directory"):
+        load_checkpoint(tmp_path / "run")
+
+
+def test_the_directory_of_the_checkpoints_itself_and_a_relative_path(three, monkeypatch):
+    monkeypatch.chdir(three.parent)
+    for place in ("run", "run/checkpoint", three / "checkpoint"):
+        assert load_checkpoint(place, 1).step == STEPS
+
+
+def test_there_is_none(three, tmp_path):
+    with pytest.raises(LearnerError, match=r"there is no directory .*nowhere to take a checkpoint from"):
+        load_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(LearnerError, match="there is no checkpoint in"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(LearnerError, match="12 is one checkpoint; give the directory of its run, and step=12"):
+        load_checkpoint(three / "checkpoint" / "12")
+    with pytest.raises(LearnerError, match=r"of the end of epoch 7 .*step 6 \(epoch 1\), step 12 \(epoch 2\)"):
+        load_checkpoint(three, 7)
+    with pytest.raises(LearnerError, match="of step 7"):
+        load_checkpoint(three, step=7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "part"),
+    [
+        (("",), {}, "the directory of load_checkpoint is ''"),
+        ((None,), {}, "the directory of load_checkpoint is None"),
+        (("a", "newest"), {}, "which of load_checkpoint is 'newest'; it needs 'best', 'latest', or an epoch"),
+        (("a", 0), {}, "which of load_checkpoint is 0"),
+        (("a", True), {}, "which of load_checkpoint is True"),
+        (("a",), {"step": -1}, "step of load_checkpoint is -1"),
+        (("a",), {"optimizer": optax.sgd}, "got an optimizer and no model"),
+    ],
+)
+def test_what_names_no_checkpoint(arguments, named, part):
+    with pytest.raises(LearnerError, match=part):
+        load_checkpoint(*arguments, **named)
+
+
+# -- what does not fit, and what is damaged ----------------------------------------------------------------------------
+
+
+def test_another_model_is_one_error_that_lists_all(three):
+    other = {"w": jnp.zeros((3, 2)), "b": jnp.zeros((1,), jnp.bfloat16), "c": jnp.zeros(2)}
+    with pytest.raises(LearnerError) as error:
+        load_checkpoint(three, "latest", other, optimizer=optax.sgd)
+    said = str(error.value)
+    for text in (
+        f"{three}/checkpoint/18",
+        "8 arrays differ",
+        "params/w: saved float32[3, 1], now float32[3, 2]",
+        "params/b: saved float32[1], now bfloat16[1]",
+        "params/c: saved nothing, now float32[2]",
+        "opt_state/0.count: saved int32[], now nothing",
+        "Give model=, optimizer=, trainable= and freeze= as they were for that run",
+    ):
+        assert text in said
+
+
+def test_an_optimizer_that_is_none(three):
+    with pytest.raises(LearnerError, match="already built"):
+        load_checkpoint(three, "latest", line(), optimizer=optax.adam(0.1))
+
+
+@pytest.mark.parametrize(("which", "step"), [("latest", 18), ("best", 12), (1, 6)])
+def test_a_damaged_one_that_was_named(three_copied, which, step):
+    damage(three_copied, step)
+    with pytest.raises(DamagedError, match=f"{step} is damaged: model/_METADATA has other bytes") as error:
+        load_checkpoint(three_copied, which)
+    others = [f"step={s} (epoch {s // STEPS})" for s in (6, 12, 18) if s != step]
+    assert str(error.value).endswith(f"there are also {', '.join(others)}")
+    for other in {6, 12, 18} - {step}:
+        assert load_checkpoint(three_copied, step=other).step == other
+
+
+def test_one_whose_manifest_is_damaged_may_be_any(three_copied):
+    damage(three_copied, 12, "manifest.json")
+    for which, doubt in (("best", "may be the one that was named (best)"), (2, "was named (epoch 2)")):
+        with pytest.raises(DamagedError) as error:
+            load_checkpoint(three_copied, which)
+        assert doubt in str(error.value)
+    assert load_checkpoint(three_copied, "latest").step == 18
+    assert load_checkpoint(three_copied, 1).step == 6
+    damage(three_copied, 18, "manifest.json")
+    with pytest.raises(DamagedError, match=r"18 is damaged: manifest.json[^;]*; there are also step=6 \(epoch 1\)$"):
+        load_checkpoint(three_copied, "latest")
+
+
+def test_claims_that_no_memory_holds(three, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda name: 5)
+    with pytest.raises(LearnerError, match="its arrays take 76 bytes, and there is memory for 25"):
+        load_checkpoint(three)
+
+
+@pytest.mark.parametrize("version", [None, "1", [1], {}, True, 1.0])
+def test_a_format_that_is_no_number(three_copied, version):
+    tamper(three_copied, 18, {**progress_of(three_copied, 18), "format": version})
+    with pytest.raises(DamagedError, match=r"checkpoint/18 is damaged: the format in .* is no number"):
+        load_checkpoint(three_copied, "latest")
+
+
+def test_what_no_item_is(three_copied):
+    """With checksums to match."""
+    progress = json.loads((three_copied / "checkpoint/18/progress/metadata").read_text())
+    (three_copied / "checkpoint/18/model/_METADATA").write_text("[]")
+    tamper(three_copied, 18, progress)
+    with pytest.raises(DamagedError, match="18 is damaged"):
+        load_checkpoint(three_copied, "latest")
+
+
+# -- a loop of one's own -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_a_loop_by_hand_goes_on_as_resume_does(tmp_path):
+    directory = tmp_path / "run"
+    build_line(saving(directory), 0.05, optax.adam).fit(batches())
+    loaded = load_checkpoint(directory, 2, line(), optimizer=optax.adam)
+
+    optimizer, stacked = optax.adam(loaded.lr_scale), jax.tree.map(lambda *x: np.stack(x), *batches())
+
+    @jax.jit
+    def train(params, opt_state, stacked, count):  # a loop as the run's own; op by op, last bits differ
+        def body(i, carry):
+            params, opt_state = carry
+            batch = jax.tree.map(lambda x: x[i], stacked)
+            grads = jax.grad(lambda p: line_step(p, batch).loss)(params)
+            with jax.numpy_dtype_promotion("standard"):
+                updates, opt_state = optimizer.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
+
+        return jax.lax.fori_loop(0, count, body, (params, opt_state))
+
+    params, opt_state = train(loaded.model, loaded.optimizer_state, stacked, jnp.int32(STEPS))
+    end = load_checkpoint(directory, 3, line(), optimizer=optax.adam)
+    assert int(opt_state[0].count) == int(end.optimizer_state[0].count) == 3 * STEPS
+    if platform.machine() == "x86_64" and jax.default_backend() == "cpu":
+        assert bits(params) == bits(end.model)
+        assert bits(opt_state) == bits(end.optimizer_state)
+    np.testing.assert_array_max_ulp(np.asarray(params["w"]), np.asarray(end.model["w"]), maxulp=10)
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_the_optimizers_state_has_its_own_structure(trained, case):
+    directory, _ = trained(case)
+    state = load_checkpoint(directory, "latest", case.make(), optimizer=optax.adamw).optimizer_state
+    fresh = optax.adamw(0.05).init(adapter_of(case.make()).params)
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    assert int(state[0].count) == 4
+
+
+# -- the start of another run ------------------------------------------------------------------------------------------
+
+
+class Messages(Listener):
+    def __init__(self):
+        self.found = []
+
+    def on_event(self, event):
+        if isinstance(event, Message):
+            self.found.append((event.level, event.text))
+
+
+class Wider(Net):
+    """The net with a head for five classes."""
+
+    def __init__(self, seed=1):
+        super().__init__(seed)
+        self.out = nnx.Linear(4, 5, rngs=nnx.Rngs(seed))
+
+
+def log_of(directory):
+    return (directory / "experiment.log").read_text()
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_a_run_begins_with_the_model_of_another(trained, tmp_path, case):
+    directory, _ = trained(case)
+    builder = quiet(tmp_path / "new").seed(5).initial_from(directory, "latest")
+    state = builder.build(case.make(), optax.adamw, 0.1, **case.steps).init()
+    fresh = quiet(tmp_path / "new").seed(5).build(case.make(), optax.adamw, 0.1, **case.steps).init()
+    loaded = load_checkpoint(directory, "latest")
+    assert bits(named_leaves(state.params)) == bits(loaded.params)
+    assert bits(named_leaves(state.model_state)) == bits(loaded.model_state)
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    for part in ("step", "opt_state", "lr_scale", "rng", "extra"):
+        assert bits(getattr(state, part)) == bits(getattr(fresh, part))
+    assert bits(state.params) != bits(fresh.params)
+
+
+@pytest.mark.parametrize("name", some(["nnx", "linen", "equinox", "dict"], {"linen"}))
+@pytest.mark.full
+def test_fine_tuning_of_the_head_alone(trained, tmp_path, name):
+    """Parameters that were trained are carried now; all of them are there all the same."""
+    case = KINDS[name]
+    directory, before = trained(case)
+    builder = quiet(tmp_path / "new").initial_from(directory, "latest")
+    head = lambda path, x: case.head in path  # noqa: E731
+    learner = builder.build(case.make(), optax.sgd, 0.0, trainable=head, **case.steps)
+    result = learner.fit([other_batch(3)])
+    names = [name for name in case.arrays(result.model) if name not in case.statistics]
+    expected = case.arrays(before.model)
+    assert_equal_arrays({n: case.arrays(result.model)[n] for n in names}, {n: expected[n] for n in names})
+
+
+def test_it_is_trained_from_there(net, tmp_path):
+    """A first step of the new run is one of the pure function on the other's parameters."""
+    messages = Messages()
+    builder = quiet(tmp_path / "new").num_steps(1).initial_from(net, "latest").metric_loggers(messages)
+    learner = builder.build(Net(seed=8), optax.sgd, 0.1)
+    state, _ = jax.jit(learner.train_step)(learner.init(), batches()[0])
+    result = learner.fit(batches())
+    expected = bits(state.params)
+    assert bits(nnx.as_pure(nnx.state(result.model, nnx.Param))) == expected
+    took = f"took 8 of 8 arrays from the checkpoint {net}/checkpoint/12"
+    assert messages.found == [(20, took)]
+    assert took in log_of(tmp_path / "new")
+    assert "not taken" not in log_of(tmp_path / "new")
+
+
+def test_what_it_is_before_the_first_step(net, tmp_path):
+    data = valid_data()
+    new = quiet(tmp_path / "new").initial_from(net).build(Net(seed=8), optax.sgd, 0.1)
+    assert new.evaluate(data)["Loss"] == load_checkpoint(net, "best").score
+
+
+def test_strictly_all_has_to_be_there(net, tmp_path):
+    builder = quiet(tmp_path / "new").initial_from(net)
+    with pytest.raises(LearnerError) as error:
+        builder.build(Wider(), optax.sgd, 0.1)
+    for text in (
+        "2 arrays differ",
+        "params/out.kernel: saved float32[4, 3], now float32[4, 5]",
+        "params/out.bias: saved float32[3], now float32[5]",
+        "initial_from(directory, partial=True) takes what has the same path and shape",
+    ):
+        assert text in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(LearnerError, match=r"params/b: saved float32\[1\], now nothing"):
+        build_part(quiet(tmp_path / "new").initial_from(line_run(tmp_path / "line")))
+
+
+def line_run(directory, model=None):
+    learner = saving(directory, 1).build(model or line(), optax.sgd, 0.1, train_step=line_step)
+    learner.fit(batches())
+    return directory
+
+
+def build_part(builder):
+    return builder.build({"w": jnp.zeros((3, 1))}, optax.sgd, 0.1, train_step=lambda m, b: None)
+
+
+@pytest.mark.full
+def test_a_head_of_another_width(net, tmp_path):
+    messages = Messages()
+    builder = quiet(tmp_path / "new").initial_from(net, "latest", partial=True).metric_loggers(messages)
+    learner = builder.build(Wider(), optax.sgd, 0.1)
+    state, given = learner.init(), adapter_of(Wider()).params
+    loaded = load_checkpoint(net, "latest")
+    assert bits(state.params["out"]) == bits(given["out"])
+    for layer, name in (("hidden", "kernel"), ("hidden", "bias"), ("norm", "scale"), ("norm", "bias")):
+        assert bits(state.params[layer][name]) == bits(loaded.params[f"{layer}.{name}"])
+    assert bits(state.model_state["norm"]["mean"]) == bits(loaded.model_state["norm.mean"])
+    learner.fit(batches())
+    line = f"took 6 of 8 arrays from the checkpoint {net}/checkpoint/12"
+    assert messages.found == [(20, line)]
+    for text in (
+        line,
+        "  not taken: params/out.bias: float32[3] there, float32[5] here",
+        "  not taken: params/out.kernel: float32[4, 3] there, float32[4, 5] here",
+    ):
+        assert f"{text}\n" in log_of(tmp_path / "new")
+
+
+def test_arrays_that_are_on_one_side_only(tmp_path):
+    source = line_run(tmp_path / "line")
+    model = {"w": jnp.ones((3, 1)), "c": jnp.ones((1,))}
+    step = lambda model, batch: line_step({"w": model["w"], "b": model["c"]}, batch)  # noqa: E731
+    builder = quiet(tmp_path / "new").initial_from(source, partial=True)
+    learner = builder.build(model, optax.sgd, 0.1, train_step=step)
+    assert bits(learner.init().params["c"]) == bits(model["c"])
+    learner.fit(batches())
+    said = log_of(tmp_path / "new")
+    assert f"took 1 of 2 arrays from the checkpoint {source}/checkpoint/6; 1 array of it unused\n" in said
+    assert "  not taken: params/c: not in the checkpoint\n" in said
+    assert "  unused: params/b\n" in said
+
+
+def test_nothing_fits(net, tmp_path):
+    with pytest.raises(LearnerError) as error:
+        build_line(quiet(tmp_path / "new").initial_from(net, partial=True))
+    for text in ("nothing in the checkpoint", "params/w: not in the checkpoint", "params/out.kernel: unused"):
+        assert text in str(error.value)
+
+
+def test_floats_of_another_precision(tmp_path):
+    source = line_run(tmp_path / "line")
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), line())
+    with pytest.raises(LearnerError, match=r"params/w: saved float32\[3, 1\], now bfloat16\[3, 1\]"):
+        quiet(tmp_path / "new").initial_from(source).build(half, optax.sgd, 0.1, train_step=line_step)
+    builder = quiet(tmp_path / "new").initial_from(source, partial=True)
+    params = builder.build(half, optax.sgd, 0.1, train_step=line_step).init().params
+    saved = load_checkpoint(source, "latest").params
+    assert bits(params) == bits({name: x.astype(jnp.bfloat16) for name, x in saved.items()})
+    assert np.any(saved["w"] != 0)
+
+
+def test_numbers_do_not_become_floats(tmp_path):
+    step = lambda model, batch: line_step(model, batch)  # noqa: E731
+    source = line_run(tmp_path / "line", {**line(), "n": jnp.int32([3])})
+    model = {**line(), "n": jnp.float32([0.5])}
+    learner = quiet(tmp_path / "new").initial_from(source, partial=True).build(model, optax.sgd, 0.1, train_step=step)
+    assert learner.init().params["n"] == 0.5
+
+
+def test_nan_is_no_start(tmp_path):
+    source = tmp_path / "line"
+    builder = saving(source, 1).on_nonfinite("ignore")
+    build_line(builder, lambda step: jnp.where(step < 1, jnp.float32(0), jnp.float32(jnp.nan))).fit(batches())
+    with pytest.raises(LearnerError, match="6 has NaN or infinite values in b, w; take another one"):
+        build_line(quiet(tmp_path / "new").initial_from(source, "latest"))
+
+
+# -- when it is read ---------------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_other_run(tmp_path):
+    for builder in (quiet(tmp_path / "new"), quiet(tmp_path / "new").resume()):
+        with pytest.raises(LearnerError, match=r"there is no directory .*nowhere to take a checkpoint from"):
+            build_line(builder.initial_from(tmp_path / "nowhere")).fit(batches())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_one_is_no_start(three_copied, tmp_path):
+    damage(three_copied, 12)
+    with pytest.raises(DamagedError, match=r"12 is damaged.*there are also step=6"):
+        build_line(quiet(tmp_path / "new").initial_from(three_copied))
+    assert build_line(quiet(tmp_path / "new").initial_from(three_copied, step=6)).init().step == 0
+
+
+@pytest.mark.full
+def test_a_run_that_goes_on_does_so_from_its_own(net, tmp_path):
+    def builder(epochs):
+        return saving(tmp_path / "new", epochs).resume().initial_from(tmp_path / "other", "latest")
+
+    shutil.copytree(net, tmp_path / "other")
+    build_net(builder(1)).fit(shuffled())  # there is nothing to resume yet
+    assert f"took 8 of 8 arrays from the checkpoint {tmp_path}/other/checkpoint/12" in log_of(tmp_path / "new")
+    shutil.rmtree(tmp_path / "other")
+    resumed = build_net(builder(2)).fit(shuffled())
+    assert log_of(tmp_path / "new").count("took 8 of 8") == 1
+    ignored = "initial_from is ignored: the run goes on from a checkpoint of its own"
+    assert log_of(tmp_path / "new").count(ignored) == 1
+    whole = build_net(saving(tmp_path / "whole", 2).initial_from(net, "latest")).fit(shuffled())
+    assert model_bits(resumed.model) == model_bits(whole.model)
+
+
+@pytest.mark.full
+def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(tmp_path):
+    source = line_run(tmp_path / "line")
+    build_line(quiet(tmp_path / "new")).fit(batches())
+    assert saved_steps(tmp_path / "new") == []
+    result = build_line(saving(tmp_path / "new", 1).resume().initial_from(source), lr=0.0).fit(batches())
+    assert bits(result.model) == bits(load_checkpoint(source, "latest").params)
+    learner = build_line(saving(tmp_path / "new", 2).resume().initial_from(source), lr=0.0)
+    learner.init()  # reads it; the run has a checkpoint of its own now
+    learner.fit(batches())
+    assert log_of(tmp_path / "new").count("took 2 of 2 arrays") == 1
+
+
+def test_it_is_read_once(tmp_path):
+    source = line_run(tmp_path / "line")
+    learner = build_line(quiet(tmp_path / "new").initial_from(source), lr=0.0)
+    expected = load_checkpoint(source, "latest").params
+    shutil.rmtree(source)
+    assert bits(learner.init().params) == bits(expected)
+    assert bits(learner.fit(batches()).model) == bits(expected)
+
+
+def test_inside_a_trace(tmp_path):
+    source = line_run(tmp_path / "line")
+    learner = build_line(quiet(tmp_path / "new").resume().initial_from(source))
+    states = jax.jit(jax.vmap(lambda _: learner.init()))(jnp.arange(2))
+    expected = load_checkpoint(source, "latest").params
+    assert bits(jax.tree.map(lambda x: x[1], states.params)) == bits(expected)
+    assert bits(learner.init().params) == bits(expected)
+
+
+def test_a_run_cannot_replace_the_one_it_begins_with(tmp_path, monkeypatch):
+    source = line_run(tmp_path / "line")
+    far = tmp_path / "far"
+    build_line(quiet(tmp_path / "run").with_file_checkpointer(directory=str(far))).fit(batches())
+    before = tree_of(tmp_path)
+    (tmp_path / "link").symlink_to(source)
+    monkeypatch.chdir(tmp_path)
+    builders = [
+        LearnerBuilder(source, overwrite=True).initial_from(source),
+        LearnerBuilder("line", overwrite=True).initial_from(source / "checkpoint"),
+        LearnerBuilder(tmp_path / "link", overwrite=True).initial_from("line"),
+        LearnerBuilder(tmp_path / "run", overwrite=True).with_file_checkpointer(directory=str(far)).initial_from(far),
+    ]
+    for builder in builders:
+        with pytest.raises(LearnerError, match="which overwrite=True would remove; choose another directory"):
+            build_line(builder)
+    (tmp_path / "link").unlink()
+    assert tree_of(tmp_path) == before
+    learner = build_line(quiet(tmp_path / "run", overwrite=True).initial_from(source), lr=0.0)
+    assert bits(learner.fit(batches()).model) == bits(load_checkpoint(source, "latest").params)

@@ -1,0 +1,378 @@
+import dataclasses
+import enum
+import inspect
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from flax import nnx
+
+from learner import Config, LearnerError
+
+
+class Speed(enum.Enum):
+    FAST = "quick"
+    SLOW = "leisurely"
+
+
+class Layer(Config):
+    width: int
+    activation: Literal["relu", "gelu"] = "relu"
+
+
+class Pool(Config):
+    size: int = 2
+
+
+class Wide(Layer):
+    factor: float = 2.0
+
+
+class Everything(Config):
+    count: int
+    rate: float = 1
+    name: str = "1e-3"
+    flag: bool = False
+    maybe: int | None = None
+    speed: Speed = Speed.FAST
+    pair: tuple[int, str] = (1, "a")
+    rates: tuple[float, ...] = (1, 0.5)
+    widths: list[int] = [64, 64]
+    by_name: dict[str, list[int]] = {"a": [1], "yes": []}
+    by_number: dict[int, float] = {3: 1.0}
+    by_speed: dict[Speed, int] = {Speed.SLOW: 1}
+    either: int | str | list[int] = "3"
+    path: Path = Path("data/train")
+    layer: Layer = Layer(width=3)
+    derived: Layer = Wide(width=3)
+    one_of: Layer | Pool = Pool()
+    blocks: list[Layer | Pool] = [Layer(width=1), Pool(size=3)]
+    optional: Layer | None = None
+    plain: dict[str, Any] = {"x": [1, None, {"y": "no"}]}
+    limit: float = math.inf
+
+
+class Range(Config):
+    low: int = 0
+    high: int = 1
+
+    def __post_init__(self):
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low}, above high, {self.high}")
+
+
+class Ranges(Config):
+    ranges: list[Range] = []
+    count: int = 0
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml", "yml"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"rate": 1e-12, "name": "null", "flag": True, "maybe": 3, "speed": Speed.SLOW, "either": [1, 2]},
+        {"name": "a: b\n # c\n\n", "either": 3, "optional": Wide(width=1, factor=0.1), "blocks": [], "by_name": {}},
+        {"name": "", "layer": Layer(width=-1, activation="gelu"), "one_of": Layer(width=2), "limit": -math.inf},
+        {"name": "é ~ .5 1_000 0x1F 12:30:00 2024-01-01", "either": "true", "by_name": {"1": [1], "null": [2]}},
+    ],
+)
+def test_what_is_saved_comes_back_as_it_was(tmp_path, suffix, more):
+    config = Everything(count=1, **more)
+    path = tmp_path / "new" / f"config.{suffix}"
+    config.save(path)
+    loaded = Everything.load(path)
+    assert loaded == config
+    assert repr(loaded) == repr(config)  # also the types: 1 is no 1.0
+    assert hash(loaded) == hash(config)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1.0", "0x10", "yes", "null", "~", "2024-01-01", "[a]", "{", "- a", "a: "])
+def test_a_text_stays_a_text(tmp_path, text):
+    """Every reader of YAML must see a text, PyYAML as well as ours, which reads 1e-3 as a number."""
+    Everything(count=1, name=text).save(tmp_path / "a.yaml")
+    assert Everything.load(tmp_path / "a.yaml").name == text
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text())["name"] == text
+
+
+def test_a_file_is_complete_and_a_person_can_read_it(tmp_path):
+    config = Ranges(ranges=[Range(high=3)])
+    config.save(tmp_path / "a.json")
+    config.save(tmp_path / "a.yaml")
+    assert (tmp_path / "a.yaml").read_text() == "ranges:\n- {low: 0, high: 3}\ncount: 0\n"
+    content = {"ranges": [{"low": 0, "high": 3}], "count": 0}
+    assert json.loads((tmp_path / "a.json").read_text()) == content == config.to_dict()
+    assert (tmp_path / "a.json").read_text().splitlines()[-2:] == ['  "count": 0', "}"]
+
+
+def test_an_old_file_loads_where_a_class_got_a_new_field(tmp_path):
+    (tmp_path / "old.json").write_text('{"width": 7}')
+    assert Layer.load(tmp_path / "old.json") == Layer(width=7, activation="relu")
+    (tmp_path / "old.yaml").write_text("count: 1\nlayer: {width: 2}\n")
+    assert Everything.load(tmp_path / "old.yaml").layer == Layer(width=2)
+
+
+def test_a_person_writes_a_number_as_they_like(tmp_path):
+    (tmp_path / "a.yaml").write_text("count: 1\nrate: 1e-3\nlimit: 5\nspeed: quick\nrates: [1, 2e3]\n")
+    loaded = Everything.load(tmp_path / "a.yaml")
+    assert (loaded.rate, loaded.limit, loaded.speed, loaded.rates) == (0.001, 5.0, Speed.FAST, (1.0, 2000.0))
+    assert type(loaded.limit) is float
+
+
+def test_all_that_is_wrong_is_one_error():
+    with pytest.raises(LearnerError) as caught:
+        Everything.from_dict(
+            {
+                "cuont": 1,
+                "rate": "fast",
+                "name": 3,
+                "flag": 1,
+                "maybe": "3",
+                "speed": "FSAT",
+                "pair": [1],
+                "rates": ["a"],
+                "widths": [1, "2", None],
+                "by_name": {"a": [1, 2.5]},
+                "either": 2.5,
+                "path": 3,
+                "layer": {"wdith": 3, "activation": "rellu"},
+                "one_of": {"class_path": "Poll"},
+                "blocks": [{"size": "large"}, 3],
+                "optional": {"width": True},
+                "plain": 3,
+            }
+        )
+    title, *problems = str(caught.value).split("\n")
+    assert title == f"this is no Everything, {len(problems)} problems:"
+    said = [problem.partition(". ")[2] for problem in problems]
+    assert said == [
+        "Everything has no 'cuont': did you mean 'count'?",
+        "Everything needs 'count'",
+        "Everything.rate is 'fast': it needs float",
+        "Everything.name is 3: it needs str",
+        "Everything.flag is 1: it needs bool",
+        "Everything.maybe is '3': it needs int | None",
+        "Everything.speed is 'FSAT': did you mean 'FAST'?",
+        "Everything.pair is [1]: it needs tuple[int, str], which has 2 items",
+        "Everything.rates.0 is 'a': it needs float",
+        "Everything.widths.1 is '2': it needs int",
+        "Everything.widths.2 is None: it needs int",
+        "Everything.by_name.a.1 is 2.5: it needs int",
+        "Everything.either is 2.5: it needs int | str | list[int]",
+        "Everything.path is 3: it needs Path",
+        "Everything.layer has no 'wdith': did you mean 'width'?",
+        "Everything.layer needs 'width'",
+        "Everything.layer.activation is 'rellu': did you mean 'relu' or 'gelu'?",
+        "Everything.one_of.class_path is 'Poll': did you mean 'Pool'? (other classes must be imported first)",
+        "Everything.blocks.0.size is 'large': it needs int",
+        "Everything.blocks.1 is 3: it needs Layer | Pool",
+        "Everything.optional.width is True: it needs int",
+        "Everything.plain is 3: it needs dict[str, Any]",
+    ]
+
+
+def test_configs_in_python_are_checked_as_those_of_files_are():
+    with pytest.raises(LearnerError, match=r"^this is no Layer, 2 problems:\n.*no 'widht': did you mean 'width'"):
+        Layer(widht=3)
+    with pytest.raises(LearnerError, match=r"^Layer\.width is 'a': it needs int$"):
+        dataclasses.replace(Layer(width=1), width="a")
+    with pytest.raises(LearnerError, match=r"takes its fields by name, and got 3 without one"):
+        Pool(3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Layer(width=1).width = 2
+    assert Ranges(ranges=[{"high": 4}]).ranges == [Range(high=4)]
+    assert type(Layer(width=np.int64(3)).width) is int
+    assert type(Wide(width=1, factor=np.float32(0.5)).factor) is float
+
+
+def test_what_a_class_itself_refuses_is_told_with_the_rest(tmp_path):
+    (tmp_path / "a.yaml").write_text("ranges: [{low: 3}, {}]\ncount: z\n")
+    with pytest.raises(LearnerError) as caught:
+        Ranges.load(tmp_path / "a.yaml")
+    assert str(caught.value).split("\n") == [
+        f"{tmp_path}/a.yaml is no Ranges, 2 problems:",
+        "  1. Ranges.ranges.0: low is 3, above high, 1",
+        "  2. Ranges.count is 'z': it needs int",
+    ]
+    with pytest.raises(ValueError, match=r"^low is 3, above high, 1$"):
+        Range(low=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "{}", r"a\.txt ends with '\.txt'; a config needs one of \.json, \.yaml, \.yml"),
+        ("a.json", "{width: 3}", r"the Layer file .*a\.json is not JSON: .* line 1 column 2"),
+        ("a.yaml", "width: [", r"the Layer file .*a\.yaml is not YAML"),
+        ("a.yaml", "- 3", r"is a list; it needs a mapping"),
+        ("a.json", "[" * 100_000, r"nested more than 50 levels deep"),
+        ("a.yaml", "[" * 100, r"nested more than 50 levels"),
+        ("a.json", '{"width": 3, "width": 4}', r"says 'width' twice$"),
+        ("a.yaml", "width: 3\nactivation: relu\nwidth: 4", r"says 'width' twice \(line 3\)$"),
+        ("a.json", "\xff", r"cannot be read"),
+        ("a.json", '{"width": null}', r"a\.json: Layer\.width is None: it needs int$"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text, encoding="latin-1")
+    with pytest.raises(LearnerError, match=message):
+        Layer.load(tmp_path / name)
+
+
+def test_files_that_are_not_there(tmp_path):
+    Layer(width=3).save(tmp_path / "layer.yaml")
+    with pytest.raises(LearnerError, match=r"there is no Layer file .*layr\.yaml: did you mean '.*layer\.yaml'\?"):
+        Layer.load(tmp_path / "layr.yaml")
+    with pytest.raises(LearnerError, match=r"^Layer cannot be saved as .*layer\.yaml/a\.json"):
+        Layer(width=3).save(tmp_path / "layer.yaml" / "a.json")
+    with pytest.raises(LearnerError, match=r"ends with ''"):
+        Layer(width=3).save(tmp_path / "layer")
+
+
+def test_files_name_classes_only_where_the_type_does_not_and_import_nothing(tmp_path):
+    saved = Everything(count=1).to_dict()
+    assert saved["layer"] == {"width": 3, "activation": "relu"}
+    assert saved["derived"] == {
+        "class_path": f"{Wide.__module__}.Wide",
+        "init_args": {"width": 3, "activation": "relu", "factor": 2.0},
+    }
+    assert saved["one_of"] == {"class_path": f"{Pool.__module__}.Pool", "init_args": {"size": 2}}
+    (tmp_path / "gone.py").write_text("raise SystemExit('it was imported')")
+    with pytest.raises(LearnerError, match=r"class_path is 'gone\.Pool2'.*must be imported first"):
+        Everything.from_dict({"count": 1, "one_of": {"class_path": "gone.Pool2"}})
+    assert Everything.from_dict({"count": 1, "one_of": {"class_path": "elsewhere.Pool"}}).one_of == Pool()
+
+
+def test_which_of_several_configs_must_be_clear():
+    class A(Config):
+        size: int = 1
+
+    class B(Config):
+        size: int = 1
+
+    class Either(Config):
+        it: A | B
+
+    with pytest.raises(LearnerError, match=r"^Either\.it fits A and B: say which, as \{class_path: A, "):
+        Either.from_dict({"it": {"size": 3}})
+    assert Either.from_dict(Either(it=B(size=3)).to_dict()).it == B(size=3)
+
+
+def test_members_of_unions_stay_what_they_are(tmp_path):
+    class Unions(Config):
+        real_first: float | int = 3
+        list_of_real_first: list[float] | list[int] = [1]
+        ambiguous: tuple[int, ...] | list[int] = [1]
+
+    config = Unions()
+    config.save(tmp_path / "a.json")
+    assert repr(Unions.load(tmp_path / "a.json")) == repr(config)
+    assert repr(config).endswith("Unions(real_first=3, list_of_real_first=[1], ambiguous=[1])")
+    with pytest.raises(LearnerError, match=r"^Unions cannot be saved: ambiguous is \(1,\), and would come back"):
+        Unions(ambiguous=(1,)).save(tmp_path / "b.json")
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_classes_that_cannot_be_configs():
+    class Called(Config):
+        function: Any = None
+        other: type = int
+
+    with pytest.raises(LearnerError, match=r"^Called\.other has the type type, which no file can hold"):
+        Called()
+    with pytest.raises(LearnerError, match="defines __init__"):
+
+        class _Own(Config):
+            def __init__(self):
+                pass
+
+    with pytest.raises(LearnerError, match=r"^_Load has a field 'load', and every config a method"):
+
+        class _Load(Config):
+            load: float = 0.5
+
+    with pytest.raises(LearnerError, match=r"^_Wider\.width has no type"):  # dataclasses overlook it
+
+        class _Wider(Layer):
+            width = 128
+
+    with pytest.raises(TypeError, match="frozen"):  # it would not be checked any more
+
+        @dataclasses.dataclass
+        class _Decorated(Config):
+            size: int = 1
+
+
+def test_wrong_defaults_are_found():
+    class Wrong(Config):
+        size: int = "large"
+
+    with pytest.raises(LearnerError, match=r"^Wrong\.size is 'large': it needs int$"):
+        Wrong()
+
+
+def test_defaults_are_not_shared():
+    first = Everything(count=1)
+    first.widths.append(3)
+    first.by_name["a"].append(2)
+    assert Everything(count=1).widths == [64, 64]
+    assert Everything(count=1).by_name["a"] == [1]
+
+
+def test_a_config_is_a_dataclass_for_others():
+    assert [field.name for field in dataclasses.fields(Layer)] == ["width", "activation"]
+    assert list(inspect.signature(Layer).parameters) == ["width", "activation"]
+    assert repr(Layer(width=3)) == "Layer(width=3, activation='relu')"
+    assert dataclasses.replace(Layer(width=3), width=4) == Layer(width=4)
+
+
+def test_a_model_may_keep_its_config_also_where_it_is_compiled():
+    class Model(nnx.Module):
+        def __init__(self, config, rngs):
+            self.config = config
+            self.out = nnx.Linear(2, config.widths[0], rngs=rngs)
+
+    traced = []
+
+    @nnx.jit
+    def call(model, x):
+        traced.append(1)
+        return model.out(x) * model.config.rate
+
+    for _ in range(2):
+        out = call(Model(Everything(count=1, widths=[5]), nnx.Rngs(0)), jnp.ones((1, 2)))
+    assert out.shape == (1, 5)
+    assert len(traced) == 1  # equal configs are one to the compiler
+    static = jax.jit(lambda config: jnp.zeros(config.count), static_argnums=0)
+    assert static(Everything(count=4)).shape == (4,)
+
+
+@pytest.mark.full
+def test_type_checkers_know_the_fields(tmp_path):
+    (tmp_path / "typed.py").write_text(
+        "from learner import Config\n"
+        "class A(Config):\n    size: int\n    names: list[str] = []\n"
+        "reveal_type(A(size=1).names)\n"
+        "A(size='a')\n"
+        "A()\n"
+        "A(size=1).size = 2\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", "cache", "typed.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"MYPYPATH": str(Path(__file__).parents[2]), "PATH": ""},
+    )
+    lines = [line.partition(": ")[2] for line in ran.stdout.splitlines() if line.startswith("typed.py")]
+    assert lines[0].startswith('note: Revealed type is "')
+    assert "list[" in lines[0]
+    assert [line.rpartition("[")[2] for line in lines[1:]] == ["arg-type]", "call-arg]", "misc]"]

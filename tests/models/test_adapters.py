@@ -1,0 +1,680 @@
+"""Every kind of model, and what has to hold for all of them: splitting, merging, modes, randomness, what is trained."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from small_models import (
+    BATCH,
+    CASES,
+    ROWS,
+    Case,
+    Ensemble,
+    EquinoxNet,
+    Everything,
+    LinenNet,
+    Member,
+    assert_equal_arrays,
+    copied,
+    make_linen,
+)
+
+from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
+from learner.models.adapters import MOST_CONSTANT, ModelAdapter, abstract_adapter, adapter_of
+from learner.steps.measure import MetricCollection
+from learner.steps.step import Step, step_fn
+from learner.strategies import Sharded, SingleDevice
+from learner.util.trees import named_leaves
+
+
+def all_but_slow() -> list[Any]:
+    return [pytest.param(c, marks=pytest.mark.full if c.name == "nnx_vmapped" else (), id=str(c)) for c in CASES]
+
+
+all_cases = pytest.mark.parametrize("case", all_but_slow())
+
+
+def pairwise(*names: str) -> Any:
+    """These by default, every other one in the full run."""
+    marks = lambda case: () if case.name in names else pytest.mark.full  # noqa: E731
+    return pytest.mark.parametrize("case", [pytest.param(c, marks=marks(c), id=c.name) for c in CASES])
+
+
+KEY = jax.random.key(5)
+
+
+def step_of(case: Case, model: Any = None, trainable: Any = None) -> Step:
+    model = case.make() if model is None else model
+    train, valid = (step_fn(model, name, case.step) for name in ("train_step", "valid_step"))
+    nothing = MetricCollection.of([])
+    return Step(adapter_of(model, trainable), optax.sgd, None, train, None, valid, nothing, nothing)
+
+
+def one_step(step: Step, batch: Any = BATCH, state: Any = None, lr: float = 0.1) -> Any:
+    """The state after a step, compiled."""
+    state = step.init(lr, 0) if state is None else state
+    return jax.jit(lambda state, batch: step.whole(state, [batch])[0])(state, batch)
+
+
+@functools.cache
+def after_one_step(name: str) -> Any:
+    """The step of a case, the state before it and the state after."""
+    step = step_of(next(case for case in CASES if case.name == name))
+    state = step.init(0.1, 0)
+    return step, state, one_step(step, state=state)
+
+
+def canonical(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """64-bit numbers are 32-bit ones on a device."""
+    return {name: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)) for name, x in arrays.items()}
+
+
+# -- splitting and putting together ------------------------------------------------------------------------------------
+
+
+@all_cases
+def test_split_and_merge_lose_nothing(case):
+    family = adapter_of(case.make())
+    before = named_leaves((family.params, family.model_state))
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    after = named_leaves(family.read_all(model))
+    assert list(before) == list(after)
+    for name, x in before.items():
+        np.testing.assert_array_equal(after[name], x, err_msg=name)
+    assert_equal_arrays(case.arrays(model), case.arrays(case.make()))
+
+
+@all_cases
+def test_every_array_is_in_the_state_once(case):
+    family, arrays = adapter_of(case.make()), case.arrays(case.make())
+    leaves = jax.tree.leaves((family.params, family.model_state))
+    assert sorted(np.asarray(x).tobytes() for x in leaves) == sorted(x.tobytes() for x in arrays.values())
+    assert all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(family.params))
+
+
+@all_cases
+def test_rebuild_gives_a_new_model_of_the_same_type_in_eval_mode(case):
+    given = case.make()
+    family = adapter_of(given)
+    state = Step.init(step_of(case, given), 0.1, 0)
+    made = family.rebuild(state.params, state.model_state)
+    assert type(made) is type(given)
+    assert made is not given
+    assert case.in_eval(made)
+    assert_equal_arrays(case.arrays(made), canonical(case.arrays(given)))
+    again = adapter_of(made)  # it can be trained again
+    assert list(named_leaves(again.params)) == list(named_leaves(family.params))
+
+
+@all_cases
+def test_what_is_no_array_stays_as_it_was(case):
+    family = adapter_of(case.make())
+    made = family.rebuild(family.params, family.model_state)
+    if isinstance(made, Everything):
+        assert (made.width, made.label, made.activation) == (3, "everything", nnx.tanh)
+    elif isinstance(made, EquinoxNet):
+        assert (made.name, made.activation) == ("net", jnp.tanh)
+    elif isinstance(made, dict):
+        assert made["keep"] == 0.8
+    elif isinstance(made, list):
+        assert made[2:] == [jnp.tanh, "affine", 2]
+
+
+@pairwise("nnx", "equinox_state")
+def test_the_given_model_is_neither_changed_nor_donated(case, tmp_path):
+    given = case.make()
+    before, mode = copied(case.arrays(given)), case.in_eval(given)
+    learner = LearnerBuilder(tmp_path / "run").build(given, optax.sgd, 0.1, **case.steps)
+    step, state = jax.jit(learner.train_step, donate_argnums=0), learner.init()
+    for _ in range(2):
+        state, _ = step(state, BATCH)
+    jax.jit(learner.valid_step)(state, BATCH)
+    assert_equal_arrays(case.arrays(given), before)  # a donated array could not be read
+    assert case.in_eval(given) == mode
+    trained = learner._rebuild(state)
+    assert any(not np.array_equal(x, before[name]) for name, x in case.arrays(trained).items())
+
+
+def test_shared_parameters_stay_shared():
+    step, _, after = after_one_step("nnx")
+    assert "layers.1.kernel" not in named_leaves(step.family.params)
+    made = step.family.rebuild(after.params, after.model_state)
+    assert made.layers[0].kernel is made.layers[1].kernel
+    assert made.layers[0].bias is not made.layers[1].bias
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+@pairwise("nnx", "linen", "equinox_state")
+def test_training_updates_the_statistics_and_evaluation_does_not(case):
+    step, state, after = after_one_step(case.name)
+    before = case.arrays(step.family.rebuild(state.params, state.model_state))
+    arrays = case.arrays(step.family.rebuild(after.params, after.model_state))
+    changed = {name for name, x in arrays.items() if not np.array_equal(x, before[name])}
+    trained = {name for name, x in before.items() if name not in case.statistics and x.dtype == np.float32}
+    if case.name == "nnx":
+        trained -= {"shift"}  # a plain attribute is carried, not trained
+    assert changed == {*trained, *case.statistics}
+
+    evaluated = jax.jit(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)))
+    first, second = evaluated(after, BATCH), evaluated(after, BATCH)
+    assert first.loss == second.loss
+    model = step.family.merge(after.params, after.model_state, KEY, train=False)
+    assert case.in_eval(model)
+    step.valid(model, jax.tree.map(jnp.asarray, BATCH), KEY)
+    unchanged = case.arrays(model)
+    assert_equal_arrays(unchanged, arrays)
+
+
+@pytest.mark.parametrize("case", CASES[:1] + CASES[2:3], ids=str)
+def test_running_statistics_are_those_of_the_activations(case):
+    step, _, state = after_one_step(case.name)
+    arrays = {name: np.float64(x) for name, x in case.arrays(case.make()).items()}
+    if case.name == "nnx":
+        x = np.tanh(BATCH["x"] @ arrays["layers.0.kernel"] + arrays["layers.0.bias"])
+        x = np.tanh(x @ arrays["layers.0.kernel"] + arrays["layers.1.bias"])
+    else:
+        x = np.tanh(BATCH["x"] @ arrays["['params']['hidden']['kernel']"] + arrays["['params']['hidden']['bias']"])
+    mean, var = case.statistics[:2]
+    got = case.arrays(step.family.rebuild(state.params, state.model_state))
+    np.testing.assert_allclose(got[mean], 0.1 * x.mean(0), atol=1e-6)
+    np.testing.assert_allclose(got[var], 0.9 + 0.1 * x.var(0), atol=1e-6)
+
+
+def test_evaluation_uses_the_running_statistics_and_no_dropout():
+    step = step_of(CASES[0])
+    output = jax.jit(lambda state: step.evaluate(state, BATCH, jnp.int32(0)))(step.init(0.1, 0))
+    arrays = {name: np.float64(x) for name, x in CASES[0].arrays(Everything()).items()}
+    x = np.tanh(BATCH["x"] @ arrays["layers.0.kernel"] + arrays["layers.0.bias"])
+    x = np.tanh(x @ arrays["layers.0.kernel"] + arrays["layers.1.bias"]) / np.sqrt(1 + 1e-5)  # mean 0, variance 1
+    expected = x @ arrays["head.kernel"] + arrays["head.bias"] + [0.0, 0.5]
+    np.testing.assert_allclose(output.predictions, expected, rtol=1e-5, atol=1e-6)
+
+
+# -- randomness --------------------------------------------------------------------------------------------------------
+
+
+def losses_with(step: Step, keys: list[Any]) -> list[float]:
+    """The train loss of the first step under each root key."""
+    state = step.init(0.1, 0)
+
+    @jax.jit
+    def loss(key):
+        fixed = dataclasses.replace(state, rng=key)
+        return step.micro(fixed, step.begin(fixed), BATCH, jnp.int32(0))[0].loss
+
+    return [float(loss(key)) for key in keys]
+
+
+@pairwise("nnx_vmapped", "linen", "equinox")
+def test_random_masks_are_a_function_of_the_key(case):
+    step = step_of(case)
+    one, same, other = losses_with(step, [KEY, KEY, jax.random.key(6)])
+    assert one == same
+    assert (one != other) == case.random
+
+
+def test_random_masks_do_not_depend_on_the_streams_of_the_model():
+    fresh, used = Everything(), Everything()
+    used.drop.rngs = nnx.Rngs(99).dropout.fork()
+    used.drop(jnp.ones((2, 2)))  # counts
+    assert losses_with(step_of(CASES[0], fresh), [KEY]) == losses_with(step_of(CASES[0], used), [KEY])
+
+
+def test_masks_differ_from_step_to_step_and_from_micro_batch_to_micro_batch():
+    step = step_of(CASES[0])
+    state = step.init(0.1, 0)
+
+    @jax.jit
+    def loss(number, index):
+        at = dataclasses.replace(state, step=number)
+        return step.micro(at, step.begin(at), BATCH, index)[0].loss
+
+    numbers = [float(loss(jnp.int32(i), jnp.int32(j))) for i in range(2) for j in range(2)]
+    assert len(set(numbers)) == 4
+
+
+class Noise(nnx.Module):
+    """Shows what its random streams draw."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.one, self.two = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def draw(self):
+        x = jnp.ones((64,))
+        return self.one(x), self.one(x), self.two(x)
+
+
+def test_each_stream_and_each_call_has_a_mask_of_its_own():
+    family = adapter_of(Noise())
+    masks = [np.asarray(x) for x in family.merge(family.params, family.model_state, KEY, train=True).draw()]
+    again = [np.asarray(x) for x in family.merge(family.params, family.model_state, KEY, train=True).draw()]
+    for i in range(3):
+        assert 0 < (masks[i] == 0).sum() < 64
+        np.testing.assert_array_equal(masks[i], again[i])
+        assert not np.array_equal(masks[i], masks[i - 1])
+
+
+def test_members_of_a_vmapped_model_draw_apart():
+    family = adapter_of(Ensemble())
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    masks = nnx.vmap(lambda member: member.drop(jnp.ones((64,))))(model.members)
+    assert masks.shape == (3, 64)
+    assert len({np.asarray(mask).tobytes() for mask in masks}) == 3
+
+
+def test_linen_calls_draw_apart():
+    module = nn.Dropout(0.5, deterministic=False)
+    family = adapter_of(Linen(module, {"params": {"unused": jnp.ones(())}}))
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    one, two = np.asarray(model(jnp.ones((64,)))), np.asarray(model(jnp.ones((64,))))
+    assert not np.array_equal(one, two)
+    model = family.merge(family.params, family.model_state, KEY, train=True)
+    np.testing.assert_array_equal(model(jnp.ones((64,))), one)
+
+
+# -- what is differentiated --------------------------------------------------------------------------------------------
+
+
+@pairwise("nnx_vmapped", "linen", "equinox")
+def test_what_is_not_trainable_does_not_move(case):
+    step = step_of(case, trainable=lambda path, x: case.head in path)
+    everything = step_of(case)
+    names = set(named_leaves(everything.family.params))
+    trained = {name for name in names if case.head in name}
+    assert 0 < len(trained) < len(names)
+    assert set(named_leaves(step.family.params)) == trained
+    before, after = step.init(0.1, 0), one_step(step)
+    was, now = (named_leaves(adapter_of(step.family.rebuild(s.params, s.model_state)).params) for s in (before, after))
+    assert {name for name in names if not np.array_equal(was[name], now[name])} == trained
+
+
+def test_a_predicate_sees_paths_and_arrays():
+    seen = {}
+
+    def only_matrices(path, x):
+        seen[path] = x.shape
+        return x.ndim == 2
+
+    family = adapter_of(Everything(), only_matrices)
+    assert sorted(named_leaves(family.params)) == ["head.kernel", "layers.0.kernel"]
+    assert seen["head.kernel"] == (3, 2)
+    assert "norm.mean" not in seen  # statistics are never asked about
+
+
+class Scale(nnx.Param):
+    """A kind of parameter of one's own."""
+
+
+class Scaled(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.linear, self.norm = nnx.Linear(3, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.scale, self.offset = Scale(jnp.ones(2)), Offset(jnp.zeros(2))
+
+    def train_step(self, batch):
+        x = self.drop(self.norm(self.linear(batch["x"])))
+        return RegressionOutput.from_predictions(x * self.scale[...][None] + self.offset[...][None], batch["y"])
+
+
+class Offset(nnx.Variable):
+    """Not a parameter, unless trainable= says so."""
+
+
+LINEAR = ["linear.bias", "linear.kernel"]
+FILTERS = {
+    "type": (Scale, ["scale"]),
+    "other_type": (Offset, ["offset"]),
+    "any": (nnx.Any(Scale, Offset), ["offset", "scale"]),
+    "not": (nnx.All(nnx.Param, nnx.Not(Scale)), [*LINEAR, "norm.bias", "norm.scale"]),
+    "path": (nnx.PathContains("linear"), LINEAR),
+    "path_with_statistics": (nnx.PathContains("norm"), ["norm.bias", "norm.scale"]),
+    "all": (..., [*LINEAR, "norm.bias", "norm.scale", "offset", "scale"]),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_nnx_filters_choose_what_is_trained(name):
+    given, expected = FILTERS[name]
+    model = Scaled()
+    step = dataclasses.replace(
+        step_of(CASES[0], Everything()), family=adapter_of(model, given), train=step_fn(model, "train_step", None)
+    )
+    assert sorted(named_leaves(step.family.params)) == expected
+    if name not in ("path_with_statistics", "all"):
+        return
+    before, after = step.init(0.1, 0), one_step(step)
+    was, now = (CASES[0].arrays(step.family.rebuild(s.params, s.model_state)) for s in (before, after))
+    assert {n for n in was if not np.array_equal(was[n], now[n])} == {*expected, "norm.mean", "norm.var"}
+
+
+def test_equinox_state_is_never_differentiated():
+    case = next(case for case in CASES if case.name == "equinox_state")
+    family = adapter_of(case.make())
+    assert not any(name.startswith("1") for name in named_leaves(family.params))
+    assert sum(x.dtype == jnp.float32 for x in family.model_state.values()) == 2
+
+
+# -- wrong models ------------------------------------------------------------------------------------------------------
+
+
+class Adding(nnx.Module):
+    """A model whose step does something to its variables."""
+
+    def __init__(self, change):
+        self.scale, self.change = nnx.Param(jnp.ones(2)), change
+        self.old = nnx.BatchStat(jnp.zeros(2))
+
+    def train_step(self, batch):
+        self.change(self)
+        return RegressionOutput.from_predictions(batch["y"] * self.scale[...][None], batch["y"])
+
+
+def add_param(model):
+    model.extra = nnx.Param(jnp.ones(2))
+
+
+def add_statistic(model):
+    model.extra = nnx.BatchStat(jnp.ones(2))
+
+
+def keep_an_intermediate(model):
+    model.extra = nnx.Intermediate(jnp.ones(2))
+
+
+def remove_statistic(model):
+    del model.old
+
+
+def remove_param(model):
+    del model.scale
+    model.scale = nnx.BatchStat(jnp.ones(2))
+
+
+def widen_statistic(model):
+    model.old.set_value(jnp.zeros(3))
+
+
+def retype_statistic(model):
+    model.old.set_value(jnp.zeros(2, jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (add_param, "new: extra"),
+        (add_statistic, "new: extra"),
+        (keep_an_intermediate, "new: extra"),
+        (remove_statistic, "missing: old"),
+        (remove_param, "scale"),
+        (widen_statistic, "old was float32[2] and became float32[3]"),
+        (retype_statistic, "old was float32[2] and became int32[2]"),
+    ],
+)
+def test_a_step_that_changes_the_variables_is_an_error_that_names_them(change, said):
+    with pytest.raises(LearnerError, match="a step changed") as error:
+        one_step(step_of(CASES[0], Adding(change)))
+    assert said in str(error.value)
+
+
+class LinenAdding(nn.Module):
+    @nn.compact
+    def __call__(self, x, more):
+        if more:
+            self.variable("batch_stats", "extra", jnp.zeros, (2,))
+        self.sow("intermediates", "x", x)  # a collection that is not there is not asked for
+        return nn.BatchNorm(use_running_average=False)(nn.Dense(2)(x))
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_linen_step_that_adds_variables(more):
+    module = LinenAdding()
+    model = Linen(module, module.init(jax.random.key(0), jnp.ones((2, 3)), False))
+    model.variables.pop("intermediates", None)
+    case = dataclasses.replace(CASES[2], step=lambda m, b: RegressionOutput.from_predictions(m(b["x"], more), b["y"]))
+    if not more:
+        one_step(step_of(case, model))
+        return
+    with pytest.raises(LearnerError, match=r"a step changed the variables .*new: .*batch_stats.extra"):
+        one_step(step_of(case, model))
+
+
+def more_leaves(model, batch):
+    return {**model, "extra": jnp.zeros(())}
+
+
+def fewer_leaves(model, batch):
+    return {"w": model["w"]}
+
+
+def other_names(model, batch):
+    return {"w": model["w"], "z": model["n"]}
+
+
+def other_shape(model, batch):
+    return {**model, "n": jnp.zeros((3,), jnp.int32)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (more_leaves, "new: extra"),
+        (fewer_leaves, "missing: n"),
+        (other_names, "new: z; missing: n"),
+        (other_shape, "n was int32[] and became int32[3]"),
+        (lambda model, batch: [model["w"], model["n"]], "new: 0, 1"),
+    ],
+)
+def test_a_step_that_returns_another_tree_is_an_error_that_names_it(change, said):
+    def train(model, batch):
+        return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"]), change(model, batch)
+
+    case = dataclasses.replace(CASES[-2], step=train)
+    with pytest.raises(LearnerError) as error:
+        one_step(step_of(case, {"w": jnp.ones((3, 2)), "n": jnp.int32(0)}))
+    assert said in str(error.value)
+
+
+def test_one_array_in_two_places_of_a_pytree_is_an_error():
+    w = jnp.ones((3, 3))
+    with pytest.raises(LearnerError, match=r"same array twice, as layers\.0\.w and layers\.1\.w.*jnp\.copy"):
+        adapter_of({"layers": [{"w": w}, {"w": w}]})
+    net = EquinoxNet()
+    tied = eqx.tree_at(lambda net: net.head.bias, net, net.hidden.bias)
+    with pytest.raises(LearnerError, match=r"hidden\.bias and head\.bias"):
+        adapter_of(tied)
+    with pytest.raises(LearnerError, match="same array twice"):
+        adapter_of(Linen(LinenNet(), {"params": {"a": w, "b": w}}))
+    adapter_of({"a": w, "b": jnp.copy(w)})
+    adapter_of({"a": w, "b": w}, shared=True)  # the state of update=
+    adapter_of({"w": w, "rate": 0.1, "again": 0.1, "act": jnp.tanh, "too": jnp.tanh})  # no arrays
+
+
+def test_two_leaves_of_one_name_are_an_error():
+    with pytest.raises(LearnerError, match=r"named a\.b, as"):
+        adapter_of({"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2, jnp.int32)}})
+
+
+@pytest.mark.parametrize("module", [nn.Dense(2), LinenNet()], ids=["Dense", "LinenNet"])
+def test_a_linen_module_without_variables_is_an_error(module):
+    with pytest.raises(LearnerError, match=rf"{type(module).__name__}\); pass Linen\(module, variables\)"):
+        adapter_of(module)
+
+
+def test_linen_variables_without_params_are_an_error():
+    with pytest.raises(LearnerError, match=r"variables with \['batch_stats'\].*with 'params'"):
+        Linen(LinenNet(), {"batch_stats": {}})
+
+
+class NoParameters(nnx.Module):
+    def __init__(self):
+        self.stat = nnx.BatchStat(jnp.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "trainable", "said"),
+    [
+        (NoParameters(), None, r"\(NoParameters\) has no parameters to train: it has stat"),
+        ({"n": jnp.arange(3)}, None, r"\(dict\) has no parameters to train: it has n, and nothing"),
+        ({}, None, "it has no arrays"),
+        (3, None, "it has no arrays"),
+        ({"w": jnp.ones(2)}, lambda path, x: False, "it has w, and trainable= selects none of them"),
+        (Everything(), lambda path, x: "typo" in path, "trainable= selects none of them"),
+        (Everything(), nnx.LoRAParam, "trainable= selects none of them"),
+        (CASES[2].make(), lambda path, x: False, "trainable= selects none of them"),
+    ],
+)
+def test_a_model_without_parameters_is_an_error(model, trainable, said):
+    with pytest.raises(LearnerError, match=said):
+        adapter_of(model, trainable)
+
+
+def test_equinox_is_recognised_without_being_imported():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, jax.numpy as jnp; from learner.models.adapters import adapter_of; "
+        "adapter_of({'w': jnp.ones(2)}); sys.exit('equinox' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_kind_is_said():
+    kinds = [adapter_of(case.make()).kind for case in CASES]
+    assert kinds == ["flax.nnx", "flax.nnx", "flax.linen", "equinox", "equinox", "pytree", "pytree"]
+
+
+def test_a_family_takes_the_gradients_of_its_library():
+    model = Everything()
+    family: ModelAdapter = adapter_of(model)
+
+    def loss(model):
+        return model(jnp.asarray(BATCH["x"])).sum()
+
+    grads = family.grads(nnx.grad(loss)(model))
+    assert list(named_leaves(grads)) == list(named_leaves(family.params))
+    np.testing.assert_allclose(grads["head"]["bias"], [ROWS, ROWS])
+    net = EquinoxNet()
+    family = adapter_of(net)
+    grads = family.grads(eqx.filter_grad(lambda net: net.head(jnp.ones(3)).sum())(net))
+    assert jax.tree.structure(grads) == jax.tree.structure(family.params)
+    np.testing.assert_array_equal(grads.head.bias, [1.0, 1.0])
+
+
+# -- models that are not made ------------------------------------------------------------------------------------------
+
+
+def numbers(tree: Any) -> list[np.ndarray]:
+    keys = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return [np.asarray(jax.random.key_data(x) if keys(x) else jnp.asarray(x)) for x in jax.tree.leaves(tree)]
+
+
+def as_arrays(family: ModelAdapter) -> Any:
+    """NumPy's 64-bit numbers become 32-bit ones."""
+    return jax.tree.map(jnp.asarray, (family.params, family.model_state))
+
+
+@all_cases
+def test_what_is_made_inside_of_a_program_is_what_the_function_makes(case: Case) -> None:
+    calls = []
+
+    def make() -> Any:
+        calls.append(1)
+        return case.make()
+
+    family, model = abstract_adapter(make)
+    expected = adapter_of(case.make())
+    assert type(model) is type(case.make())
+    leaves = jax.tree.leaves((family.params, family.model_state))
+    assert leaves
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
+    assert family.fresh is not None
+    made = jax.jit(family.fresh)()
+    assert len(calls) == 1
+    assert family.note is None
+    assert list(named_leaves(made)) == list(named_leaves((expected.params, expected.model_state)))
+    for a, b in zip(numbers(made), numbers((expected.params, expected.model_state)), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    whole = family.rebuild(*made)
+    assert_equal_arrays(case.arrays(whole), case.arrays(expected.rebuild(*as_arrays(expected))))
+    assert case.in_eval(whole)
+    for a, b in zip(numbers(family.streams), numbers(expected.streams), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert jax.tree.structure(family.frozen) == jax.tree.structure(family.model_state)
+
+
+@pairwise("nnx", "linen")
+def test_a_model_that_is_not_made_trains_as_the_one_that_is(case: Case) -> None:
+    step = step_of(case)
+    unmade = dataclasses.replace(step, family=abstract_adapter(case.make)[0])
+    a, b = one_step(step), one_step(unmade)
+    for x, y in zip(numbers(a), numbers(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+def test_what_is_trained_is_chosen_of_a_model_that_is_not_made() -> None:
+    family, _ = abstract_adapter(make_pair, lambda path, x: x.shape == (2,))
+    assert list(named_leaves(family.params)) == ["b"]
+    assert list(family.model_state) == ["w"]
+
+
+def make_pair() -> dict[str, Any]:
+    return {"w": jnp.ones(3), "b": jnp.zeros(2)}
+
+
+def test_functions_that_cannot_be_traced_are_called() -> None:
+    rngs = nnx.Rngs(0)
+    cases = {
+        "TraceContextError": lambda: nnx.Linear(2, 2, rngs=rngs),  # draws from a stream outside of it
+        "TracerArrayConversionError": lambda: {"w": np.asarray(jnp.ones(2)) * 2},
+    }
+    for error, make in cases.items():
+        family, model = abstract_adapter(make)
+        assert family.fresh is None
+        assert error in (family.note or "")
+        assert model is not None
+        assert all(isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(family.params))
+
+
+def test_arrays_that_were_there_before_are_no_part_of_a_program() -> None:
+    there = jnp.ones(MOST_CONSTANT // 4 + 1)
+    family, _ = abstract_adapter(lambda: {"w": there})
+    assert (family.fresh, family.params["w"] is there) == (None, True)
+    assert f"{MOST_CONSTANT + 4} bytes of arrays" in (family.note or "")
+    small, _ = abstract_adapter(lambda: {"w": jnp.ones(3) * jnp.float32(2), "table": np.ones(7, np.float32)})
+    assert small.fresh is not None
+
+
+def test_what_is_wrong_with_a_model_is_said_before_it_is_made() -> None:
+    with pytest.raises(LearnerError, match="has no parameters to train"):
+        abstract_adapter(lambda: {"n": jnp.arange(3)})
+
+
+ABSTRACT = {
+    "nnx": lambda: nnx.eval_shape(lambda: Member(nnx.Rngs(0))),
+    "linen": lambda: jax.eval_shape(make_linen),
+    "equinox": lambda: eqx.filter_eval_shape(EquinoxNet),
+    "one leaf": lambda: {"w": jnp.ones((3, 2)), "b": jax.ShapeDtypeStruct((2,), jnp.float32)},
+    "a function": lambda: lambda: nnx.eval_shape(lambda: Member(nnx.Rngs(0))),
+}
+
+
+@pytest.mark.parametrize("strategy", [SingleDevice, lambda: Sharded(devices=1, rules="fsdp")], ids=["one", "fsdp"])
+@pytest.mark.parametrize("kind", ABSTRACT)
+def test_a_model_of_shapes_is_refused_with_what_to_pass(kind: str, strategy: Any) -> None:
+    builder = LearnerBuilder("unused").strategy(strategy())
+    with pytest.raises(LearnerError, match=r"has shapes in place of arrays \(.*pass the function that makes the model"):
+        builder.build(ABSTRACT[kind](), optax.sgd, 0.1, train_step=lambda model, batch: None)

@@ -1,0 +1,83 @@
+"""What the keys change."""
+
+import pytest
+
+from learner import LearnerError
+from learner.reports.live.view import CLOSEST, View
+
+
+def test_which_metrics_are_drawn():
+    view = View()
+    assert view.shown([], 4) == []
+    assert view.shown(["a", "b", "c"], 2) == ["a", "b"]
+    view.first = -1
+    assert view.shown(["a", "b", "c"], 2) == ["c", "a"]
+    view.many = False
+    assert view.shown(["a", "b", "c"], 2) == ["c"]
+    assert View(["valid/a"]).shown(["a", "b"], 2) == ["valid/a"]
+
+
+def test_axes_and_values_at_each_step():
+    view = View()
+    seen = []
+    for _ in range(4):
+        seen.append((view.x, view.is_each))
+        view.next_axis()
+    assert seen == [("step", True), ("epoch", False), ("time", True), ("step", True)]
+    assert View(x="epoch", each=True).is_each
+
+
+def test_smoother_and_back():
+    view, seen = View(), []
+    for _ in range(7):
+        seen.append(view.smooth)
+        view.smoother()
+    assert seen == [0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.0]
+
+
+def test_closer_at_the_end_goes_on_with_the_run():
+    view = View()
+    view.zoom_in()
+    assert view.window(0, 100) == (50, 100)
+    assert view.window(0, 200) == (100, 200)
+    view.zoom_in()
+    assert view.window(0, 100) == (75, 100)
+
+
+def test_closer_elsewhere_keeps_the_middle():
+    view = View()
+    view.zoom_in()
+    view.pan(-0.5)
+    assert view.window(0, 100) == (25, 75)
+    view.zoom_in()
+    assert view.window(0, 100) == (37.5, 62.5)
+    view.zoom_out()
+    assert view.window(0, 100) == (25, 75)
+    view.zoom_out()
+    assert view.window(0, 100) == (0, 100)
+    view.zoom_out()
+    assert (view.zoom, view.end) == (0, 1.0)
+
+
+def test_the_window_stays_inside():
+    view = View()
+    view.pan(-1)
+    assert view.window(0, 100) == (0, 100)
+    view.zoom_in()
+    for _ in range(9):
+        view.pan(-0.25)
+    assert view.window(0, 100) == (0, 50)
+    for _ in range(9):
+        view.pan(0.25)
+    assert view.window(0, 100) == (50, 100)
+    for _ in range(40):
+        view.zoom_in()
+    assert view.zoom == CLOSEST
+    view.zoom_off()
+    assert view.window(0, 100) == (0, 100)
+
+
+@pytest.mark.parametrize(("how", "said"), [({"x": "epochs"}, "did you mean 'epoch'"), ({"smooth": 1.0}, "below 1")])
+def test_wrong_input(how, said):
+    with pytest.raises(LearnerError, match=said):
+        View(**how)

@@ -1,0 +1,78 @@
+"""Runs that there are, and those that are waited for."""
+
+import pytest
+from written import write_run
+
+from learner import LearnerError
+from learner.reports.live.watched import SEARCH_EVERY, Watched, keys_of
+
+
+def test_a_directory_of_runs(runs, watch):
+    watched = watch("runs")
+    assert [run.name for run in watched.runs] == ["a", "b"]
+    assert (watched.waiting, watched.odd) == ([], [])
+    assert watched.metrics() == ["Loss", "Accuracy"]  # texts cannot be drawn
+    assert keys_of(watched.runs[0], "Loss") == ["train/Loss", "valid/Loss"]
+    assert keys_of(watched.runs[0], "valid/Loss") == ["valid/Loss"]
+
+
+def test_a_run_that_begins_later(tmp_path, watch, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    now = [1000.0]
+    watched = watch("later", now=now)
+    assert (watched.runs, watched.waiting) == ([], ["there is no directory later"])
+    (tmp_path / "later").mkdir()
+    watched.refresh()
+    assert watched.waiting == ["later is not the directory of a run, and no run lies in it"]
+    (tmp_path / "later").rmdir()
+    write_run("later")
+    watched.refresh()
+    assert ([run.name for run in watched.runs], watched.waiting) == (["later"], [])
+
+
+def test_further_runs_are_looked_for_now_and_then(runs, watch):
+    now = [1000.0]
+    watched = watch("runs", now=now)
+    first = watched.runs[0]
+    write_run("runs/deeper/a")
+    now[0] += SEARCH_EVERY / 2
+    watched.refresh()
+    assert len(watched.runs) == 2
+    now[0] += SEARCH_EVERY
+    watched.refresh()
+    assert [run.name for run in watched.runs] == ["runs/a", "runs/b", "deeper/a"]
+    assert watched.runs[0] is first  # what was read of it stays
+
+
+def test_what_is_odd_is_told_once(runs, watch):
+    with (runs / "a" / "journal.jsonl").open("a") as file:
+        file.write("no JSON\n")
+    watched = watch("runs")
+    watched.refresh()
+    assert len(watched.odd) == 1
+    assert "line 5 is damaged" in watched.odd[0]
+
+
+def test_a_damaged_config_is_odd_and_hides_no_run(runs, watch):
+    (runs / "a" / "config.yaml").write_text("num_epochs: !!int abc\n")
+    (runs / "b" / "config.yaml").write_text("num_epochs: 7\n")
+    watched = watch("runs")
+    assert [run.epochs for run in watched.runs] == [None, 7]
+    (odd,) = watched.odd
+    assert odd.startswith("the config file runs/a/config.yaml is not YAML")
+
+
+def test_a_file_is_no_place(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(LearnerError, match="x is a file; learner watch needs the directory of a run"):
+        Watched([tmp_path / "x"])
+
+
+def test_near_names(runs, watch, tmp_path):
+    watched = watch("runs")
+    assert watched.problem_with("Loss") is None
+    assert watched.problem_with("valid/Loss") is None
+    assert (
+        watched.problem_with("Acuracy") == "no run has a metric 'Acuracy': did you mean 'Accuracy' or 'train/Accuracy'?"
+    )
+    assert watch(tmp_path / "later").problem_with("Acuracy") is None  # nobody knows yet

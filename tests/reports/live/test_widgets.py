@@ -1,0 +1,29 @@
+"""The legend; plots are looked at in `test_app.py`."""
+
+import numpy as np
+
+from learner.reports.live.drawing import Curve, Drawing
+from learner.reports.live.widgets import legend
+
+
+def drawing(*labels, note=""):
+    line = np.array([1.0, 2.0])
+    return Drawing("Loss", "step", [Curve(label, n, line, line) for n, label in enumerate(labels)], (1, 2), note)
+
+
+def test_a_legend():
+    assert legend(drawing("train", "valid"), 80, True).plain == "Loss  ━━ train  ━━ valid"
+    assert legend(drawing("train", "valid"), 80, False).plain == "Loss  ● train  x valid"
+    assert legend(drawing("train"), 80, False).plain == "Loss   train"
+    assert legend(drawing("train", note="odd"), 80, True).plain == "Loss  odd  ━━ train"
+    assert legend(None, 80, True).plain == ""
+
+
+def test_what_there_is_no_room_for():
+    assert legend(drawing("train", "valid", "test"), 30, True).plain == "Loss  ━━ train  ━━ valid  …"
+    assert legend(drawing("train", "valid", "test"), 33, True).plain == "Loss  ━━ train  ━━ valid  ━━ test"
+    assert len(legend(drawing("x" * 50), 20, True).plain) <= 20
+
+
+def test_names_are_no_markup():
+    assert "[red]x[/red]" in legend(drawing("[red]x[/red]"), 80, True).plain

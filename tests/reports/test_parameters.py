@@ -1,0 +1,80 @@
+"""The parameters of a model, as a run's file tells them."""
+
+import json
+
+import pytest
+
+from learner.reports.parameters import Array, by_part, read_parameters
+from tests.support.runs import batches, build_line, quiet
+
+GOOD = {"path": "a.w", "shape": [2, 3], "dtype": "float32", "kind": "params", "trainable": True}
+
+
+def write(directory, content):
+    (directory / "model.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return read_parameters(directory)
+
+
+def test_arrays(tmp_path):
+    stat = {"path": "norm.mean", "shape": [], "dtype": "bfloat16", "kind": "batch_stats", "trainable": False}
+    found = write(tmp_path, {"parameters": 6, "bytes": 24, "arrays": [GOOD, stat, {**GOOD, "path": "a.b.c"}]})
+    assert found[0] == Array("a.w", (2, 3), "float32", "params", True)
+    assert found[1] == Array("norm.mean", (), "bfloat16", "batch_stats", False)
+    assert [(array.count, array.bytes) for array in found[:2]] == [(6, 24), (1, 2)]
+    assert {part: len(group) for part, group in by_part(found).items()} == {"a": 2, "norm": 1}
+
+
+def test_a_model_that_is_one_array():
+    assert Array("", (3,), "int32").part == "(all of it)"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float64", 8), ("complex64", 8), ("uint8", 1), ("int4", 1), ("float8_e5m2", 1), ("key<fry>", 0)],
+)
+def test_sizes(dtype, size):
+    assert Array("a", (5,), dtype).bytes == 5 * size
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no JSON",
+        "[" * 100_000,
+        "[]",
+        "{}",
+        {"arrays": 3},
+        {"arrays": [3, None]},
+        {"arrays": [{**GOOD, "path": 3}]},
+        {"arrays": [{**GOOD, "shape": "ab"}]},
+        {"arrays": [{**GOOD, "shape": [-1]}]},
+        {"arrays": [{**GOOD, "shape": [2.0]}]},
+        {"arrays": [{**GOOD, "shape": [2**52, 2**52]}]},
+        {"arrays": [{**GOOD, "shape": [1] * 65}]},
+        {"arrays": [{**GOOD, "dtype": None}]},
+    ],
+)
+def test_files_of_others(tmp_path, content):
+    assert write(tmp_path, content) == ()
+
+
+def test_no_file_and_no_link(tmp_path):
+    assert read_parameters(tmp_path) == ()
+    (tmp_path / "elsewhere.json").write_text(json.dumps({"arrays": [GOOD]}))
+    (tmp_path / "model.json").symlink_to(tmp_path / "elsewhere.json")
+    assert read_parameters(tmp_path) == ()
+
+
+def test_a_file_that_is_too_long(tmp_path, monkeypatch):
+    content = json.dumps({"arrays": [GOOD]})
+    monkeypatch.setattr("learner.reports.parameters.LONGEST", len(content))
+    assert len(write(tmp_path, content)) == 1
+    assert write(tmp_path, content + " ") == ()
+
+
+def test_those_of_a_run(tmp_path):
+    """As the run itself writes them."""
+    build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches())
+    arrays = read_parameters(tmp_path / "run")
+    assert sum(each.count for each in arrays) > 0
+    assert all("/" not in each.path and each.trainable for each in arrays)

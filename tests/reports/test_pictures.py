@@ -1,0 +1,78 @@
+"""What plots of runs show."""
+
+import math
+
+import pytest
+from written import write_run, write_steps
+
+from learner import LearnerError
+from learner.reports.pictures import picture
+from learner.runs import find_runs
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write_run(tmp_path / "a", {"train/Loss": [4.0, 2.0], "valid/Loss": [3.0, 1.0], "valid/Report": ["x", "y"]})
+    write_run(tmp_path / "b", {"valid/Loss": [5.0, -1.0, float("nan")]})
+    write_steps(tmp_path / "a", "Loss", 1, [8, 4])
+    return find_runs([tmp_path])
+
+
+def test_all_splits_of_a_run(runs):
+    drawn = picture(runs[:1], "Loss")
+    assert drawn.lines == {"train/Loss": ([2, 4], [4, 2]), "valid/Loss": ([2, 4], [3, 1])}
+    assert (drawn.x, drawn.y, drawn.title) == ("optimizer step", "Loss", "Loss")
+
+
+@pytest.mark.parametrize(("x", "places"), [("epoch", [1, 2]), ("time", [10 / 60, 20 / 60])])
+def test_axes(runs, x, places):
+    assert picture(runs[:1], "valid/Loss", x=x).lines == {"valid/Loss": (places, [3, 1])}
+
+
+def test_several_runs(runs):
+    assert list(picture(runs, "valid/Loss").lines) == ["a valid/Loss", "b valid/Loss"]
+
+
+def test_each_step(runs):
+    assert picture(runs[:1], "train/Loss", steps=True).lines == {"train/Loss": ([1, 2], [8, 4])}
+
+
+def test_smoothing(tmp_path):
+    """By hand: (1), (0.5*1*0.5 + 0.5*3)/(0.75), ..."""
+    write_run(tmp_path / "a", {"valid/Loss": [1.0, 3.0, float("nan"), 3.0]})
+    _, values = picture(find_runs([tmp_path]), "valid/Loss", smooth=0.5).lines["valid/Loss"]
+    assert values[:2] == pytest.approx([1, (0.25 * 1 + 0.5 * 3) / 0.75])
+    assert math.isnan(values[2])
+    assert values[3] == pytest.approx((0.125 * 1 + 0.25 * 3 + 0.5 * 3) / 0.875)
+
+
+def test_a_logarithmic_axis(runs):
+    assert picture(runs[1:], "valid/Loss", log=True).lines == {"valid/Loss": ([2], [5])}
+    assert picture(runs[1:], "valid/Loss", log=True).log_y
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "words"),
+    [
+        ("valid/Los", {}, "none of 2 runs has a metric 'valid/Los': did you mean 'valid/Loss'"),
+        ("valid/Report", {}, "valid/Report has no value that can be drawn: it is a text"),
+        ("valid/Loss", {"x": "tme"}, "x is 'tme': did you mean 'time'"),
+        ("valid/Loss", {"x": "time", "steps": True}, "values at each step are drawn over steps only"),
+        ("valid/Loss", {"smooth": 1.0}, "smooth is 1.0; it needs a number from 0 to below 1"),
+    ],
+)
+def test_wrong_input(runs, metric, options, words):
+    with pytest.raises(LearnerError, match=words):
+        picture(runs, metric, **options)
+
+
+def test_values_that_are_all_too_large(tmp_path):
+    runs = find_runs([write_run(tmp_path / "a", {"valid/F": [1e308, 10**300]})])
+    with pytest.raises(LearnerError, match=r"valid/F has no value that can be drawn: .* from -1e\+100 to 1e\+100"):
+        picture(runs, "valid/F")
+
+
+def test_nothing_above_zero(tmp_path):
+    write_run(tmp_path / "a", {"valid/Loss": [-1.0]})
+    with pytest.raises(LearnerError, match="has no value above 0, which a logarithmic axis needs"):
+        picture(find_runs([tmp_path]), "valid/Loss", log=True)

@@ -1,0 +1,66 @@
+"""Where the time went, in a report."""
+
+import json
+
+from pages import Page
+from written import write_run
+
+from learner.reports.report_time import timing
+from learner.runs import find_runs
+
+SAID = {"compile": 4.0, "data": 1.0, "train": 30.0, "valid": 3.0, "save": 0, "other": 2.0}
+
+
+def page_of(tmp_path, *said):
+    for number, seconds in enumerate(said):
+        run = write_run(tmp_path / f"<i>{number}", ending=None)
+        with (run / "journal.jsonl").open("a") as file:
+            file.write(json.dumps({"event": "end", "time": 1041.0, "seconds": seconds}) + "\n")
+    return Page("".join(timing(find_runs([tmp_path]))))
+
+
+def test_a_bar_and_a_table(tmp_path):
+    page = page_of(tmp_path, SAID)
+    head, row = page.rows[:2]
+    assert head == ["run", "all of it", "compile", "data", "train", "valid", "save", "other"]
+    shares = ["4.0 s (10.0 %)", "1.0 s (2.5 %)", "30.0 s (75.0 %)", "3.0 s (7.5 %)", "0 ms (0.0 %)", "2.0 s (5.0 %)"]
+    assert row == ["<i>0", "40.0 s", *shares]
+    (bar,) = [attrs for attrs in page.all("div") if attrs.get("role") == "img"]
+    said = "compile 10.0 %, data 2.5 %, train 75.0 %, valid 7.5 %, other 5.0 %"
+    assert bar["aria-label"] == f"where the time of <i>0 went: {said}"
+    pieces = {attrs["class"]: attrs["style"] for attrs in page.all("span") if "style" in attrs}
+    assert pieces == {
+        "compile": "flex-grow:0.10000",
+        "data": "flex-grow:0.02500",
+        "train": "flex-grow:0.75000",
+        "valid": "flex-grow:0.07500",
+        "other": "flex-grow:0.05000",
+    }
+    assert page.count("i") == 0
+
+
+def test_parts_that_are_wide_enough_are_named(tmp_path):
+    texts = page_of(tmp_path, SAID).texts
+    assert "train 75.0 %" in texts
+    assert "compile 10.0 %" not in texts
+
+
+def test_several_runs(tmp_path):
+    """One of them is older, and does not tell."""
+    page = page_of(tmp_path, SAID, None, {"train": 2.0})
+    assert [row[:2] for row in page.rows if len(row) == 8][1:] == [["<i>0", "40.0 s"], ["<i>2", "2.0 s"]]
+    assert page.rows[2][2:] == ["-", "-", "2.0 s (100.0 %)", "-", "-", "-"]
+    assert page.count("figcaption") == 2
+
+
+def test_epochs(tmp_path):
+    page = page_of(tmp_path, None)
+    assert page.rows == [
+        ["run", "epochs", "an epoch (median)", "shortest", "longest"],
+        ["<i>0", "3", "10.0 s", "10.0 s (epoch 1)", "10.0 s (epoch 1)"],
+    ]
+    assert [attrs for attrs in page.all("div") if attrs.get("role") == "img"] == []
+
+
+def test_nothing_is_known(tmp_path):
+    assert timing(find_runs([write_run(tmp_path / "a", {}, ending=None)])) == []

@@ -1,0 +1,135 @@
+"""The numbers of a run in files that other programs read."""
+
+import csv
+import json
+import math
+import re
+import sys
+
+import pyarrow.parquet
+import pytest
+from written import write_run, write_steps
+
+from learner import LearnerError
+from learner.reports.curves import curves
+from learner.reports.pictures import picture
+from learner.reports.tables import KINDS, rows, write_table
+from learner.runs import Run
+from learner.util.distribution import install_hint
+
+
+@pytest.fixture
+def run(tmp_path):
+    values = {"train/Loss": [2.0, 1.0], "valid/Loss": [float("nan"), 1.5], "valid/Report": ["a\nb", "c"]}
+    directory = write_run(tmp_path / "a", values)
+    for epoch, losses in ((1, [8, "inf"]), (2, [2, 1])):
+        write_steps(directory, "Loss", epoch, losses)
+    return Run(directory)
+
+
+def test_before_an_epoch_has_ended(tmp_path):
+    """A run of one epoch has nothing else for days."""
+    directory = write_run(tmp_path / "a", {}, ending=None)
+    start = {"event": "start", "time": 0.0, "step": 0, "metrics": {"train/Loss": {"unit": "nats"}, "train/Table": {}}}
+    validation = {"event": "validation", "time": 9.0, "epoch": 1, "step": 2, "values": {"valid/Loss": 2.5}}
+    (directory / "journal.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(validation)}\n")
+    write_steps(directory, "Loss", 1, [8, 2])
+    run = Run(directory)
+    assert list(rows(run)) == [
+        ("valid", "Loss", "split", 1, 2, 2.5, None),
+        ("train", "Loss", "step", None, 1, 8.0, None),
+        ("train", "Loss", "step", None, 2, 2.0, None),
+    ]
+    (metric,) = curves([run])
+    assert [(curve["split"], curve["each"], curve["y"]) for curve in metric["curves"]] == [
+        ("valid", False, [2.5]),
+        ("train", True, [8.0, 2.0]),
+    ]
+    plot = picture([run], "train/Loss", x="time")
+    assert (plot.lines, plot.y) == ({"train/Loss": ([4.5 / 60, 9 / 60], [8.0, 2.0])}, "train/Loss (nats)")
+
+
+NAN, INF = math.nan, math.inf
+EXPECTED = [
+    ("train", "Loss", "step", None, 1, 8.0, None),
+    ("train", "Loss", "step", None, 2, INF, None),
+    ("train", "Loss", "step", None, 3, 2.0, None),
+    ("train", "Loss", "step", None, 4, 1.0, None),
+    ("train", "Loss", "split", 1, 2, 2.0, None),
+    ("train", "Loss", "split", 2, 4, 1.0, None),
+    ("valid", "Loss", "split", 1, 2, NAN, None),
+    ("valid", "Loss", "split", 2, 4, 1.5, None),
+    ("valid", "Report", "split", 1, 2, None, "a\nb"),
+    ("valid", "Report", "split", 2, 4, None, "c"),
+]
+
+
+def read_csv(path):
+    with path.open(newline="") as file:
+        return [tuple(row.values()) for row in csv.DictReader(file)]
+
+
+def read_jsonl(path):
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+def test_csv(run, tmp_path):
+    assert write_table(tmp_path / "m.csv", run, "csv") == 10
+    said = {None: "", NAN: "NaN", INF: "Infinity"}
+    expected = [tuple("NaN" if cell is NAN else said.get(cell, str(cell)) for cell in row) for row in EXPECTED]
+    assert read_csv(tmp_path / "m.csv") == expected
+
+
+def test_json_lines(run, tmp_path):
+    write_table(tmp_path / "m.jsonl", run, "jsonl")
+    found = read_jsonl(tmp_path / "m.jsonl")
+    assert found[1] == {"split": "train", "metric": "Loss", "level": "step", "step": 2, "value": "Infinity"}
+    assert found[6]["value"] == "NaN"
+    report = {"split": "valid", "metric": "Report", "level": "split", "epoch": 1, "step": 2, "text": "a\nb"}
+    assert found[8] == report
+
+
+def test_parquet(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("learner.reports.tables.BATCH", 3)
+    write_table(tmp_path / "m.parquet", run, "parquet")
+    found = pyarrow.parquet.read_table(tmp_path / "m.parquet").to_pylist()
+    assert str([tuple(row.values()) for row in found]) == str(EXPECTED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_or_not_at_all(run, tmp_path, kind):
+    (tmp_path / "m").mkdir()
+    with pytest.raises(LearnerError, match="the numbers cannot be written to"):
+        write_table(tmp_path / "m", run, kind)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "m"]
+
+
+def test_no_numbers_and_no_such_format(run, tmp_path):
+    with pytest.raises(LearnerError, match="the format is 'parqet': did you mean 'parquet'"):
+        write_table(tmp_path / "m", run, "parqet")
+    empty = Run(write_run(tmp_path / "b", {}, ending=None))
+    with pytest.raises(LearnerError, match="has no numbers yet"):
+        write_table(tmp_path / "m.csv", empty, "csv")
+
+
+def test_without_pyarrow(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(LearnerError, match=re.escape(install_hint("parquet"))):
+        write_table(tmp_path / "m.parquet", run, "parquet")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_writes_through_no_link(run, tmp_path, kind):
+    (tmp_path / "private").write_text("mine")
+    (tmp_path / "m.partial").symlink_to(tmp_path / "private")
+    write_table(tmp_path / "m", run, kind)
+    assert (tmp_path / "private").read_text() == "mine"
+    assert not (tmp_path / "m").is_symlink()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_texts_that_utf_8_cannot_say(tmp_path, kind):
+    """JSON can, and so can the journal of somebody else."""
+    directory = write_run(tmp_path / "a", {"valid/Re\ud800port": ["a \udfff"]}, steps=1)
+    assert write_table(tmp_path / "numbers", Run(directory), kind) == 1
+    assert list(rows(Run(directory))) == [("valid", "Re?port", "split", 1, 1, None, "a ?")]

@@ -1,0 +1,172 @@
+"""Numbers as text, and files that grow or are replaced."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.errors import LearnerError
+from learner.runs.appended import AppendedFile, final_text, refuse_special, replace, value_texts, weight_texts
+
+FLOAT32 = st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=20)
+
+
+@given(FLOAT32)
+def test_values_read_back_to_the_same_float32(numbers):
+    values = np.array(numbers, np.float32)
+    np.testing.assert_array_equal(np.array([np.float32(text) for text in value_texts(values)]), values)
+
+
+def test_a_file_that_somebody_removed_or_replaced_is_lost(tmp_path):
+    file = AppendedFile(str(tmp_path / "a.log"))
+    assert not file.is_lost()  # nor is it there
+    file.pending.append("1\n")
+    file.write()
+    assert not file.is_lost()
+    os.rename(tmp_path / "a.log", tmp_path / "b.log")
+    assert file.is_lost()
+    (tmp_path / "a.log").write_text("1\n")
+    assert file.is_lost()
+    file.close()
+    assert not file.is_lost()
+
+
+@given(FLOAT32)
+def test_weights_read_back_to_the_same_float32(numbers):
+    weights = np.array(numbers, np.float32)
+    np.testing.assert_array_equal(np.array([np.float32(text) for text in weight_texts(weights)]), weights)
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_no_shorter_text_would_do(number):
+    (text,) = value_texts(np.array([number], np.float32))
+    digits = len(text.lstrip("-").split("e")[0].replace(".", "").strip("0"))
+    with np.errstate(over="ignore"):  # rounded to fewer digits, the largest are too large
+        assert all(np.float32(f"{number:.{fewer - 1}e}") != np.float32(number) for fewer in range(1, digits))
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.1, "0.1"),
+        (1.0, "1.0"),
+        (1 / 3, "0.33333334"),
+        (16777216, "1.6777216e+07"),
+        (np.nan, "nan"),
+        (-np.inf, "-inf"),
+    ],
+)
+def test_texts_of_known_values(number, text):
+    assert value_texts(np.array([number], np.float32)) == [text]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_whole_weights_are_written_as_such(dtype):
+    assert weight_texts(np.array([32, 5, 0], dtype)) == ["32", "5", "0"]
+
+
+@given(st.floats(allow_nan=False))
+def test_final_values_keep_all_that_they_have(number):
+    text = final_text(number)
+    with np.errstate(over="ignore"):
+        assert float(text) == number or float(np.float32(text)) == number
+
+
+@pytest.mark.parametrize("text", ["a,b", "two\nlines", "\u2028", "\ud800", 'quo"te', ""])
+def test_final_texts_stay_on_one_line(text):
+    written = final_text(text)
+    assert len((written + ",final\n").splitlines()) == 1
+    assert json.loads(written) == text
+    written.encode()
+
+
+def test_a_file_is_opened_by_its_first_write_and_appended_to(tmp_path):
+    path = tmp_path / "a.log"
+    file = AppendedFile(str(path))
+    assert not path.exists()
+    path.write_text("old\n")
+    file.pending.append("new\n")
+    file.write()
+    file.close()
+    file.close()
+    assert path.read_text() == "old\nnew\n"
+    assert file.size == 8
+    assert file.pending == []
+
+
+def test_a_full_disk_is_named_and_nothing_is_lost_or_written_twice(tmp_path, monkeypatch):
+    file = AppendedFile(str(tmp_path / "a.log"))
+    write, room = os.write, [3]
+
+    def into_a_small_disk(descriptor, content):
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write(descriptor, content[: room[0]])
+        room[0] -= taken
+        return taken
+
+    monkeypatch.setattr(os, "write", into_a_small_disk)
+    file.pending += ["first\n", "second\n"]
+    with pytest.raises(OSError, match=r"No space left on device.*a\.log") as caught:
+        file.write()
+    assert caught.value.errno == errno.ENOSPC
+    assert file.size == 3
+    room[0] = 1000
+    file.pending.append("third\n")
+    file.write()
+    file.close()
+    assert (tmp_path / "a.log").read_text() == "first\nsecond\nthird\n"
+    assert file.size == 19
+
+
+def test_replacing_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    replace(str(path), b"old")
+
+    def fail(source, target):
+        raise OSError(errno.EIO, "lost power")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="lost power"):
+            replace(str(path), b"new")
+    assert path.read_bytes() == b"old"
+    replace(str(path), b"new")
+    assert path.read_bytes() == b"new"
+    assert [each.name for each in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_file_is_replaced_and_not_what_a_link_leads_to(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    for name in ("summary.json", "summary.json.tmp"):
+        (tmp_path / name).symlink_to(tmp_path / "other")
+    replace(str(tmp_path / "summary.json"), b"new")
+    assert (tmp_path / "other").read_text() == "mine"
+    assert not (tmp_path / "summary.json").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "summary.json"]
+
+
+def test_nothing_is_added_through_a_link_or_to_a_pipe(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / "a.log").symlink_to(tmp_path / "other")
+    (tmp_path / "b.log").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "c.log")
+    reader = os.open(tmp_path / "c.log", os.O_RDONLY | os.O_NONBLOCK)  # without one, a write would wait
+    for name, what in (("a", "symbolic link"), ("b", "symbolic link"), ("c", "pipe or device")):
+        file = AppendedFile(str(tmp_path / f"{name}.log"))
+        file.pending.append("1,1\n")
+        with pytest.raises(LearnerError, match=rf"{name}\.log is a {what}; .* remove it"):
+            file.write()
+    os.close(reader)
+    assert (tmp_path / "other").read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_plain_files_and_directories_and_nothing_at_all_are_not_special(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file", tmp_path / "nothing", tmp_path / "file" / "below"):
+        refuse_special(path)

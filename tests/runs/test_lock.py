@@ -1,0 +1,150 @@
+"""One process at a time in the directory of a run."""
+
+import errno
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+
+import pytest
+from runs import batches, build_line, quiet, tree_of
+
+from learner import LearnerError
+from learner.runs import lock
+from learner.runs.lock import locked
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+HOLDER = "import sys; from pathlib import Path; from learner.runs.lock import locked\n"
+HOLDER += "with locked(Path(sys.argv[1])): print('here', flush=True); sys.stdin.readline()"
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds the lock; its end is awaited."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], env=environment, **pipes) as process:
+        assert process.stdout.readline() == "here\n"
+        yield process
+        process.kill()
+
+
+def refusal(process):
+    return rf"is in use: process {process} on {platform.node()} trains there"
+
+
+def test_it_leaves_nothing(tmp_path):
+    with locked(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text()) == {"host": platform.node(), "pid": os.getpid()}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_twice_in_one_process(tmp_path):
+    with locked(tmp_path), pytest.raises(LearnerError, match=refusal(os.getpid())), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_another_process(tmp_path, other):
+    with pytest.raises(LearnerError, match=refusal(other.pid)), locked(tmp_path):
+        pass
+    other.communicate("\n")
+    with locked(tmp_path):
+        pass
+
+
+def test_a_dead_process_holds_nothing(tmp_path, other):
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert (tmp_path / "run.lock").exists()
+    with locked(tmp_path):
+        pass
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    """A file system that has no locks."""
+
+    def flock(descriptor, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+
+
+def test_without_locks_a_living_process_holds_it(tmp_path, other, no_locks):
+    with pytest.raises(LearnerError, match=refusal(other.pid)), locked(tmp_path):
+        pass
+    assert (tmp_path / "run.lock").exists()
+
+
+def test_without_locks_a_dead_process_does_not(tmp_path, other, no_locks):
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "\0\0\0"])
+def test_without_locks_a_file_that_says_nothing_does_not(tmp_path, no_locks, content):
+    (tmp_path / "run.lock").write_text(content)
+    with locked(tmp_path):
+        pass
+
+
+def test_without_locks_another_machine_is_believed(tmp_path, no_locks):
+    (tmp_path / "run.lock").write_text('{"host": "far-away", "pid": 1}')
+    with pytest.raises(LearnerError, match=r"process 1 on far-away.*remove .*run\.lock"), locked(tmp_path):
+        pass
+
+
+OTHERS = {
+    "a link to a file": lambda lock, mine: lock.symlink_to(mine),
+    "a link to an empty file": lambda lock, mine: (mine.write_text(""), lock.symlink_to(mine)),
+    "a link to nothing": lambda lock, mine: lock.symlink_to(mine.with_name("nothing")),
+    "a second name of a file": lambda lock, mine: os.link(mine, lock),
+    "another content": lambda lock, mine: lock.write_text("mine"),
+    "JSON of another kind": lambda lock, mine: lock.write_text('{"host": "far away"}'),
+    "a long text that begins as a lock": lambda lock, mine: lock.write_text('{"host": "a", "pid": 1}' + " " * 9000),
+    "a directory": lambda lock, mine: lock.mkdir(),
+    "a pipe": lambda lock, mine: os.mkfifo(lock),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_lock_is_neither_changed_nor_removed(tmp_path, kind):
+    """A directory of somebody else may have a link there that leads to any file of the user's."""
+    lock, mine = tmp_path / "run" / "run.lock", tmp_path / "authorized_keys"
+    lock.parent.mkdir()
+    mine.write_text("ssh-ed25519 AAAA me")
+    OTHERS[kind](lock, mine)
+    before, mode = tree_of(tmp_path), lock.lstat().st_mode
+    with pytest.raises(LearnerError, match=r"run\.lock is no lock of a run"), locked(lock.parent):
+        pass
+    assert (tree_of(tmp_path), lock.lstat().st_mode) == (before, mode)
+    assert not mine.with_name("nothing").exists()
+    with pytest.raises(LearnerError, match=r"run\.lock is no lock of a run"):
+        build_line(quiet(lock.parent)).fit(batches())
+    assert tree_of(tmp_path) == before
+
+
+@pytest.mark.parametrize(("resumes", "refusal"), [(False, "holds a run"), (True, "is in use")])
+def test_two_runs_same_dir(tmp_path, resumes, refusal):
+    """The second one refuses, and the first one notices nothing."""
+    errors = []
+
+    def begin_another(info, model):
+        if not errors:
+            before = tree_of(tmp_path)
+            builder = quiet(tmp_path / "run", saves=True)
+            with pytest.raises(LearnerError, match=refusal) as caught:
+                build_line(builder.resume() if resumes else builder).fit(batches())
+            errors.append(caught.value)
+            assert tree_of(tmp_path) == before
+
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).on_epoch_end(begin_another)).fit(batches())
+    assert len(errors) == 1
+    assert not (tmp_path / "run" / "run.lock").exists()

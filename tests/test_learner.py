@@ -1,0 +1,629 @@
+"""Training end to end: what `fit` returns and leaves, for every kind of data and length."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import platform
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import spread
+from runs import (
+    BATCH,
+    ROWS,
+    STEPS,
+    LastRow,
+    Net,
+    T,
+    X,
+    arrays,
+    batches,
+    bits,
+    build_line,
+    build_net,
+    journal_of,
+    line,
+    line_step,
+    logs_of,
+    model_bits,
+    numbers_of,
+    quiet,
+    saved_steps,
+    shuffled,
+    streamed,
+    tree_of,
+    valid_data,
+)
+from stopped import some
+
+from learner import Learner, LearnerError
+from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.metrics import GradientNorm, IterationSpeed, LearningRate, TopKAccuracy
+from learner.runs.history import read_history
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+RATE = 0.05
+ragged = functools.partial(batches, rows=ROWS)
+
+
+class ByHand:
+    """The line, trained with gradient descent in NumPy's float64."""
+
+    def __init__(self):
+        self.w, self.b = np.zeros((3, 1)), np.zeros(1)
+
+    def loss(self, batch):
+        return np.mean((batch["x"] @ self.w + self.b - batch["t"]) ** 2)
+
+    def step(self, parts, rate=RATE):
+        """One step over micro-batches, as if they were one batch. The loss before it, and how many rows."""
+        batch = {k: np.concatenate([part[k] for part in parts]).astype(np.float64) for k in ("x", "t")}
+        loss, error = self.loss(batch), batch["x"] @ self.w + self.b - batch["t"]
+        rows = len(error)
+        self.w -= rate * 2 / rows * batch["x"].T @ error
+        self.b -= rate * 2 / rows * error.sum(0)
+        return loss, rows
+
+
+def numbers_in(text):
+    """The steps' values and weights, and the last line's value and what follows it."""
+    *steps, last = [line.split(",") for line in text.splitlines()]
+    return np.float64([value for value, _ in steps]), np.float64([weight for _, weight in steps]), last
+
+
+# -- what is computed --------------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_a_run_equals_the_same_loop_in_numpy(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_epochs(3), RATE).fit(ragged(), ragged(9))
+    model, logs = ByHand(), logs_of(tmp_path / "run")
+    for epoch in (1, 2, 3):
+        made = [model.step([batch]) for batch in ragged()]
+        values, weights, last = numbers_in(logs[f"train/epoch-{epoch}/Loss.log"])
+        np.testing.assert_allclose(values, [loss for loss, _ in made], rtol=1e-5)
+        assert weights.tolist() == [rows for _, rows in made] == [4, 4, 4, 4, 4, 2]
+        mean = sum(loss * rows for loss, rows in made) / ROWS
+        np.testing.assert_allclose(float(last[0]), mean, rtol=1e-5)
+        values, weights, last = numbers_in(logs[f"valid/epoch-{epoch}/Loss.log"])
+        np.testing.assert_allclose(values, [model.loss(batch) for batch in ragged(9)], rtol=1e-5)
+        assert weights.tolist() == [9, 9, 4]
+        np.testing.assert_allclose(float(last[0]), model.loss(arrays(ROWS)), rtol=1e-5)
+    np.testing.assert_allclose(result.model["w"], model.w, rtol=1e-5)
+    np.testing.assert_allclose(result.model["b"], model.b, rtol=1e-5)
+
+
+def test_a_hand_written_loop_of_the_same_steps_has_the_same_bits(tmp_path):
+    result = build_line(quiet(tmp_path / "run"), 0.1, optax.adamw).fit(batches()[:5])
+    optimizer, stacked = optax.adamw(0.1), jax.tree.map(lambda *x: np.stack(x), *batches()[:5])
+
+    @jax.jit
+    def train(params, opt_state, stacked, count):
+        def body(i, carry):
+            params, opt_state, losses = carry
+            batch = jax.tree.map(lambda x: x[i], stacked)
+            loss, grads = jax.value_and_grad(lambda p: line_step(p, batch).loss)(params)
+            with jax.numpy_dtype_promotion("standard"):
+                updates, opt_state = optimizer.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, losses.at[i].set(loss)
+
+        return jax.lax.fori_loop(0, count, body, (params, opt_state, jnp.zeros(5)))
+
+    params, _, losses = train(line(), optimizer.init(line()), stacked, np.int32(5))
+    logged, _, _ = numbers_in(logs_of(tmp_path / "run")["train/epoch-1/Loss.log"])
+    if platform.machine() == "x86_64" and jax.default_backend() == "cpu":
+        assert bits(result.model) == bits(params)
+        assert logged.astype(np.float32).tolist() == losses.tolist()
+    np.testing.assert_array_max_ulp(np.asarray(result.model["w"]), np.asarray(params["w"]), maxulp=10)
+
+
+def test_the_rate_that_each_step_used_is_logged(tmp_path):
+    schedule = optax.linear_schedule(0.1, 0.01, 9)
+    builder = quiet(tmp_path / "run").num_epochs(2).metric_train(LearningRate())
+    build_line(builder, schedule).fit(batches(), batches())
+    texts = [logs_of(tmp_path / "run")[f"train/epoch-{epoch}/Learning_Rate.log"] for epoch in (1, 2)]
+    values = np.concatenate([numbers_in(text)[0] for text in texts])
+    np.testing.assert_allclose(values, [0.1 - 0.01 * min(step, 9) for step in range(12)], rtol=1e-6)
+
+
+@pytest.mark.full
+def test_the_epoch_of_a_metric_that_collects_sees_each_row_once_in_order(tmp_path):
+    loader = shuffled(rows=ROWS)
+    builder = quiet(tmp_path / "run").num_epochs(2).metrics(LastRow()).grads_accumulation(2)
+    history = build_line(builder).fit(loader, valid_data(9)).history
+    for epoch in (1, 2):
+        expected = np.dot(np.arange(1, ROWS + 1), T[loader.order(epoch), 0].astype(np.float64))
+        assert history["train/Last Row"][epoch - 1] == pytest.approx(expected, rel=1e-5)
+        expected = np.dot(np.arange(1, 21), T[:20, 0].astype(np.float64))
+        assert history["valid/Last Row"][epoch - 1] == pytest.approx(expected, rel=1e-5)
+
+
+# -- what is left ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, compiled_once):
+    """A run with everything in it: the model that was given, the result, the directory."""
+    directory, model = tmp_path_factory.mktemp("trained") / "run", Net()
+    builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=3)
+    return model, build_net(builder, model).fit(shuffled(rows=ROWS), valid_data(9)), directory
+
+
+def test_the_files(trained):
+    _, _, directory = trained
+    paths = {path for path in tree_of(directory) if not path.startswith("checkpoint/")}
+    logs = {
+        f"{split}/epoch-{epoch}/{name}.log"
+        for epoch in (1, 2, 3)
+        for split, names in (("train", ("Learning_Rate",)), ("valid", ()))
+        for name in ("Loss", "Accuracy", "Last_Row", *names)
+    }
+    assert paths == {"experiment.log", "journal.jsonl", "model.json", "summary.json", *logs}
+    assert saved_steps(directory) == [STEPS, 2 * STEPS, 3 * STEPS]
+
+
+def test_each_line_is_a_value_and_its_weight(trained):
+    _, _, directory = trained
+    for path, text in logs_of(directory).items():
+        *steps, last = [line.split(",") for line in text.splitlines()]
+        weights = ["4"] * 5 + ["2"] if path.startswith("train") else ["9", "9", "2"]
+        assert [weight for _, weight in steps] == ([] if "Last_Row" in path else weights)
+        assert last[1:] == ["final"]
+        assert all(str(np.float32(value)) == value for value, _ in [*steps, last])
+
+
+def test_history_journal_and_files_agree(trained):
+    _, result, directory = trained
+    for path, text in logs_of(directory).items():
+        split, epoch, name = path.removesuffix(".log").replace("_", " ").split("/")
+        values, weights, last = numbers_in(text)
+        logged = result.history[f"{split}/{name}"][int(epoch.split("-")[1]) - 1]
+        assert float(last[0]) == logged
+        if name == "Last Row":
+            continue
+        mean = values[-1] if name == "Learning Rate" else (values * weights).sum() / weights.sum()
+        assert logged == pytest.approx(mean, rel=1e-5)
+    assert read_history(directory) == result.history
+    assert [(line["epoch"], line["step"]) for line in numbers_of(directory)] == [(1, 6), (2, 12), (3, 18)]
+
+
+def test_the_journal_tells_the_run(trained):
+    _, _, directory = trained
+    entries = journal_of(directory)
+    events = [entry["event"] for entry in entries]
+    assert events[0] == "start"
+    assert events[-1] == "end"
+    assert sorted(events[1:-1]) == ["epoch"] * 3 + ["save"] * 3
+    assert [entry["step"] for entry in entries if entry["event"] == "save"] == [6, 12, 18]
+
+
+def test_the_summary_is_the_file(trained):
+    _, result, directory = trained
+    assert json.loads((directory / "summary.json").read_text()) == result.summary
+    assert result.summary["steps"] == 18
+    assert result.summary["epochs"] == 3
+    assert result.stopped_by == result.summary["stopped_by"] == "num_epochs"
+    best = min(result.history["valid/Loss"])
+    assert result.summary["metrics"]["valid/Loss"]["best"]["value"] == best
+
+
+def test_the_model_that_comes_back(trained):
+    given, result, _ = trained
+    assert type(result.model) is Net
+    assert result.model is not given
+    assert result.model.norm.use_running_average
+    assert result.model.drop.deterministic
+    assert model_bits(result.model) != model_bits(given)
+    assert not np.array_equal(result.model.norm.mean[...], given.norm.mean[...])
+    assert np.array_equal(result.model(X[:5]), result.model(X[:5]))
+
+
+def test_the_model_that_was_given_is_untouched(trained):
+    given, _, _ = trained
+    assert model_bits(given) == model_bits(Net())  # its arrays can still be read, so none was donated
+    assert not given.norm.use_running_average
+    assert not given.drop.deterministic
+
+
+def test_a_function_that_makes_the_model(tmp_path):
+    made = []
+
+    def make():
+        made.append(line())
+        return made[-1]
+
+    learner = quiet(tmp_path / "run").build(make, optax.sgd, RATE, train_step=line_step)
+    expected = build_line(quiet(tmp_path / "given"), RATE).fit(batches()).model
+    assert bits(learner.fit(batches()).model) == bits(expected)
+    assert len(made) == 1
+
+
+def test_a_second_fit_is_refused(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    learner.fit(batches())
+    before = tree_of(tmp_path)
+    with pytest.raises(LearnerError, match=r"fitted already.*resume\(\)"):
+        learner.fit(batches())
+    assert tree_of(tmp_path) == before
+
+
+# -- data of every kind ------------------------------------------------------------------------------------------------
+
+
+class Unsized:
+    """An iterable that does not know its length."""
+
+    def __iter__(self):
+        return iter(ragged())
+
+
+class Sized:
+    """What other libraries' loaders look like."""
+
+    def __iter__(self):
+        return iter(ragged())
+
+    def __len__(self):
+        return STEPS
+
+
+def items():
+    return [{k: v[i] for k, v in arrays(ROWS).items()} for i in range(ROWS)]
+
+
+def stack(rows):
+    return {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+
+
+def grain_map():
+    return grain.MapDataset.source(items()).batch(BATCH, batch_fn=stack)
+
+
+DATA = {
+    "list": ragged,
+    "tuple": lambda: tuple(ragged()),
+    "unsized iterable": Unsized,
+    "sized iterable": Sized,
+    "generator function": lambda: lambda: (batch for batch in ragged()),
+    "loader of arrays": lambda: DataLoaderBuilder().batch_size(BATCH).build(arrays(ROWS)),
+    "loader of items": lambda: DataLoaderBuilder().batch_size(BATCH).build(items()),
+    "grain map": grain_map,
+    "grain iter": lambda: grain_map().to_iter_dataset(),
+    "jax arrays": lambda: [jax.tree.map(jnp.asarray, batch) for batch in ragged()],
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, compiled_once):
+    directory = tmp_path_factory.mktemp("reference") / "run"
+    result = build_line(quiet(directory).num_epochs(2).grads_accumulation(2)).fit(ragged(), ragged(9))
+    return model_bits(result.model), logs_of(directory)
+
+
+MOST = {"unsized iterable", "loader of arrays", "grain iter"}
+
+
+@pytest.mark.parametrize("kind", some(DATA, MOST))
+def test_the_same_batches_in_any_form_give_the_same_run(tmp_path, reference, kind):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2))
+    result = learner.fit(DATA[kind](), ragged(9))
+    assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
+
+
+@pytest.mark.parametrize("kind", some(DATA, {"generator function", "loader of items", "grain map"}))
+def test_validation_data_in_any_form(tmp_path, reference, kind):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(2))
+    history = learner.fit(ragged()[:2], DATA[kind]()).history
+    assert len(set(history["valid/Loss"])) == 2
+    values, weights, last = numbers_in(logs_of(tmp_path / "run")["valid/epoch-2/Loss.log"])
+    assert weights.tolist() == [4, 4, 4, 4, 4, 2]
+    assert float(last[0]) == pytest.approx((values * weights).sum() / ROWS, rel=1e-5)
+
+
+@pytest.mark.full
+def test_a_dataset_with_a_batch_size_is_shuffled_by_the_seed(tmp_path):
+    dataset, found = ArrayDataset(arrays()), []
+    for number, (seed, data) in enumerate(
+        [(4, dataset), (4, DataLoaderBuilder().batch_size(BATCH).shuffle(4).build(dataset)), (5, dataset)]
+    ):
+        builder = quiet(tmp_path / str(number)).num_epochs(2).seed(seed).with_batch_size(BATCH)
+        found.append(model_bits(build_line(builder).fit(data, dataset).model))
+        weights = numbers_in(logs_of(tmp_path / str(number))["valid/epoch-1/Loss.log"])[1]
+        assert weights.tolist() == [4] * 6
+    assert found[0] == found[1] != found[2]
+
+
+def test_data_given_to_build(tmp_path, reference):
+    builder = quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2)
+    result = build_line(builder, train=ragged(), valid=ragged(9)).fit()
+    assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
+
+
+def test_several_validation_sets(tmp_path):
+    first, second = batches(8)[:1], batches(8)[1:]
+    builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(monitor="valid-ood/Loss")
+    result = build_line(builder).fit(batches(), {"dev": first, "ood": second})
+    assert set(result.history) == {"train/Loss", "valid-dev/Loss", "valid-ood/Loss"}
+    logs = logs_of(tmp_path / "run")
+    assert numbers_in(logs["valid-dev/epoch-2/Loss.log"])[1].tolist() == [8]
+    assert numbers_in(logs["valid-ood/epoch-2/Loss.log"])[1].tolist() == [8, 8]
+    alone = build_line(quiet(tmp_path / "alone").num_epochs(2)).fit(batches(), second)
+    assert alone.history["valid/Loss"] == result.history["valid-ood/Loss"]
+
+
+def test_no_validation(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_best=1)).fit(batches())
+    assert set(result.history) == {"train/Loss"}
+    assert {path.split("/")[0] for path in logs_of(tmp_path / "run")} == {"train"}
+
+
+# -- length ------------------------------------------------------------------------------------------------------------
+
+
+def endless():
+    return itertools.cycle(batches())
+
+
+RUNS_BY_STEPS = {
+    "endless generator function": lambda: endless,
+    "one-shot iterator": endless,
+    "generator": lambda: (batch for batch in endless()),
+    "list, over epochs": batches,
+}
+
+
+@pytest.mark.parametrize("kind", some(RUNS_BY_STEPS, {"endless generator function", "generator"}))
+def test_num_steps(tmp_path, kind):
+    result = build_line(quiet(tmp_path / "run", saves=True).num_steps(14), RATE).fit(RUNS_BY_STEPS[kind](), batches(8))
+    model = ByHand()
+    for batch in itertools.islice(endless(), 14):
+        model.step([batch])
+    np.testing.assert_allclose(result.model["w"], model.w, rtol=1e-5)
+    assert (result.stopped_by, result.summary["steps"]) == ("num_steps", 14)
+    assert result.history["valid/Loss"][-1] == pytest.approx(model.loss(arrays()), rel=1e-5)
+    assert result.history.points("train/Loss")[-1].step == 14
+    assert saved_steps(tmp_path / "run")[-1] == 14
+
+
+def test_num_steps_at_the_end_of_an_epoch(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_steps(12)).fit(batches(), batches(8))
+    assert [point.step for point in result.history.points("valid/Loss")] == [6, 12]
+    assert result.summary["epochs"] == 2
+
+
+def test_num_steps_counts_optimizer_steps(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").num_steps(3).grads_accumulation(4))
+    assert learner.fit(batches()).summary["steps"] == 3
+    assert numbers_in(logs_of(tmp_path / "run")["train/epoch-2/Loss.log"])[1].tolist() == [16]
+
+
+@pytest.mark.parametrize(("epochs", "steps", "ended_by"), [(2, 50, "num_epochs"), (9, 7, "num_steps")])
+def test_epochs_and_steps_whichever_comes_first(tmp_path, epochs, steps, ended_by):
+    result = build_line(quiet(tmp_path / "run").num_epochs(epochs).num_steps(steps)).fit(batches())
+    assert result.stopped_by == ended_by
+    assert result.summary["steps"] == min(epochs * STEPS, steps)
+
+
+def test_one_epoch_is_the_default(tmp_path):
+    assert build_line(quiet(tmp_path / "run")).fit(batches()).summary["epochs"] == 1
+
+
+def test_a_one_shot_iterator_is_one_epoch(tmp_path):
+    result = build_line(quiet(tmp_path / "run")).fit(iter(batches()), iter(batches(8)))
+    assert result.summary["steps"] == STEPS
+    assert len(result.history["valid/Loss"]) == 1
+
+
+def test_validation_inside_epochs(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4)
+    result = build_line(builder, RATE).fit(batches(), batches(8))
+    assert [(p.epoch, p.step) for p in result.history.points("valid/Loss")] == [(1, 4), (1, 6), (2, 8), (2, 12)]
+    lines = logs_of(tmp_path / "run")["valid/epoch-1/Loss.log"].splitlines()
+    assert [line.split(",")[1] for line in lines] == ["8", "8", "8", "final@4", "8", "8", "8", "final"]
+    assert [(line["event"], line["step"]) for line in numbers_of(tmp_path / "run")] == [
+        ("validation", 4),
+        ("epoch", 6),
+        ("validation", 8),
+        ("epoch", 12),
+    ]
+    assert read_history(tmp_path / "run") == result.history
+    model = ByHand()
+    for batch in batches()[:4]:
+        model.step([batch])
+    assert result.history["valid/Loss"][0] == pytest.approx(model.loss(arrays()), rel=1e-5)
+
+
+def test_validation_without_epochs(tmp_path):
+    builder = quiet(tmp_path / "run").num_steps(11).valid_every(steps=4)
+    result = build_line(builder).fit(endless, batches(8))
+    assert [p.step for p in result.history.points("valid/Loss")] == [4, 8, 11]
+    assert [p.step for p in result.history.points("train/Loss")] == [11]
+    assert read_history(tmp_path / "run") == result.history
+
+
+# -- nothing else changes a bit ----------------------------------------------------------------------------------------
+
+
+def looked_at(info, model):
+    model.out.kernel[...] = jnp.zeros_like(model.out.kernel[...])  # cannot reach the run
+    return {"step": info.step}
+
+
+BESIDES = {
+    "hooks": lambda b: b.on_epoch_end(looked_at).every(steps=2, fn=looked_at),
+    "no checkpoints and no log": lambda b: b.with_file_checkpointer(None).application_logger(None),
+}
+FURTHER = {
+    "more metrics": lambda b: b.metrics(TopKAccuracy(2), IterationSpeed()).metric_train(GradientNorm()),
+    "two steps at a time": lambda b: b.steps_per_dispatch(2),
+}
+CASES = [*BESIDES, *(pytest.param(what, marks=pytest.mark.full) for what in FURTHER)]
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what):
+    builder = {**BESIDES, **FURTHER}[what](quiet(tmp_path / "run").num_epochs(3))
+    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
+    _, reference, directory = trained
+    assert model_bits(result.model) == model_bits(reference.model)
+    logs, expected = logs_of(tmp_path / "run"), logs_of(directory)
+    assert {path for path in expected if path.startswith("train/")} <= set(logs)
+    assert all(logs[path] == text for path, text in expected.items() if path.startswith("train/"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulate"),
+    some(list(itertools.product(["mlp", "cnn", "transformer"], [1, 3])), {("cnn", 1)}),
+)
+def test_steps_per_dispatch_change_no_bit(tmp_path, kind, accumulate):
+    """For programs with and without a loop, by the choice of `fit`: of the model, and of every step."""
+
+    def left(k):
+        option = {} if k is None else {"steps_per_dispatch": (k,)}
+        run = spread.train(tmp_path / str(k), kind, accumulate=accumulate, rows=100, **option)
+        return bits([run.model, run.steps, run.epochs])
+
+    default = left(None)
+    assert {k: left(k) == default for k in (1, 2, 5)} == {1: True, 2: True, 5: True}
+
+
+@pytest.mark.full
+def test_data_that_streams_gives_the_bits_of_data_on_the_device(tmp_path, trained):
+    result = build_net(quiet(tmp_path / "run").num_epochs(3)).fit(streamed(rows=ROWS), valid_data(9))
+    assert model_bits(result.model) == model_bits(trained[1].model)
+
+
+@pytest.mark.parametrize("what", some(["seed", "order", "model"], {"seed"}))
+def test_what_should_change_training_does(tmp_path, trained, what):
+    """The comparison of the tests above notices a difference."""
+    learner = build_net(quiet(tmp_path / "run").num_epochs(3).seed(int(what == "seed")), Net(int(what == "model")))
+    result = learner.fit(shuffled(9 if what == "order" else 3, ROWS), valid_data(9))
+    assert model_bits(result.model) != model_bits(trained[1].model)
+
+
+# -- numbers that are none ---------------------------------------------------------------------------------------------
+
+
+def test_a_nan_is_seen_and_the_checkpoint_before_it_stays(tmp_path):
+    spoilt = [dict(batch) for batch in batches()]
+    epochs = iter([batches(), batches(), spoilt, spoilt])
+    spoilt[2]["t"] = np.full_like(spoilt[2]["t"], np.nan)
+    builder = quiet(tmp_path / "run").num_epochs(4).with_file_checkpointer(keep_last=1, keep_best=1)
+    result = build_line(builder.on_nonfinite("ignore")).fit(lambda: iter(next(epochs)), batches(8))
+    losses = result.history["train/Loss"]
+    assert np.isfinite(losses[:2]).all()
+    assert np.isnan(losses[2:]).all()
+    text = logs_of(tmp_path / "run")["train/epoch-3/Loss.log"]
+    assert [line.split(",")[0] == "nan" for line in text.splitlines()] == [False, False, *[True] * 5]
+    assert saved_steps(tmp_path / "run") == [12, 24]
+    assert np.isfinite(result.best_model["w"]).all()
+    assert np.isnan(result.model["w"]).all()
+    assert result.summary["metrics"]["valid/Loss"]["best"]["epoch"] == 2
+
+
+# -- without fit -------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_and_predict_after_training(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(2).metrics(LastRow()))
+    result = learner.fit(batches(), valid_data())
+    before = tree_of(tmp_path)
+    assert learner.evaluate(valid_data()) == {key: result.history[f"valid/{key}"][-1] for key in ("Last Row", "Loss")}
+    rows = np.concatenate([output.predictions for output in learner.predict(batches(5))])
+    model = {name: np.asarray(x) for name, x in result.model.items()}
+    np.testing.assert_allclose(rows, X @ model["w"] + model["b"], rtol=1e-5, atol=1e-6)
+    assert tree_of(tmp_path) == before
+
+
+def test_predict_refuses_integers_that_the_device_would_wrap(tmp_path):
+    batch = {**batches(8)[0], "id": np.full(8, 2**40)}
+    with pytest.raises(LearnerError, match="'id' of a given batch holds 1099511627776"):
+        list(build_line(quiet(tmp_path / "run")).predict([batch]))
+
+
+def test_evaluate_before_training_looks_at_the_model_as_given(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    assert learner.evaluate(batches(8)) == {"Loss": pytest.approx(np.mean(T.astype(np.float64) ** 2), rel=1e-5)}
+    assert list(tmp_path.iterdir()) == []
+    assert learner.fit(batches()).summary["steps"] == STEPS
+
+
+@pytest.mark.parametrize("start", some(["resume", "best", "epoch"], {"best"}))
+def test_evaluate_looks_at_the_checkpoint_that_was_asked_for(tmp_path, start):
+    builder = quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer(keep_last=3)
+    history = build_line(builder, 0.3).fit(batches(), batches(8)).history["valid/Loss"]
+    builder = quiet(tmp_path / "run")
+    builder = builder.resume() if start == "resume" else builder.checkpoint(epoch=1 if start == "epoch" else "best")
+    expected = {"resume": history[-1], "epoch": history[0], "best": min(history)}[start]
+    assert build_line(builder).evaluate(batches(8)) == {"Loss": expected}
+
+
+def test_the_pure_functions_train_the_same_model(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"), RATE)
+    step, state, model = jax.jit(learner.train_step), learner.init(), ByHand()
+    for batch in batches():
+        state, values = step(state, batch)
+        loss, rows = model.step([batch])
+        assert float(values["Loss"]) == pytest.approx(loss, rel=1e-5)
+        assert float(values["weight"]) == rows
+    np.testing.assert_allclose(state.params["w"], model.w, rtol=1e-5)
+    valid = jax.jit(learner.valid_step)(state, batches(8)[0])
+    assert float(valid["Loss"]) == pytest.approx(model.loss(batches(8)[0]), rel=1e-5)
+    assert list(tmp_path.iterdir()) == []
+    np.testing.assert_allclose(learner.fit(batches()).model["w"], model.w, rtol=1e-5)
+
+
+def test_many_rates_at_once(tmp_path):
+    """A program is pure in its state, so a `vmap` trains several rates."""
+    learner = build_line(quiet(tmp_path / "run"), RATE)
+    rates = np.float32([0.01, RATE])
+    state = learner.init()
+    states = jax.vmap(lambda rate: dataclasses.replace(state, lr_scale=rate))(rates)
+    step = jax.jit(jax.vmap(learner.train_step, in_axes=(0, None)))
+    models = [ByHand(), ByHand()]
+    for batch in batches():
+        states, _ = step(states, batch)
+        for rate, model in zip(rates, models, strict=True):
+            model.step([batch], rate)
+    for number, model in enumerate(models):
+        np.testing.assert_allclose(states.params["w"][number], model.w, rtol=1e-4, atol=1e-6)
+
+
+class Thoughtful(Learner):
+    """Its loop says something between the dispatches, and is that of `fit` otherwise."""
+
+    def loop(self, run):
+        run.catch_up()
+        dispatches = run.dispatches()
+        with contextlib.closing(dispatches):
+            for dispatch in dispatches:
+                run.check()
+                run.train(dispatch)
+                run.log_numbers({"Norm": jnp.abs(run.model()["w"]).sum()})
+                run.end_step(ends_epoch=dispatch.ends_epoch)
+                run.save_if_due()
+        return run.finish("as it thought")
+
+
+@pytest.mark.full
+def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
+    """Its numbers are logged at their steps, and all else is what it would have been; it is resumed like any other."""
+    plain = build_line(quiet(tmp_path / "plain", saves=True).num_epochs(2)).fit(batches(), batches(8))
+    for epochs in (1, 2):
+        builder = quiet(tmp_path / "own", saves=True).num_epochs(epochs).learner_class(Thoughtful).resume()
+        learner = build_line(builder)
+        result = learner.fit(batches(), batches(8))
+    assert type(learner) is Thoughtful
+    assert result.stopped_by == "as it thought"
+    assert model_bits(result.model) == model_bits(plain.model)
+    for key, values in plain.history.items():
+        assert result.history[key] == values
+    norms = result.history["custom/Norm"]
+    assert len(norms) >= 2
+    assert norms[-1] == pytest.approx(float(np.abs(plain.model["w"]).sum()), rel=1e-6)

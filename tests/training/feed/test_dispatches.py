@@ -1,0 +1,779 @@
+"""Dispatches: every row once and in order, in the right groups, however they are cut and wherever they start."""
+
+import itertools
+import threading
+import traceback
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from learner.data import DataLoaderBuilder
+from learner.data import source as source_module
+from learner.data.batch_arrays import batch_arrays
+from learner.data.source import source_of
+from learner.errors import LearnerError
+from learner.steps.program import BatchBuffer
+from learner.strategies import SingleDevice, Strategy
+from learner.training.feed import dispatches as feed_module
+from learner.training.feed.dispatches import Feeder, Plan, Prefetcher, bytes_of, steps_for
+
+WAIT = 30  # seconds after which a thread that should have answered is said to hang
+
+
+class Host(Strategy):
+    """Places nothing, so that thousands of dispatches can be looked at."""
+
+    description = "the host"
+    resident = True
+
+    def __init__(self):
+        device = jax.devices()[0]
+        super().__init__([device], jax.sharding.SingleDeviceSharding(device))
+
+    def shardings(self, state):
+        return None
+
+    def place(self, tree, shardings=None):
+        return jax.tree.map(np.asarray, tree)
+
+    def put(self, tree, axis=0, whole=False, rare=False):
+        return self.place(tree)
+
+    def divides(self, rows):
+        return True
+
+    def compile(self, program, takes=(), gives="same", donate=(), where=None):
+        return program
+
+
+def plan_of(accumulate=1, buffer=4, loop=True, limit=None, most=None):
+    return Plan(accumulate, buffer, loop, limit or (lambda step: buffer), most)
+
+
+def feeder_of(data, plan, strategy=None, warn=None, split="train"):
+    source = source_of(data, split)
+    first = batch_arrays(source.peek(1), split)
+    return Feeder(source, strategy or Host(), plan, first, warn or pytest.fail)
+
+
+def taken(feeder, epoch=1, batch=0, step=0, last=1, most=None):
+    """Dispatches, from a feeder that is closed afterwards."""
+    dispatches = feeder.open(epoch, batch, step, last)
+    try:
+        return list(itertools.islice(dispatches, most))
+    finally:
+        dispatches.close()
+
+
+class Device:
+    """Reads dispatches as the programs do, by hand and in NumPy: the groups of micro-batches that make the steps."""
+
+    def __init__(self, accumulate, field="x"):
+        self.accumulate, self.field, self.cursor = accumulate, field, None
+
+    def steps(self, dispatch):
+        if dispatch.kind == "parts":
+            micro = [self._one(feed, is_tail, dispatch, i) for i, (feed, is_tail) in enumerate(dispatch.feed)]
+            return [micro]
+        full = [self._one(dispatch.feed, False, dispatch, i) for i in range(dispatch.count)]
+        if dispatch.kind == "tail":
+            return [[*full, self._one(dispatch.feed, True, dispatch, dispatch.count)]]
+        assert dispatch.kind == "loop" or dispatch.count == 1
+        return [full[i : i + self.accumulate] for i in range(0, len(full), self.accumulate)]
+
+    def _one(self, feed, is_tail, dispatch, index):
+        if index == 0 and dispatch.start is not None:
+            self.cursor = dispatch.start
+        index, self.cursor = self.cursor, self.cursor + 1
+        if isinstance(feed, BatchBuffer):
+            return (feed.last if is_tail else jax.tree.map(lambda x: x[index], feed.batches))[self.field].tolist()
+        rows = np.asarray(feed.data[self.field])
+        whole = len(rows) // feed.size * feed.size
+        micro = rows[whole:] if is_tail else rows[index * feed.size : (index + 1) * feed.size]
+        assert len(micro) > 0
+        return micro.tolist()
+
+
+def read(dispatches, accumulate, field="x"):
+    """`{epoch: steps}` of dispatches, each checked in itself."""
+    device, epochs = Device(accumulate, field), {}
+    for dispatch in dispatches:
+        steps = device.steps(dispatch)
+        assert (len(steps), sum(map(len, steps))) == (dispatch.steps, dispatch.batches)
+        assert sum(len(micro) for step in steps for micro in step) == dispatch.rows
+        epochs.setdefault(dispatch.epoch, []).extend(steps)
+    return epochs
+
+
+def expected_steps(order, size, accumulate):
+    """The grouping by its definition: batches of `size` in order, groups of `accumulate` of them."""
+    batches = [list(order[i : i + size]) for i in range(0, len(order), size)]
+    return [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
+
+
+shapes = st.tuples(st.integers(1, 30), st.integers(1, 7), st.integers(1, 4))  # rows, batch size, accumulation
+limits = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+def cuts(limits):
+    """A limit that changes at every call, as one that looks at a clock does."""
+    wild = itertools.cycle(limits)
+    return lambda step: next(wild)
+
+
+# -- any data, any cuts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=shapes,
+    buffer=st.integers(1, 6),
+    limits=limits,
+    loop=st.booleans(),
+    most=st.none() | st.integers(1, 6),
+    data=st.data(),
+)
+def test_every_row_once_in_order_and_in_groups_from_any_position(resident, shape, buffer, limits, loop, most, data):
+    rows, size, accumulate = shape
+    loader = DataLoaderBuilder().batch_size(size).shuffle(seed=rows).build({"x": np.arange(rows)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+        feeder = feeder_of(loader, plan_of(accumulate, buffer, loop, cuts(limits), most))
+        assert feeder.resident == resident
+    epochs = {epoch: expected_steps(loader.order(epoch).tolist(), size, accumulate) for epoch in (1, 2, 3)}
+
+    dispatches = taken(feeder, last=3)
+    assert read(dispatches, accumulate) == epochs
+    assert all(d.steps <= (min(buffer, max(limits), most or buffer) if loop else 1) for d in dispatches)
+    assert all((d.kind == "loop") <= loop for d in dispatches)
+    ends = [i for i, d in enumerate(dispatches) if d.ends_epoch]
+    assert [dispatches[i].epoch for i in ends] == [1, 2, 3]
+    assert all(a.epoch != b.epoch for i in ends[:-1] for a, b in [(dispatches[i], dispatches[i + 1])])
+
+    epoch = data.draw(st.integers(1, 3), label="epoch")
+    done = data.draw(st.integers(0, len(epochs[epoch]) - 1), label="steps of it that were made")
+    tail = read(taken(feeder, epoch, done * accumulate, step=done, last=3), accumulate)
+    assert tail == {epoch: epochs[epoch][done:]} | {e: epochs[e] for e in range(epoch + 1, 4)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes, buffer=st.integers(2, 6))
+def test_streams_and_resident_data_make_the_same_dispatches(shape, buffer):
+    """Not only the same groups: the same kinds of programs with the same counts, where both loop."""
+    rows, size, accumulate = shape
+    batches = lambda: [{"x": np.arange(i, min(i + size, rows))} for i in range(0, rows, size)]  # noqa: E731
+    loader = DataLoaderBuilder().batch_size(size).build({"x": np.arange(rows)})
+    made = []
+    for data in (loader, batches()):
+        feeder = feeder_of(data, plan_of(accumulate, buffer))
+        made.append([(d.kind, d.count, d.steps, d.batches, d.ends_epoch) for d in taken(feeder, last=2)])
+    assert made[0] == made[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=14),
+    accumulate=st.integers(1, 4),
+    limits=limits,
+    loop=st.booleans(),
+)
+@example(lengths=[(2, 2)] * 5 + [(1, 2)] + [(2, 2)] * 2, accumulate=3, limits=[9], loop=True)  # ragged in the middle
+@example(lengths=[(2, 2), (2, 3), (2, 2), (2, 2)], accumulate=2, limits=[9], loop=True)  # bucketed lengths
+def test_streams_of_mixed_shapes_keep_order_and_groups(lengths, accumulate, limits, loop):
+    numbers = itertools.count()
+    batches = [{"x": np.array([[next(numbers)] * width for _ in range(rows)])} for rows, width in lengths]
+    feeder = feeder_of(batches, plan_of(accumulate, 4, loop, cuts(limits)), warn=lambda text: None)
+    dispatches = taken(feeder)
+    listed = [batch["x"].tolist() for batch in batches]
+    assert read(dispatches, accumulate)[1] == [listed[i : i + accumulate] for i in range(0, len(listed), accumulate)]
+    assert [d.ends_epoch for d in dispatches] == [False] * (len(dispatches) - 1) + [True]
+
+
+# -- kinds of programs -------------------------------------------------------------------------------------------------
+
+
+def rows_in_batches(*sizes, width=2):
+    return [{"x": np.zeros((size, width), np.float32)} for size in sizes]
+
+
+def kinds(dispatches):
+    return [(d.kind, d.count, d.steps) for d in dispatches]
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
+@pytest.mark.parametrize(
+    ("rows", "accumulate", "loop", "expected"),
+    [
+        (12, 1, True, [("loop", 3, 3)]),
+        (14, 1, True, [("loop", 3, 3), ("tail", 0, 1)]),
+        (14, 2, True, [("loop", 2, 1), ("tail", 1, 1)]),
+        (18, 2, True, [("loop", 4, 2), ("tail", 0, 1)]),
+        (20, 2, True, [("loop", 5, 3)]),  # a short last group of full ones belongs to the loop
+        (3, 2, True, [("loop", 1, 1)]),  # one batch, which is the regular one as there is no other
+    ],
+)
+def test_full_batches_loop_and_a_ragged_one_ends_its_group(resident, rows, accumulate, loop, expected, monkeypatch):
+    monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+    data = DataLoaderBuilder().batch_size(4).build({"x": np.arange(rows)})
+    dispatches = taken(feeder_of(data, plan_of(accumulate, 8, loop)))
+    assert kinds(dispatches) == expected
+
+
+@pytest.mark.parametrize(
+    ("resident", "accumulate", "expected"),
+    [
+        (True, 1, [("single", 1, 1)] * 3 + [("tail", 0, 1)]),
+        (False, 1, [("tail", 0, 1)] * 4),
+        (True, 2, [("parts", 2, 1), ("parts", 1, 1)]),
+        (False, 2, [("parts", 2, 1), ("parts", 2, 1)]),
+    ],
+)
+def test_without_a_loop_every_step_is_a_dispatch(resident, accumulate, expected, monkeypatch):
+    monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+    data = DataLoaderBuilder().batch_size(4).build({"x": np.arange(14)})
+    assert kinds(taken(feeder_of(data, plan_of(accumulate, 8, loop=False)))) == expected
+
+
+def test_groups_of_several_lengths_become_parts_and_uniform_ones_stay_in_loops():
+    short, long = {"x": np.zeros((4, 5))}, {"x": np.zeros((4, 7))}
+    batches = [short, short, short, long, long, long, long, long, short]
+    dispatches = taken(feeder_of(batches, plan_of(2, 8)))
+    assert kinds(dispatches) == [("loop", 2, 1), ("parts", 2, 1), ("loop", 4, 2), ("loop", 1, 1)]
+    assert [feed.last["x"].shape for feed, is_tail in dispatches[1].feed if is_tail] == [(4, 5), (4, 7)]
+
+
+def test_a_batch_that_grows_is_regular_for_its_own_shape():
+    assert kinds(taken(feeder_of(rows_in_batches(2, 4, 4, 2), plan_of()))) == [
+        ("loop", 1, 1),
+        ("loop", 2, 2),
+        ("loop", 1, 1),
+    ]
+
+
+def test_buffers_have_one_shape_whatever_they_hold():
+    """A shape of its own would compile a program of its own."""
+    dispatches = taken(feeder_of(rows_in_batches(*[4] * 7), plan_of(2, 5, limit=cuts([1, 2, 3]))))
+    assert {d.feed.batches["x"].shape for d in dispatches} == {(10, 4, 2)}
+
+
+def test_a_buffer_has_room_for_two_even_when_one_step_is_asked_for():
+    dispatches = taken(feeder_of(rows_in_batches(4, 4), plan_of(buffer=1)))
+    assert kinds(dispatches) == [("loop", 1, 1)] * 2
+    assert dispatches[0].feed.batches["x"].shape == (2, 4, 2)
+
+
+def test_buffers_of_larger_batches_stay_within_their_bytes(monkeypatch):
+    monkeypatch.setattr(feed_module, "BUFFER_BYTES", 8 * rows_in_batches(4)[0]["x"].nbytes)
+    batches = rows_in_batches(*[4] * 9) + rows_in_batches(*[4] * 9, width=4)
+    dispatches = taken(feeder_of(batches, plan_of(buffer=8)))
+    assert [(d.steps, d.feed.batches["x"].shape) for d in dispatches] == [
+        (8, (8, 4, 2)),
+        (1, (8, 4, 2)),
+        (4, (4, 4, 4)),
+        (4, (4, 4, 4)),
+        (1, (4, 4, 4)),
+    ]
+
+
+def test_a_used_buffer_is_never_written_again():
+    """A CPU device takes a NumPy array as it is, so the next dispatch must not be written over it."""
+    batches = [{"x": np.full((4, 2), i, np.float32)} for i in range(6)]
+    first, second, third = taken(feeder_of(batches, plan_of(buffer=2), SingleDevice()))
+    assert [np.asarray(d.feed.batches["x"])[:, 0, 0].tolist() for d in (first, second, third)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
+def test_64_bit_numbers_become_what_the_device_has(resident, monkeypatch):
+    monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+    arrays = {"x": np.linspace(0, 1, 14), "y": np.arange(14), "z": np.arange(14, dtype=np.uint8)}
+    feeder = feeder_of(DataLoaderBuilder().batch_size(4).build(arrays), plan_of(), SingleDevice())
+    for feed in (feeder.example(), *(d.feed for d in taken(feeder))):
+        arrays = feed.data if resident else feed.batches if feed.last is None else feed.last
+        assert {name: str(x.dtype) for name, x in arrays.items()} == {"x": "float32", "y": "int32", "z": "uint8"}
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
+def test_everything_is_committed_to_the_strategys_device(resident, monkeypatch):
+    monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+    device = jax.devices()[3]
+    loader = DataLoaderBuilder().batch_size(4).build({"x": np.arange(14)})
+    feeder = feeder_of(loader, plan_of(), SingleDevice(device))
+    placed = jax.tree.leaves([feeder.example(), *(d.feed for d in taken(feeder))])
+    assert all(x.committed and x.devices() == {device} for x in placed)
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
+def test_the_example_has_the_shapes_of_every_looped_feed(resident, monkeypatch):
+    monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+    feeder = feeder_of(DataLoaderBuilder().batch_size(4).build({"x": np.arange(26)}), plan_of(2, 2))
+    like = lambda feed: jax.tree.map(lambda x: (x.shape, x.dtype), feed)  # noqa: E731
+    looped = [d.feed for d in taken(feeder, last=2) if d.kind == "loop"]
+    assert len(looped) == 4
+    assert all(like(feed) == like(feeder.example()) for feed in looped)
+
+
+@pytest.mark.parametrize(("buffer", "accumulate", "room"), [(1, 1, 2), (1, 3, 6), (2, 1, 2), (5, 2, 10)])
+def test_feeds_have_room_for_two_steps_or_more(buffer, accumulate, room):
+    """With room for one XLA rounds the values that are logged in another way."""
+    for data in (DataLoaderBuilder().batch_size(4).build({"x": np.arange(30)}), rows_in_batches(*[4] * 7)):
+        feeder = feeder_of(data, plan_of(accumulate, buffer))
+        feeds = [feeder.example(), *(d.feed for d in taken(feeder) if d.kind == "loop")]
+        assert {feed.room for feed in feeds} == {room}
+
+
+def test_a_buffer_is_filled_once_and_dispatched_in_the_parts_that_were_asked_for():
+    """A buffer for each step would be placed, and change threads, as often as there are steps."""
+    dispatches = taken(feeder_of(rows_in_batches(*[4] * 9), plan_of(2, 3, most=2)))
+    assert kinds(dispatches) == [("loop", 4, 2), ("loop", 2, 1), ("loop", 3, 2)]
+    assert [d.start for d in dispatches] == [0, None, 0]
+    assert [d.ends_epoch for d in dispatches] == [False, False, True]
+    assert dispatches[0].feed is dispatches[1].feed
+
+
+def test_the_limit_is_asked_with_the_number_of_steps_made():
+    for data in (rows_in_batches(*[4] * 6), DataLoaderBuilder().batch_size(4).build({"x": np.arange(24)})):
+        feeder = feeder_of(data, plan_of(buffer=8, limit=lambda step: 3 - step % 3))
+        assert [d.steps for d in taken(feeder, step=1, last=2)] == [2, 3, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "steps"),
+    [(1, 32), (2 * 2**20, 32), (16 * 2**20, 4), (32 * 2**20, 2), (33 * 2**20, 1), (2**40, 1), (0, 32)],
+)
+def test_the_default_buffer_is_what_fits_into_64_mib(size, steps):
+    assert steps_for(size) == steps
+
+
+def test_bytes_of_a_batch():
+    assert bytes_of({"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.int8)}) == 52
+
+
+# -- shapes that change ------------------------------------------------------------------------------------------------
+
+
+def test_one_warning_when_more_than_eight_shapes_came():
+    warnings = []
+    batches = [{"x": np.zeros((2, width))} for width in range(1, 13)]
+    feeder = feeder_of(batches, plan_of(), warn=warnings.append)
+    taken(feeder, last=2)
+    (warning,) = warnings
+    assert "more than 8 batch shapes" in warning
+    assert "float64[2, 9]" in warning
+
+
+def test_no_warning_for_eight_shapes():
+    taken(feeder_of([{"x": np.zeros((2, width))} for width in range(1, 9)], plan_of(), warn=pytest.fail))
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (
+            {"x": np.zeros((4, 2), np.int32), "y": np.zeros(4)},
+            r"changed their dtypes.*x: float32\[4, 2\].*x: int32\[4, 2\].*: 'x' was float32 and is int32$",
+        ),
+        (
+            {"x": np.zeros((4, 2), np.float32)},
+            r"changed their structure.*y: float64\[4\] to x: float32\[4, 2\]: 'y' is missing$",
+        ),
+        (
+            {"x": np.zeros((4, 2), np.float32), "z": np.zeros(4)},
+            r"changed their structure.*z: float64\[4\]: 'y' is missing, 'z' is new",
+        ),
+        ([np.zeros((4, 2), np.float32), np.zeros(4)], r"changed their structure.* to 0: float32\[4, 2\], 1: float64"),
+    ],
+    ids=["dtype", "missing", "renamed", "list"],
+)
+def test_a_new_dtype_or_structure_is_an_error_that_shows_both(second, message):
+    first = {"x": np.zeros((4, 2), np.float32), "y": np.zeros(4)}
+    with pytest.raises(LearnerError, match="the train batches " + message):
+        taken(feeder_of([first, first, second], plan_of()))
+
+
+# -- batches that cannot be used ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (None, r"a batch of the train data holds no arrays: it is None"),
+        ({}, r"holds no arrays: it is \{\}"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(3)}, r"one common leading axis; they have 'x' \[4, 2\], 'y' \[3\]"),
+        ({"x": np.zeros((4, 2)), "y": 3.0}, r"one common leading axis; they have 'x' \[4, 2\], 'y' \[\]"),
+        (5, r"one common leading axis; they have the array \[\]"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, r"a batch of the train data has 0 rows"),
+        (
+            {"x": np.zeros(2), "name": np.array(["a", "b"])},
+            r"'name' of a train batch has dtype <U1; batches hold numbers",
+        ),
+        ({"x": np.array([None, {}], dtype=object)}, r"'x' of a train batch has dtype object"),
+        ({"t": np.zeros(2, "datetime64[s]")}, r"'t' of a train batch has dtype datetime64\[s\]"),
+        ({"r": np.zeros(2, [("a", int)])}, r"'r' of a train batch has dtype \[\('a', '<i8'\)\]"),
+        ({"s": ["a", "b"]}, r"'s\.0' of a train batch has dtype <U1"),
+    ],
+    ids=["None", "empty dict", "lengths", "scalar", "number", "no rows", "text", "object", "dates", "records", "list"],
+)
+def test_a_batch_that_cannot_be_used_is_an_error_that_names_the_field(batch, message):
+    with pytest.raises(LearnerError, match=message):
+        batch_arrays(batch, "train")
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.bool_, np.int8, np.float16, np.float64, np.complex64, jax.numpy.bfloat16, jax.numpy.float8_e4m3fn]
+)
+def test_numbers_of_every_kind_are_taken_as_they_are(dtype):
+    batch = batch_arrays({"x": np.zeros(3, dtype), "y": jax.numpy.zeros(3, jax.numpy.int32)}, "train")
+    assert batch["x"].dtype == dtype
+    assert isinstance(batch["y"], np.ndarray)
+
+
+def test_a_bad_batch_in_the_middle_is_named_by_its_split():
+    with pytest.raises(LearnerError, match="a batch of the valid data has 0 rows"):
+        taken(feeder_of([*rows_in_batches(4), {"x": np.zeros((0, 2), np.float32)}], plan_of(), split="valid"))
+
+
+# -- loaders that run out or fail --------------------------------------------------------------------------------------
+
+
+def test_a_loader_that_is_empty_in_a_later_epoch_is_an_error():
+    epochs = iter([rows_in_batches(4), rows_in_batches(4), []])
+    feeder = feeder_of(lambda: next(epochs), plan_of())
+    dispatches = feeder.open(1, 0, 0, 3)
+    assert [next(dispatches).epoch for _ in range(2)] == [1, 2]
+    with pytest.raises(
+        LearnerError, match=r"train data had no batches in epoch 3: a loader must give its batches anew"
+    ):
+        next(dispatches)
+
+
+def test_an_exhausted_generator_is_an_error_in_epoch_2():
+    dispatches = feeder_of((b for b in rows_in_batches(4, 4)), plan_of()).open(1, 0, 0, 2)
+    assert next(dispatches).ends_epoch
+    with pytest.raises(LearnerError, match=r"exhausted.*needed again for epoch 2"):
+        next(dispatches)
+
+
+def test_a_loader_that_became_shorter_than_the_position_is_an_error():
+    with pytest.raises(LearnerError, match=r"is shorter than it was.*after batch 2 of epoch 1.*at or before that one"):
+        taken(feeder_of(rows_in_batches(4, 4), plan_of(), split="train"), batch=2)
+
+
+def failing_loader():
+    yield from rows_in_batches(4, 4, 4)
+    raise OSError("the cable was pulled")
+
+
+def test_what_a_loader_raises_comes_out_with_its_own_traceback_after_what_came_before():
+    dispatches = feeder_of(failing_loader, plan_of(buffer=2)).open(1, 0, 0, 1)
+    assert next(dispatches).steps == 2
+    with pytest.raises(OSError, match="the cable was pulled") as info:
+        next(dispatches)
+    assert "failing_loader" in [frame.name for frame in traceback.extract_tb(info.tb)]
+    with pytest.raises(OSError, match="the cable was pulled"):  # it stays failed
+        next(dispatches)
+    dispatches.close()
+
+
+# -- the thread that reads ahead ---------------------------------------------------------------------------------------
+
+
+def data_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "learner-data"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = set(data_threads())
+    yield
+    left = set(data_threads()) - before
+    for thread in left:
+        thread.join(WAIT)
+    assert not {thread for thread in left if thread.is_alive()}
+
+
+def test_ahead_gives_everything_in_order_and_then_stays_at_its_end():
+    ahead = Prefetcher(iter([[number] * (number % 4) for number in range(100)]))
+    assert list(ahead) == [number for number in range(100) for _ in range(number % 4)]
+    assert next(ahead, "end") == "end"
+    assert next(ahead, "end") == "end"
+    ahead.close()
+
+
+def test_ahead_runs_in_a_thread_of_its_own():
+    names = Prefetcher([threading.current_thread().name] for _ in range(2))
+    assert set(names) == {"learner-data"}
+    names.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_ahead_reads_so_far_and_no_further(depth):
+    """`depth` lists are ready and one more is in the thread's hand."""
+    given, reached, too_far = [0], threading.Event(), []
+
+    def endless():
+        for number in itertools.count():
+            if number > given[0] + depth:
+                too_far.append((number, given[0]))
+            if number == given[0] + depth:
+                reached.set()
+            yield [number]
+
+    ahead = Prefetcher(endless(), depth)
+    for expected in range(20):
+        assert reached.wait(WAIT)
+        reached.clear()
+        given[0] += 1  # before it is taken: the thread may be quicker than this one
+        assert next(ahead) == expected
+    ahead.close()
+    assert not too_far
+
+
+def test_closing_ends_the_thread_in_the_middle_of_an_endless_iterator_and_closes_it():
+    closed = threading.Event()
+
+    def endless():
+        try:
+            yield from ([number] for number in itertools.count())
+        finally:
+            closed.set()
+
+    ahead = Prefetcher(endless())
+    assert next(ahead) == 0
+    ahead.close()
+    assert closed.is_set()
+    assert not ahead._thread.is_alive()
+
+
+def test_closing_before_the_first_item_and_twice():
+    ahead = Prefetcher([number] for number in itertools.count())
+    ahead.close()
+    ahead.close()
+    assert not ahead._thread.is_alive()
+
+
+def test_a_stream_that_is_given_up_closes_the_users_generator():
+    closed = threading.Event()
+
+    def loader():
+        try:
+            while True:
+                yield rows_in_batches(4)[0]
+        finally:
+            closed.set()
+
+    taken(feeder_of(loader, plan_of()), last=None, most=3)
+    assert closed.wait(WAIT)
+
+
+def test_after_the_end_of_one_stream_another_can_be_opened():
+    feeder = feeder_of(rows_in_batches(4, 4), plan_of())
+    assert [len(taken(feeder)) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loader_may_fill_one_array_again_and_again(accumulate):
+    def batches():
+        array = np.zeros((2, 1), np.float32)
+        for number in range(5):
+            array[:] = number
+            yield {"x": array}
+
+    feeder = feeder_of(batches, plan_of(accumulate=accumulate))
+    steps = read(taken(feeder), accumulate)[1]
+    assert np.ravel([micro for step in steps for micro in step]).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_rows_in_their_own_order_are_not_copied_and_others_are_arranged_once_per_epoch():
+    """What is not shuffled takes no second place on the device."""
+    loader = DataLoaderBuilder().batch_size(4)
+    still = feeder_of(loader.build({"x": np.arange(14)}), plan_of(buffer=1), SingleDevice())
+    mixed = feeder_of(loader.shuffle(seed=0).build({"x": np.arange(14)}), plan_of(buffer=1), SingleDevice())
+    same = {id(d.feed.data["x"]) for d in taken(still, last=3)}
+    assert len(same) == 1
+    dispatches = taken(mixed, last=2)
+    assert len({id(d.feed.data["x"]) for d in dispatches}) == 2
+    for dispatch in dispatches:
+        rows = np.asarray(dispatch.feed.data["x"]).tolist()
+        assert rows != sorted(rows) == list(range(14))
+
+
+# -- where the data was ------------------------------------------------------------------------------------------------
+
+
+class Numbered:
+    """An iterable whose iterators say how many batches they gave."""
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def __iter__(self):
+        return NumberedIterator(self.sizes)
+
+
+class NumberedIterator:
+    def __init__(self, sizes):
+        self.sizes, self.number = sizes, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.number == len(self.sizes):
+            raise StopIteration
+        self.number += 1
+        return {"x": np.full(self.sizes[self.number - 1], self.number, np.int32)}
+
+    def get_state(self):
+        return self.number
+
+    def set_state(self, state):
+        self.number = state
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    full=st.integers(1, 14),
+    ragged=st.booleans(),
+    accumulate=st.integers(1, 4),
+    buffer=st.integers(1, 6),
+    limits=limits,
+    loop=st.booleans(),
+    most=st.none() | st.integers(1, 6),
+    data=st.data(),
+)
+def test_a_dispatch_says_where_the_data_was_after_its_last_batch(
+    full, ragged, accumulate, buffer, limits, loop, most, data
+):
+    """However far the thread has read ahead, and however buffers are cut."""
+    sizes = [4] * full + [3] * ragged
+
+    def feeder():
+        source = source_of(Numbered(*sizes), "train")
+        first = batch_arrays(source.peek(1), "train")
+        source.keep_state()
+        return Feeder(source, Host(), plan_of(accumulate, buffer, loop, cuts(limits), most), first, pytest.fail)
+
+    dispatches = taken(feeder(), last=2)
+    ends = [sum(d.batches for d in dispatches[: i + 1]) for i in range(len(dispatches))]
+    assert [d.data_state for d in dispatches] == [(end - 1) % len(sizes) + 1 for end in ends]
+    assert all(len(d.states) == d.steps for d in dispatches)
+
+    stop = data.draw(st.integers(0, len(ends) - 2), label="the last dispatch before the stop")
+    epoch, batch = divmod(ends[stop], len(sizes))
+    dispatches = feeder().open(epoch + 1, batch, 0, 2, state=dispatches[stop].data_state)
+    tail = read(dispatches, accumulate)
+    dispatches.close()
+    given = [step[0][0] for steps in tail.values() for step in steps]
+    first_of_steps = [1 + i for i in range(0, len(sizes), accumulate)]
+    assert given == (first_of_steps * 2)[epoch * len(first_of_steps) + -(-batch // accumulate) :]
+
+
+def test_each_part_of_a_buffer_has_its_own_state():
+    source = source_of(Numbered(4, 4, 4, 4, 4, 4, 4), "train")
+    first = batch_arrays(source.peek(1), "train")
+    source.keep_state()
+    dispatches = taken(Feeder(source, Host(), plan_of(2, 4, most=1), first, pytest.fail))
+    assert [(d.start, d.data_state) for d in dispatches] == [(0, 2), (None, 4), (None, 6), (None, 7)]
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streaming"])
+def test_our_loaders_need_no_state(resident, monkeypatch):
+    monkeypatch.setattr(source_module, "RESIDENT_BYTES", 2**20 if resident else 0)
+    feeder = feeder_of(DataLoaderBuilder().batch_size(4).build({"x": np.arange(14)}), plan_of())
+    assert [d.data_state for d in taken(feeder)] == [None] * 2
+
+
+def test_batches_that_are_skipped_are_not_placed():
+    placed, warnings = [], []
+
+    class Counting(Host):
+        def put(self, tree, axis=0, whole=False, rare=False):
+            placed.append(tree["x"])
+            return tree
+
+    def generator():
+        yield from ({"x": np.full((4, 1), number, np.int32)} for number in range(9))
+
+    feeder = feeder_of(generator, plan_of(2, 2), Counting(), warnings.append)
+    steps = read(taken(feeder, batch=6, step=3), 2)[1]
+    assert [[micro[0] for micro in step] for step in steps] == [[[6], [7]], [[8]]]
+    assert [np.unique(buffer[:count]).tolist() for buffer, count in zip(placed, (3,), strict=True)] == [[6, 7, 8]]
+    assert len(warnings) == 1
+    assert "6 batches of epoch 1 are read again and dropped" in warnings[0]
+
+
+def test_a_state_behind_which_nothing_comes_is_an_error():
+    with pytest.raises(LearnerError, match=r"is shorter than it was.*after batch 2 of epoch 1"):
+        list(feeder_of(Numbered(4, 4), plan_of()).open(1, 2, 0, 1, state=2))
+
+
+# -- integers that the device has no room for --------------------------------------------------------------------------
+
+TOO_LARGE = 4294967196  # -100 as an int32
+WRAPPED = [
+    (np.int64, TOO_LARGE, "int32", "-100"),
+    (np.int64, -(2**31) - 1, "int32", "2147483647"),
+    (np.uint64, 2**32, "uint32", "0"),
+]
+
+
+def labelled(dtype, value, rows=6):
+    return {"x": np.arange(rows, dtype=np.float32), "label": np.array([0] * (rows - 1) + [value], dtype)}
+
+
+@pytest.mark.parametrize(("dtype", "value", "narrow", "wrapped"), WRAPPED)
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "on the device"])
+def test_integers_that_the_device_would_wrap_are_refused(dtype, value, narrow, wrapped, streams):
+    arrays = labelled(dtype, value)
+    data = DataLoaderBuilder().batch_size(2).build(arrays)
+    if streams:
+        data = list(data)
+    message = rf"'label' of a train batch holds {value} \({np.dtype(dtype)}\), which is {wrapped} as {narrow}, with "
+    with pytest.raises(LearnerError, match=message):
+        taken(feeder_of(data, plan_of()))
+
+
+def test_integers_that_fit_are_given_whatever_their_dtype():
+    for dtype, value in ((np.int64, 2**31 - 1), (np.int64, -(2**31)), (np.uint64, 2**32 - 1), (np.uint32, 2**32 - 1)):
+        arrays = labelled(dtype, value)
+        dispatches = taken(feeder_of([arrays], plan_of(loop=False)))
+        assert dispatches[0].feed.last["label"][-1] == value
+
+
+def test_with_64_bits_all_integers_fit():
+    jax.config.update("jax_enable_x64", True)  # for the thread that reads, too
+    try:
+        dispatches = taken(feeder_of([labelled(np.int64, TOO_LARGE)], plan_of(loop=False)))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert dispatches[0].feed.last["label"][-1] == TOO_LARGE
+
+
+def test_a_later_batch_and_one_of_tensors_are_looked_at_too():
+    class Tensor:
+        def __init__(self, array):
+            self.array = array
+
+        def __array__(self, dtype=None, copy=None):
+            return self.array
+
+    good, wrong = labelled(np.int64, 1), labelled(np.int64, TOO_LARGE)
+    for batches in ([good, wrong], [jax.tree.map(Tensor, good), jax.tree.map(Tensor, wrong)]):
+        feeder = feeder_of(batches, plan_of(loop=False))
+        with pytest.raises(LearnerError, match="holds 4294967196"):
+            taken(feeder)
+
+
+def test_arrays_on_the_device_are_looked_at_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(feed_module, "refuse_wrapped", lambda batch, split: seen.append(split))
+    taken(feeder_of(DataLoaderBuilder().batch_size(2).build(labelled(np.int64, 1)), plan_of()), last=3)
+    assert seen == ["train"]

@@ -1,0 +1,568 @@
+"""Wrong data, steps and monitors: one clear error each, before anything is compiled or written."""
+
+import dataclasses
+import itertools
+import os
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+from flax import nnx
+from runs import (
+    BATCH,
+    ROWS,
+    LastRow,
+    Net,
+    T,
+    X,
+    Y,
+    arrays,
+    batches,
+    build_line,
+    line,
+    line_step,
+    quiet,
+    tree_of,
+    valid_data,
+)
+
+from learner import (
+    ClassificationOutput,
+    LearnerError,
+    MetricEarlyStopping,
+    ReduceOnPlateau,
+    RegressionOutput,
+    TrainOutput,
+)
+from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.metrics import Accuracy, CollectingMetric, LearningRate
+from learner.training.compilation import CompileTimes
+from learner.training.options import Options
+from learner.training.preflight import default_monitor
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+class Words(CollectingMetric):
+    name = "Words"
+    numeric = False
+
+    def collect(self, output):
+        return output.targets
+
+    def compute(self, rows):
+        return len(rows)
+
+
+def refused(learner, *data, directory=None):
+    """The message of the error, if nothing was compiled, and nothing written or changed."""
+    before = tree_of(directory) if directory else {}
+    with CompileTimes() as compiled, pytest.raises(LearnerError) as error:
+        learner.fit(*data)
+    assert compiled.count == 0
+    place = learner._options.directory
+    assert (tree_of(directory) if directory else os.path.exists(place)) == (before if directory else False)
+    return str(error.value)
+
+
+def changed(**fields):
+    """The batches, with other fields in each; `None` takes one out."""
+    made = [{**batch, **{k: f(batch[k]) for k, f in fields.items() if f}} for batch in batches()]
+    return [{k: v for k, v in batch.items() if fields.get(k, True)} for batch in made]
+
+
+def none_at_all():
+    used = iter(batches())
+    list(used)
+    return used
+
+
+@dataclasses.dataclass
+class NoTree:
+    loss: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class OwnOutput:
+    loss: jax.Array
+    weight: jax.Array
+
+
+def classify(model, batch):
+    return ClassificationOutput.from_logits(batch["x"] @ jnp.broadcast_to(model["w"], (3, 3)), batch["y"])
+
+
+def loss_of(batch):
+    return jnp.mean(batch["x"])
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+DATA = {
+    "nothing": (None, ["no training data", "fit(train, valid)"]),
+    "an empty list": ([], ["train data has no batches", "empty"]),
+    "a generator function without batches": (lambda: iter(()), ["train data has no batches"]),
+    "an exhausted generator": (none_at_all(), ["train data has no batches"]),
+    "a builder of loaders": (DataLoaderBuilder().batch_size(4), ["DataLoaderBuilder", ".build(dataset)"]),
+    "a dataset": (ArrayDataset(arrays()), ["ArrayDataset", "with_batch_size(n)"]),
+    "a list-like dataset": (
+        type("Mine", (), {"__len__": lambda self: 3, "__getitem__": lambda self, i: i})(),
+        ["a dataset (Mine)", "with_batch_size(n)"],
+    ),
+    "a dict of arrays": (arrays(), ["a dict with x, t, y", "needs a loader"]),
+    "an array": (X, ["of type ndarray", "needs a loader"]),
+    "a path": ("data/train", ["of type str", "needs a loader"]),
+    "a number": (7, ["of type int", "needs a loader"]),
+    "a missing key": (changed(t=None), ["train_step reads batch['t']", "a batch has 'x', 'y'"]),
+    "leaves of different lengths": (changed(t=lambda t: t[:-1]), ["'t' [3, 1]", "'x' [4, 3]", "common leading axis"]),
+    "a number among the arrays": (changed(t=lambda t: 1.0), ["'t' []", "common leading axis"]),
+    "no rows": (changed(x=lambda x: x[:0], t=lambda t: t[:0], y=lambda y: y[:0]), ["train data has 0 rows"]),
+    "texts": (changed(t=lambda t: np.array(["a"] * len(t))), ["'t' of a train batch", "hold numbers"]),
+    "objects": (changed(t=lambda t: np.array([None] * len(t))), ["'t' of a train batch", "dtype object"]),
+    "rows of several lengths": (changed(t=lambda t: np.array([[1], [1, 2]], dtype=object)), ["'t'", "dtype object"]),
+    "arrays in a tuple": ((X, X[:, 0]), ["a tuple of arrays of shapes [", "build({'x': x, 'y': y})"]),
+    "numbers": ([1, 2, 3], ["the array []", "A loader yields batches: dicts", "DataLoaderBuilder().batch_size(32)"]),
+    "words": (["one", "two"], ["the array of a train batch has dtype <U3", "A loader yields batches"]),
+    "lists in a dict": ([{"x": [[1.0], [2.0]], "t": [1.0, 2.0]}], ["'t.0' []", "Lists are read number by number"]),
+    "lists of numbers": ([[1, 2], [3, 4]], ["'0' [], '1' []", "A loader yields batches"]),
+    "items": ([{"x": X[0], "t": 1.0}] * 4, ["'t' [], 'x' [3]", "DataLoaderBuilder().batch_size(32).build(items)"]),
+    "batches without arrays": ([{}], ["holds no arrays", "{}"]),
+    "batches that are None": ([None], ["holds no arrays", "None"]),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_training_data(tmp_path, kind):
+    data, parts = DATA[kind]
+    message = refused(build_line(quiet(tmp_path / "run")), data)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in DATA if kind not in ("nothing", "a dict of arrays", "an exhausted generator")]
+)
+def test_validation_data(tmp_path, kind):
+    data, parts = DATA[kind]
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), data)
+    expected = [part.replace("train_step", "valid_step (on valid)").replace("train ", "valid ") for part in parts]
+    assert all(part in message for part in expected), message
+
+
+def test_one_of_several_validation_sets(tmp_path):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {"dev": valid_data(), "ood": []})
+    assert "the valid-ood data has no batches" in message
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {"dev": valid_data(), "ood": changed(t=None)})
+    assert "valid_step (on valid-ood) reads batch['t']" in message
+
+
+@pytest.mark.parametrize(("data", "part"), [(arrays(), "x, t, y"), ({}, "nothing")])
+def test_a_dict_that_is_no_dict_of_loaders(tmp_path, data, part):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), data)
+    assert part in message
+    assert "several loaders by name" in message
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\b", "a\nb", "a" * 300])
+def test_a_validation_set_whose_name_is_no_name(tmp_path, name):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {name: valid_data()})
+    assert f"{f'valid-{name}'!r} cannot be the name of a metric or split" in message
+
+
+def test_validation_sets_that_would_share_their_files(tmp_path):
+    message = refused(build_line(quiet(tmp_path / "run")), batches(), {"a b": valid_data(), "A_b": valid_data()})
+    assert "'valid-a b' and 'valid-A_b' would share their files" in message
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_what_can_be_read_once_but_is_needed_more_often(tmp_path, split):
+    data = {"train": batches(), "valid": batches()} | {split: iter(batches())}
+    message = refused(build_line(quiet(tmp_path / "run").num_epochs(3)), data["train"], data["valid"])
+    assert f"the {split} data" in message
+    assert "num_epochs is 3" in message
+    assert "generator function itself" in message
+
+
+def other_width(batch):
+    return {**batch, "x": batch["x"].repeat(2, axis=1)}
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_later_batch_that_the_model_does_not_fit_is_told_with_its_shapes(tmp_path, split):
+    """Of a loop, and of a step alone."""
+    for data in (batches()[:2], batches()[:1]):
+        data = {"train": batches(), "valid": batches()} | {split: [*data, other_width(batches()[2])]}
+        with pytest.raises(LearnerError) as raised:
+            build_line(quiet(tmp_path / "run", overwrite=True)).fit(data["train"], data["valid"])
+        step = "the train step" if split == "train" else "valid_step"
+        said = (
+            f"{step} cannot be traced with a {split} batch (t: float32[4, 1], x: float32[4, 6], y: int32[4]): TypeError"
+        )
+        assert str(raised.value).startswith(said)
+        assert f"({runs.__file__}, line " in str(raised.value)
+
+
+def test_a_batch_of_a_loop_of_ones_own_that_the_model_does_not_fit(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    state, _ = learner.train_step(learner.init(), batches()[0])
+    with pytest.raises(
+        LearnerError, match=r"train_step cannot be traced with the batch \(t: float32\[4, 1\], x: float32"
+    ):
+        learner.train_step(state, other_width(batches()[0]))
+    learner.valid_step(state, batches()[0])
+    with pytest.raises(
+        LearnerError, match=r"valid_step cannot be traced with the batch \(t: float32\[4, 1\], x: float32"
+    ):
+        learner.valid_step(state, other_width(batches()[0]))
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+STEPS = {
+    "returns nothing": (lambda m, b: None, ["train_step returned nothing (None)", "return an output with a loss"]),
+    "returns an array": (
+        lambda m, b: b["x"] * 2.0,
+        ["train_step returned an array of shape [4, 3]", "no field 'loss'"],
+    ),
+    "returns a dict": (lambda m, b: {"loss": loss_of(b)}, ["train_step returned dict", "no field 'loss'"]),
+    "returns no pytree": (lambda m, b: NoTree(loss_of(b)), ["NoTree", "register_dataclass"]),
+    "loss of each row": (
+        lambda m, b: OwnOutput(b["x"].mean(1), jnp.float32(4)),
+        ["the loss of train_step has shape [4]", "one number"],
+    ),
+    "an integer loss": (lambda m, b: OwnOutput(b["y"].sum(), jnp.float32(4)), ["dtype int32", "floating-point"]),
+    "a weight of each row": (
+        lambda m, b: OwnOutput(loss_of(b), jnp.ones(4)),
+        ["the weight of train_step's output has shape [4]", "one number"],
+    ),
+    "float labels": (
+        lambda m, b: ClassificationOutput.from_logits(b["x"], b["t"][:, 0]),
+        ["labels of dtype float32", "integer class numbers"],
+    ),
+    "labels of another shape": (
+        lambda m, b: ClassificationOutput.from_logits(b["x"], b["y"][:2]),
+        ["labels of shape (2,)", "[batch, classes] and [batch]"],
+    ),
+    "predictions of another shape": (
+        lambda m, b: RegressionOutput.from_predictions(b["x"] @ m["w"], b["t"][:, 0]),
+        ["predictions of shape (4, 1)", "targets of shape (4,)"],
+    ),
+    "gradients that do not fit": (
+        lambda m, b: TrainOutput({"w": m["w"]}, line_step(m, b)),
+        ["gradients", "missing: b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_train_step(tmp_path, what):
+    step, parts = STEPS[what]
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step)
+    message = refused(learner, batches())
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize("what", [what for what in STEPS if what != "gradients that do not fit"])
+def test_a_valid_step(tmp_path, what):
+    step, parts = STEPS[what]
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=line_step, valid_step=step)
+    message = refused(learner, batches(), batches())
+    expected = [part.replace("train_step", "valid_step") for part in parts]
+    assert all(part in message for part in expected), message
+
+
+@pytest.mark.parametrize("labels", [Y - 1, Y + 1], ids=["below", "above"])
+@pytest.mark.parametrize("where", ["train", "valid"])
+def test_labels_outside_of_the_classes(tmp_path, labels, where):
+    wrong = [{"x": X[:8], "y": labels[:8]}]
+    right = [{"x": X[:8], "y": Y[:8]}]
+    data = (wrong, right) if where == "train" else (right, wrong)
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=classify, valid_step=classify)
+    message = refused(learner, *data)
+    assert f"the labels 'y' go from {labels[:8].min()} to {labels[:8].max()}" in message
+    assert f"{where}_step have 3 classes (0 to 2)" in message
+
+
+def test_validation_data_without_a_valid_step(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=line_step)
+    message = refused(learner, batches(), batches())
+    assert "there is validation data, but there is no valid_step" in message
+    assert "build(..., valid_step=fn)" in message
+
+
+def test_training_without_a_train_step(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, valid_step=line_step)
+    assert "there is no train_step" in refused(learner, batches())
+
+
+class Growing(Net):
+    def train_step(self, batch):
+        self.extra = nnx.BatchStat(jnp.zeros(2))
+        return super().train_step(batch)
+
+
+class Widening(Net):
+    def train_step(self, batch):
+        output = super().train_step(batch)
+        self.norm.mean[...] = self.norm.mean[...].astype(jnp.float16)
+        return output
+
+
+def test_a_step_that_adds_variables(tmp_path):
+    learner = quiet(tmp_path / "run").build(Growing(), optax.sgd, 0.1)
+    message = refused(learner, batches())
+    assert "new: extra" in message
+    assert "before training" in message
+
+
+def test_a_step_that_changes_the_model(tmp_path):
+    def step(model, batch):
+        return line_step(model, batch), {**model, "n": jnp.float32(1)}
+
+    learner = quiet(tmp_path / "run").build({**line(), "n": jnp.int32(0)}, optax.sgd, 0.1, train_step=step)
+    message = refused(learner, batches())
+    assert "n was int32[] and became float32[]" in message
+
+
+def test_an_update_that_changes_the_state(tmp_path):
+    def update(state, batch, lr, rng):
+        return {**state, "w": state["w"].astype(jnp.bfloat16)}, line_step(state, batch)
+
+    learner = quiet(tmp_path / "run").build(line(), None, 0.1, update=update)
+    assert "w was float32[3, 1] and became bfloat16[3, 1]" in refused(learner, batches())
+
+
+def test_an_update_that_returns_the_state_alone(tmp_path):
+    learner = quiet(tmp_path / "run").build(line(), None, 0.1, update=lambda state, batch, lr, rng: state)
+    assert "update= returned dict; it needs to return (state, output)" in refused(learner, batches())
+
+
+# -- metrics and monitors ----------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_the_output_cannot_feed(tmp_path):
+    message = refused(build_line(quiet(tmp_path / "run").metrics(Accuracy())), batches(), batches())
+    assert "the metric Accuracy needs logits, which train_step's RegressionOutput does not have" in message
+    assert "it has loss, predictions, targets, weight" in message
+    assert "valid_step's RegressionOutput" in message
+
+
+MONITORS = {
+    "early stopping": lambda b, key: (b.early_stopping(MetricEarlyStopping(key)), 0.1),
+    "ReduceOnPlateau": lambda b, key: (b, ReduceOnPlateau(0.1, key)),
+    "the checkpointer": lambda b, key: (b.with_file_checkpointer(monitor=key), 0.1),
+}
+
+
+@pytest.mark.parametrize("what", MONITORS)
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("valid/Los", ["'valid/Los', which no metric provides", "did you mean 'valid/Loss'"]),
+        ("Precision@5", ["which no metric provides", "there are: 'train/Learning Rate', 'train/Loss', 'valid/Loss'"]),
+        ("valid/Words", ["'valid/Words', which is not a number"]),
+        ("train/Learning Rate", ["no direction of its own", "mode='min' or mode='max'"]),
+    ],
+)
+def test_monitors(tmp_path, what, key, parts):
+    builder, lr = MONITORS[what](quiet(tmp_path / "run").metric_train(LearningRate()).metric_valid(Words()), key)
+    message = refused(build_line(builder, lr), batches(), batches())
+    assert f"{what} monitors" in message
+    assert all(part in message for part in parts), message
+
+
+def test_a_monitor_of_validation_without_validation(tmp_path):
+    builder = quiet(tmp_path / "run").early_stopping(MetricEarlyStopping("valid/Loss"))
+    message = refused(build_line(builder), batches())
+    assert "early stopping monitors 'valid/Loss', and there is no validation data; there are: 'train/" in message
+    assert "train/Loss" in message
+
+
+def test_the_default_monitor():
+    assert default_monitor([]) == "train/Loss"
+    assert default_monitor(["valid"]) == "valid/Loss"
+    assert default_monitor(["valid-dev", "valid-ood"]) == "valid-dev/Loss"
+
+
+# -- together ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_mistakes_of_a_run_are_one_error(tmp_path):
+    """Also in the directory of another run, which would be overwritten: it stays as it is."""
+    build_line(quiet(tmp_path / "run")).fit(batches())
+    builder = quiet(tmp_path / "run", overwrite=True).metrics(Accuracy()).num_epochs(2)
+    builder.early_stopping(MetricEarlyStopping("valid/Accurate")).with_file_checkpointer(monitor="Loss")
+    learner = builder.build(
+        line(), optax.sgd, ReduceOnPlateau(0.1, "valid/Lost"), train_step=line_step, valid_step=lambda m, b: b["z"]
+    )
+    message = refused(learner, batches(), iter(batches()), directory=tmp_path)
+    for part in (
+        "7 problems",
+        "the metric Accuracy needs logits",
+        "valid_step (on valid) reads batch['z']",
+        "early stopping monitors 'valid/Accurate'",
+        "ReduceOnPlateau monitors 'valid/Lost'",
+        "the checkpointer monitors 'Loss'",
+        "the valid data is an iterator",
+    ):
+        if part != "7 problems":
+            assert part in message, part
+    assert "6 problems" in message
+
+
+def test_an_exception_of_the_step_itself_comes_as_it_is(tmp_path):
+    def step(model, batch):
+        raise ZeroDivisionError("mine")
+
+    learner = quiet(tmp_path / "run").build(line(), optax.sgd, 0.1, train_step=step)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        learner.fit(batches())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_an_error_the_learner_can_still_be_fitted(tmp_path):
+    learner = build_line(quiet(tmp_path / "run"))
+    refused(learner, [])
+    assert learner.fit(batches()).summary["steps"] == -(-ROWS // BATCH)
+
+
+def test_what_is_right_is_not_refused(tmp_path):
+    """Nothing is compiled to find that out either."""
+    from learner.strategies import SingleDevice
+    from learner.training.preflight import checked_step, read_inputs
+
+    learner = build_line(quiet(tmp_path / "run"))
+    options = Options(tmp_path / "run")
+    options.train_metrics, options.valid_metrics = learner._options.train_metrics, learner._options.valid_metrics
+    with CompileTimes() as compiled:
+        inputs = read_inputs(options, batches(), {"a": valid_data(), "b": batches()}, SingleDevice())
+        state = jax.eval_shape(learner.init)
+        step = checked_step(options, learner._step, state, inputs, None, SingleDevice())
+    assert compiled.count == 0
+    assert list(inputs.valid) == ["valid-a", "valid-b"]
+    assert inputs.first_batches["train"]["t"].tolist() == T[:BATCH].tolist()
+    assert step.own_grads is False
+
+
+# -- sizes, and validation that never comes ----------------------------------------------------------------------------
+
+
+def warnings_of(directory):
+    return [line for line in (directory / "experiment.log").read_text().splitlines() if "WARNING" in line]
+
+
+@pytest.mark.parametrize("valid", [arrays(), {"a": arrays(), "b": arrays()}], ids=["one split", "several splits"])
+def test_a_dict_of_arrays_is_a_dataset_where_there_is_a_batch_size(tmp_path, valid):
+    splits = ["valid"] if "x" in valid else ["valid-a", "valid-b"]
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1).with_batch_size(BATCH))
+    result = learner.fit({name: jnp.asarray(x) for name, x in arrays().items()}, valid)
+    expected = build_line(quiet(tmp_path / "loaders").num_epochs(1)).fit(
+        DataLoaderBuilder().batch_size(BATCH).shuffle(0).build(arrays()),
+        {name: DataLoaderBuilder().batch_size(BATCH).build(arrays()) for name in ("a", "b")},
+    )
+    assert result.history["train/Loss"] == expected.history["train/Loss"]
+    assert [result.history[f"{split}/Loss"] for split in splits] == [expected.history["valid-a/Loss"]] * len(splits)
+    assert learner.evaluate(arrays()) == {"Loss": result.history[f"{splits[0]}/Loss"][-1]}
+    assert warnings_of(tmp_path / "run") == []
+
+
+def test_arrays_of_several_lengths_are_no_dataset(tmp_path):
+    wrong = {**arrays(), "t": T[:5]}
+    learner = build_line(quiet(tmp_path / "run").with_batch_size(BATCH))
+    assert "arrays with a common first axis" in refused(learner, wrong)
+    mixed = {"a": valid_data(), "x": X}
+    assert "the validation data is a dict with a, x" in refused(learner, batches(), mixed)
+
+
+SIZED = {
+    "a loader": lambda: DataLoaderBuilder().batch_size(5).build(arrays()),
+    "a list": lambda: batches(5),
+}
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_a_batch_size_that_is_not_used_is_warned_of(tmp_path, kind):
+    for size in (BATCH, 5):
+        build_line(quiet(tmp_path / str(size)).num_epochs(1).with_batch_size(size)).fit(SIZED[kind](), valid_data())
+    (text,) = warnings_of(tmp_path / str(BATCH))
+    assert f"with_batch_size({BATCH}) is not used for the train data, which comes in batches of 5 already" in text
+    assert warnings_of(tmp_path / "5") == []
+
+
+def test_validation_inside_epochs_needs_validation_data(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1).valid_every(2))
+    assert refused(learner, batches()).startswith("valid_every is 2, and there is no validation data: give it to fit")
+    learner.overview(batches())  # it is for the fit to have
+
+
+def endless_batches():
+    while True:
+        yield from batches()
+
+
+ENDLESS = {
+    "cycle": lambda: itertools.cycle(batches()),
+    "repeat": lambda: itertools.repeat(batches()[0]),
+    "Grain": lambda: (
+        grain.MapDataset.source([{k: v[i] for k, v in arrays().items()} for i in range(ROWS)]).batch(BATCH).repeat()
+    ),
+}
+
+
+@pytest.mark.parametrize("make", ENDLESS.values(), ids=ENDLESS)
+def test_validation_that_cannot_end_is_refused(tmp_path, make):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(1))
+    message = "the valid data has no end, and a validation reads it to its end: limit it by valid_batches(n)"
+    assert refused(learner, batches(), make()).startswith(message)
+    with pytest.raises(LearnerError, match="has no end"):
+        learner.evaluate(make())
+    assert next(iter(learner.predict(make()))).loss >= 0  # whoever reads it can stop
+
+
+def test_a_repeat_with_an_end_is_data(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_epochs(1)).fit(batches(), itertools.repeat(batches()[0], 2))
+    assert len(result.history["valid/Loss"]) == 1
+
+
+VALID = {
+    "a function without an end": lambda: endless_batches,
+    "shuffled on the device": lambda: DataLoaderBuilder().batch_size(BATCH).shuffle(1).build(arrays()),
+    "Grain without an end": ENDLESS["Grain"],
+}
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_valid_batches_are_the_first_ones_of_each_validation(tmp_path, kind):
+    data = VALID[kind]()
+    first = list(itertools.islice(data() if callable(data) else data, 2))
+    build = lambda name: build_line(quiet(tmp_path / name).num_epochs(2).metrics(LastRow()))  # noqa: E731
+    limited = build_line(quiet(tmp_path / "run").num_epochs(2).metrics(LastRow()).valid_batches(2))
+    result, expected = limited.fit(batches(), VALID[kind]()), build("whole").fit(batches(), first)
+    for key in ("valid/Loss", "valid/Last Row"):
+        assert result.history[key] == expected.history[key]
+    assert len(limited.evaluate(batches())) == 2
+
+
+def test_more_valid_batches_than_there_are_is_all_of_them(tmp_path):
+    result = build_line(quiet(tmp_path / "run").num_epochs(1).valid_batches(99)).fit(batches(), batches())
+    expected = build_line(quiet(tmp_path / "whole").num_epochs(1)).fit(batches(), batches())
+    assert result.history["valid/Loss"] == expected.history["valid/Loss"]
+
+
+def test_a_validation_that_goes_on_and_on_is_warned_of_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("learner.training.run.MANY_BATCHES", 10)
+
+    def long():
+        for _ in range(20):
+            yield from batches()
+
+    builder = quiet(tmp_path / "run").num_epochs(1).valid_every(1).steps_per_dispatch(1)
+    build_line(builder).fit(batches()[:2], long)
+    texts = warnings_of(tmp_path / "run")
+    assert len(texts) == 2  # one for each validation
+    for text in texts:
+        assert "the valid data has given 10 batches and has not ended, and training 1 since the last" in text

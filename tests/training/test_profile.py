@@ -1,0 +1,41 @@
+import pytest
+
+from learner.training.profile import Profile, split_of
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # 10 s, of which the device computed 9: the rest is the host's.
+        ((10, 9, 0, 0, 1, 1), (9, 0, 0, 1)),
+        # It waited for batches for 6, and computed for 3.
+        ((10, 3, 6, 0, 1, 1), (3, 6, 0, 1)),
+        # The loop was held for 8, while the worker had values to handle three quarters of its time.
+        ((10, 2, 0, 8, 6, 2), (2, 0, 6, 2)),
+        # What is not known of the device is what was waited for it.
+        ((10, None, 1, 8, 2, 6), (6, 1, 2, 1)),
+        # Nothing is more than what is left: the clocks of a trace and of Python differ a little.
+        ((10, 11, 5, 5, 1, 1), (10, 0, 0, 0)),
+        ((10, 8, 5, 5, 1, 1), (8, 2, 0, 0)),
+    ],
+)
+def test_idle_time_is_whoever_was_waited_for(given, expected):
+    parts = split_of(*given)
+    assert tuple(parts[name] for name in ("device", "data", "listeners", "host")) == pytest.approx(expected)
+
+
+def test_the_largest_part_is_what_holds_the_steps_back():
+    for number, name in enumerate(("device", "data", "listeners", "host")):
+        times = [0.1] * 4
+        times[number] = 0.7
+        profile = Profile(0, 10, 1, 1.0, *times)
+        assert profile.bottleneck == name
+        assert f"\n{name}: " in str(profile)
+        assert profile.to_json()["bottleneck"] == name
+
+
+def test_times_are_those_of_a_step():
+    text = str(Profile(100, 200, 4, 2.0, 1.5, 0.1, 0.1, 0.3, compiling=3.0))
+    assert text.startswith("steps 101 to 200: 20 ms each, 100 in 4 dispatches\n  device computes     15 ms  75 %\n")
+    assert "waits for data       1 ms   5 %" in text
+    assert "compiling besides: 3.0 s in all" in text

@@ -1,0 +1,144 @@
+import gzip
+import json
+
+import jax
+import pytest
+
+from learner import LearnerError
+from learner.cli.main import main
+from learner.metrics import IterationSpeed
+from learner.training.directory import remove_run
+from tests.support.runs import batches, build_line, quiet
+
+PARTS = ("device", "data", "listeners", "host")
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("profiled") / "run"
+    result = build_line(quiet(directory).num_epochs(4).profile((5, 12))).fit(batches())
+    return directory, result
+
+
+def test_steps_are_profiled_while_a_run_trains(profiled):
+    directory, result = profiled
+    found = json.loads((directory / "profile" / "profile.json").read_text())
+    assert (found["first"], found["last"]) == (5, 12)
+    assert sum(found[part] for part in PARTS) == pytest.approx(found["seconds"])
+    assert 0 < found["device"] <= found["seconds"]
+    assert sum(each["seconds"] for each in found["operations"]) >= 0.5 * found["device"]
+    (trace,) = directory.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert len(list(directory.glob("profile/plugins/profile/*/*.xplane.pb"))) == 1
+    log = (directory / "experiment.log").read_text()
+    assert "profile: steps 6 to 12: " in log
+    assert "profile" in result.summary["artifacts"]
+
+
+def test_it_changes_no_number(profiled, tmp_path):
+    plain = build_line(quiet(tmp_path / "run").num_epochs(4)).fit(batches())
+    assert plain.history == profiled[1].history
+
+
+def test_it_goes_with_its_run(profiled, tmp_path):
+    directory = profiled[0]
+    (directory / "profile" / "mine.txt").write_text("mine")
+    remove_run(directory)
+    assert [path.name for path in directory.rglob("*")] == ["profile", "mine.txt"]
+
+
+def test_a_run_that_ends_too_early_says_so(tmp_path):
+    build_line(quiet(tmp_path / "run").num_epochs(1).profile((1000, 1010))).fit(batches())
+    log = (tmp_path / "run" / "experiment.log").read_text()
+    assert "no step was profiled: the run ended before step 1001" in log
+    assert not (tmp_path / "run" / "profile").exists()
+
+
+@pytest.mark.full
+def test_the_trace_of_somebody_else_stands(tmp_path):
+    with jax.profiler.trace(tmp_path / "theirs"):
+        build_line(quiet(tmp_path / "run").num_epochs(1).profile((1, 3))).fit(batches())
+    assert "no step was profiled: " in (tmp_path / "run" / "experiment.log").read_text()
+    assert list((tmp_path / "theirs").rglob("*.xplane.pb"))
+
+
+def test_a_profile_that_cannot_be_written_costs_the_run_nothing(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile").write_text("a file")
+    result = build_line(quiet(tmp_path / "run").num_epochs(2).profile((2, 4))).fit(batches())
+    assert result.stopped_by == "num_epochs"
+    assert "no step was profiled: the directory" in (tmp_path / "run" / "experiment.log").read_text()
+    with pytest.raises(LearnerError, match="is a file"):
+        build_line(quiet(tmp_path / "other")).profile(batches(), directory=tmp_path / "run" / "profile")
+
+
+def test_it_ends_where_a_validation_or_a_hook_comes(tmp_path):
+    for name, build in (
+        ("valid", lambda builder: builder.valid_every(steps=4)),
+        ("hook", lambda builder: builder.every(4, lambda info, model: None)),
+    ):
+        directory = tmp_path / name
+        build_line(build(quiet(directory).num_epochs(2).profile((1, 6)))).fit(batches(), batches())
+        found = json.loads((directory / "profile" / "profile.json").read_text())
+        assert (found["first"], found["last"]) == (1, 4)
+
+
+def test_a_metric_that_fails_within_it_leaves_no_trace_open(tmp_path):
+    class Fails(IterationSpeed):
+        def update(self, steps, seconds):
+            self.steps = getattr(self, "steps", 0) + steps
+            if self.steps >= 4:
+                raise RuntimeError("no")
+            return 0.0
+
+    build = quiet(tmp_path / "run").num_epochs(2).profile((2, 4)).metrics(Fails())
+    with pytest.raises(RuntimeError, match="no"):
+        build_line(build).fit(batches())
+    with jax.profiler.trace(tmp_path / "next"):
+        pass
+
+
+@pytest.mark.full
+def test_one_of_about_a_second_is_not_taken_again(tmp_path):
+    def build(epochs):
+        return quiet(tmp_path / "run").num_epochs(epochs).profile((2, None)).with_file_checkpointer()
+
+    build_line(build(4)).fit(batches())
+    before = (tmp_path / "run" / "profile" / "profile.json").read_text()
+    build_line(build(6).resume()).fit(batches())
+    assert (tmp_path / "run" / "profile" / "profile.json").read_text() == before
+
+
+def test_a_run_that_fails_leaves_no_trace_open(tmp_path):
+    def fails(info, model):
+        raise RuntimeError("no")
+
+    build = quiet(tmp_path / "run").num_epochs(2).profile((1, 1000)).every(3, fails)
+    with pytest.raises(RuntimeError, match="no"):
+        build_line(build).fit(batches())
+    with jax.profiler.trace(tmp_path / "next"):  # would raise
+        pass
+
+
+def test_a_learner_profiles_without_a_run(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(2))
+    profile = learner.profile(batches(), steps=(3, 8), directory=tmp_path / "there")
+    assert (profile.first, profile.last) == (3, 8)
+    assert (tmp_path / "there" / "profile.json").exists()
+    assert not (tmp_path / "run").exists()
+    again = learner.profile(batches(), steps=(2, None), directory=tmp_path / "there")
+    assert again.last >= 2 + 10
+    assert learner.fit(batches()).summary["epochs"] == 2
+    with pytest.raises(LearnerError, match="it needs two numbers"):
+        learner.profile(batches(), steps=(8, 3))
+
+
+@pytest.mark.full
+def test_the_command(tmp_path, capsys):
+    assert main(["profile", "configs/digits.yaml", "--steps=[2,6]", f"--output={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("steps 3 to 6: ")
+    assert f"trace: {tmp_path} (TensorBoard;" in shown
+    assert main(["profile"]) == 2
+    assert main(["profile", "configs/digits.yaml", "--stpes=[2,6]"]) == 2
+    assert "steps" in capsys.readouterr().err

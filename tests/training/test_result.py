@@ -1,0 +1,103 @@
+"""What `fit` returns."""
+
+import shutil
+
+import numpy as np
+import optax
+import pytest
+from runs import (
+    ROWS,
+    Net,
+    batches,
+    build_line,
+    build_net,
+    checkpoint_bits,
+    line,
+    line_step,
+    model_bits,
+    quiet,
+    scripted,
+    shuffled,
+    valid_data,
+)
+
+from learner import LearnerError, LearningResult, RegressionOutput
+from learner.runs.history import History
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def result_of(load=lambda: None):
+    history = History()
+    history.record("train", 1, 6, {"Loss": 0.5})
+    return LearningResult("the model", history, "num_epochs", {"steps": 6}, load)
+
+
+def test_what_it_holds():
+    result = result_of()
+    assert (result.model, result.stopped_by, result.summary) == ("the model", "num_epochs", {"steps": 6})
+    assert result.history["train/Loss"] == [0.5]
+    assert repr(result) == "LearningResult(stopped_by='num_epochs', history=['train/Loss'])"
+
+
+def test_the_best_model_is_read_once_and_only_when_asked_for():
+    read = []
+    result = result_of(lambda: read.append("best") or "best model")
+    assert read == []
+    assert (result.best_model, result.best_model) == ("best model", "best model")
+    assert read == ["best"]
+
+
+@pytest.fixture(scope="module")
+def second_best(tmp_path_factory, compiled_once):
+    """The loss of the second of three epochs is the lowest, as the validation data has it."""
+    directory = tmp_path_factory.mktemp("second") / "run"
+    builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=1)
+    learner = builder.build(line(), optax.sgd, 0.05, train_step=line_step, valid_step=scripted_step)
+    return learner.fit(shuffled(), scripted(9.0, 1.0, 4.0)), directory
+
+
+def scripted_step(model, batch):
+    return RegressionOutput.from_predictions(0 * batch["t"], batch["t"])
+
+
+def test_the_best_model_is_that_of_the_best_checkpoint(second_best):
+    result, directory = second_best
+    assert result.history["valid/Loss"] == [9.0, 1.0, 4.0]
+    stored = checkpoint_bits(directory, 12)["model"]
+    assert model_bits(result.best_model) == {f"['{name}']": stored[f"['params']['{name}']"] for name in ("b", "w")}
+    assert model_bits(result.best_model) != model_bits(result.model)
+
+
+def test_the_best_model_is_as_it_was_given_and_in_eval_mode(tmp_path):
+    result = build_net(quiet(tmp_path / "run", saves=True)).fit(shuffled(rows=ROWS), valid_data(9))
+    assert model_bits(result.best_model) == model_bits(result.model)
+    assert result.best_model is not result.model
+    assert type(result.best_model) is Net
+    assert result.best_model.drop.deterministic
+    assert result.best_model.norm.use_running_average
+
+
+def test_the_best_may_be_the_last(tmp_path):
+    result = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(batches(), valid_data())
+    assert result.history["valid/Loss"][1] < result.history["valid/Loss"][0]
+    assert model_bits(result.best_model) == model_bits(result.model)
+
+
+def test_without_checkpoints_there_is_no_best_model(tmp_path):
+    result = build_line(quiet(tmp_path / "run").with_file_checkpointer(None)).fit(batches())
+    with pytest.raises(LearnerError, match=r"with_file_checkpointer\(None\) turns saving off.* use result.model"):
+        _ = result.best_model
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_a_result_does_not_hang_on_its_directory(tmp_path):
+    """The model and the history are in memory; only the best model is read from the disk."""
+    given = line()
+    result = build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
+    shutil.rmtree(tmp_path / "run")
+    assert np.isfinite(result.model["w"]).all()
+    assert model_bits(result.model) != model_bits(given)
+    assert len(result.history["train/Loss"]) == 1
+    with pytest.raises(LearnerError, match="the best model cannot be read: there is no checkpoint in "):
+        _ = result.best_model

@@ -1,0 +1,620 @@
+"""What happens in a run: decisions, hooks, saves, and what goes wrong in its threads."""
+
+import re
+import threading
+import time
+import traceback
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from runs import (
+    ROWS,
+    STEPS,
+    batches,
+    build_line,
+    build_net,
+    checkpoint_bits,
+    journal_of,
+    line,
+    line_step,
+    logs_of,
+    model_bits,
+    numbers_of,
+    quiet,
+    saved_steps,
+    scripted,
+    shuffled,
+    valid_data,
+)
+
+import learner.training.run
+from learner import (
+    Interrupter,
+    LearnerError,
+    MetricEarlyStopping,
+    ReduceOnPlateau,
+    RegressionOutput,
+    load_checkpoint,
+)
+from learner.checkpoint import CheckpointStore
+from learner.events import (
+    EpochEnded,
+    EpochStarted,
+    ListenerThread,
+    Message,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    Saved,
+    SplitEnded,
+    StepsEnded,
+)
+from learner.loggers import MemoryLogger, RunFiles, Webhook
+from learner.metrics import CollectingMetric, LearningRate
+from learner.runs.history import read_history
+from learner.training.feed.dispatches import Dispatch
+from learner.training.run import Position, Run
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+NAN = float("nan")
+
+
+# -- the position ------------------------------------------------------------------------------------------------------
+
+
+def test_the_position_counts_batches_and_steps():
+    position = Position()
+    assert (position.epoch, position.step, position.shown_epoch) == (1, 0, 1)
+    position.advance(Dispatch("loop", 1, None, 0, 8, 2, 8, False))
+    position.advance(Dispatch("tail", 1, None, 0, 1, 1, 2, True))
+    assert position == Position(epoch=1, batch=10, step=3, in_epoch=3)
+    position.next_epoch()
+    assert position == Position(epoch=2, batch=0, step=3, in_epoch=0)
+    assert position.shown_epoch == 1
+    position.advance(Dispatch("single", 2, None, 0, 1, 1, 1, False))
+    assert position.shown_epoch == 2
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "losses", "epochs"),
+    [
+        ({"patience": 2}, [4.0, 1.0, 4.0, 1.0, 0.0], 4),
+        pytest.param({"patience": 2, "warmup": 3}, [1.0, 4.0, 4.0, 4.0, 4.0, 4.0], 5, marks=pytest.mark.full),
+        pytest.param({"patience": 2, "min_delta": 0.5}, [4.0, 3.75, 3.25, 3.0, 3.0, 3.0], 5, marks=pytest.mark.full),
+        ({"patience": 2, "mode": "max"}, [1.0, 4.0, NAN, 1.0, 9.0], 4),
+        ({"patience": 6}, [4.0, 4.0, 4.0, 4.0, 4.0, 4.0], 6),
+    ],
+)
+def test_early_stopping(tmp_path, options, losses, epochs):
+    builder = quiet(tmp_path / "run").num_epochs(6).early_stopping(MetricEarlyStopping("valid/Loss", **options))
+    result = build_line(builder, 0.0).fit(batches()[:1], scripted(*losses))
+    assert result.summary["epochs"] == epochs
+    assert result.stopped_by.startswith("early stopping: valid/Loss") or epochs == 6
+    assert journal_of(tmp_path / "run")[-1]["event"] == ("end" if epochs == 6 else "stop")
+
+
+def test_the_first_of_several_that_stops(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(9)
+    builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=4))
+    builder.early_stopping(MetricEarlyStopping("train/Loss", "max", patience=2))
+    result = build_line(builder, 0.01).fit(batches()[:1], scripted(*[1.0] * 9))
+    assert result.summary["epochs"] == 3
+    assert "train/Loss" in result.stopped_by
+
+
+def test_a_metric_decides_when_it_has_a_new_value(tmp_path):
+    """The train loss is known at the end of an epoch, not at the validations inside of it."""
+    builder = quiet(tmp_path / "run").num_epochs(5).valid_every(steps=1)
+    builder.early_stopping(MetricEarlyStopping("train/Loss", "max", patience=2))
+    plateau = ReduceOnPlateau(0.04, "train/Loss", factor=0.5, patience=0, mode="max")
+    result = build_line(builder.metric_train(LearningRate()), plateau).fit(batches(), valid_data())
+    assert result.summary["epochs"] == 3
+    np.testing.assert_allclose(result.history["train/Learning Rate"], [0.04, 0.04, 0.02], rtol=1e-6)
+
+
+def test_the_plateau_scheduler(tmp_path):
+    plateau = ReduceOnPlateau(0.04, "valid/Loss", factor=0.5, patience=1)
+    builder = quiet(tmp_path / "run").num_epochs(6).metric_train(LearningRate())
+    learner = builder.build(line(), optax.sgd, plateau, train_step=line_step, valid_step=scripted_step)
+    result = learner.fit(batches()[:1], scripted(4.0, 1.0, 1.0, 4.0, 0.25, 1.0))
+    expected = [0.04, 0.04, 0.04, 0.04, 0.02, 0.02]
+    np.testing.assert_allclose(result.history["train/Learning Rate"], expected, rtol=1e-6)
+    assert "learning rate 0.04 -> 0.02" in (tmp_path / "run" / "experiment.log").read_text()
+
+
+def scripted_step(model, batch):
+    return RegressionOutput.from_predictions(jnp.zeros_like(batch["t"]), batch["t"])
+
+
+def test_an_interrupter_in_another_thread(tmp_path):
+    interrupter, asked = Interrupter(), threading.Event()
+
+    def wait():
+        asked.wait()
+        interrupter.stop("from a thread")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+
+    def hook(info, model):
+        if info.step == 8:
+            asked.set()
+            thread.join()
+
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(9).interrupter(interrupter).every(steps=1, fn=hook)
+    result = build_line(builder).fit(batches())
+    assert result.stopped_by == "interrupter: from a thread"
+    assert result.summary["steps"] == 8
+    assert saved_steps(tmp_path / "run") == [6, 8]  # the end of the epoch is the best so far
+
+
+def test_an_interrupter_that_has_stopped_already(tmp_path):
+    interrupter = Interrupter()
+    interrupter.stop("at once")
+    make = lambda: quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_every=1)  # noqa: E731
+    result = build_line(make().interrupter(interrupter)).fit(batches())
+    assert (result.summary["steps"], result.summary["epochs"]) == (0, 0)
+    assert not np.asarray(result.model["w"]).any()
+    again = build_line(make().resume()).fit(batches())
+    fresh = build_line(quiet(tmp_path / "fresh").num_epochs(2)).fit(batches())
+    assert model_bits(again.model) == model_bits(fresh.model)
+    assert again.history == fresh.history
+    assert saved_steps(tmp_path / "run") == [STEPS, 2 * STEPS]
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def test_hooks(tmp_path):
+    """They get where the run is, its newest values and the model in eval mode, and their numbers are logged."""
+    seen = []
+
+    def look(info, model):
+        seen.append((info.epoch, info.step, sorted(info.values), model.drop.deterministic))
+        return {"bias norm": float(jnp.abs(model.out.bias[...]).sum()), "step": info.step}
+
+    builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4).every(steps=4, fn=look).on_epoch_end(look)
+    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
+    valid = ["valid/Accuracy", "valid/Last Row", "valid/Loss"]
+    train = ["train/Accuracy", "train/Last Row", "train/Learning Rate", "train/Loss"]
+    custom = ["custom/bias norm", "custom/step"]
+    everything = custom + train + valid
+    assert seen == [
+        (1, 4, valid, True),
+        (1, 6, everything, True),
+        (2, 8, everything, True),
+        (2, 12, everything, True),
+        (2, 12, everything, True),
+    ]
+    assert result.history["custom/step"] == [4, 6, 8, 12, 12]
+    logs = logs_of(tmp_path / "run")
+    assert logs["custom/epoch-1/step.log"] == "4.0,final@4\n6.0,final\n"
+    assert logs["custom/epoch-2/step.log"] == "8.0,final@8\n12.0,final@12\n12.0,final\n"
+    assert float(logs["custom/epoch-2/bias_norm.log"].splitlines()[-1].split(",")[0]) == pytest.approx(
+        float(jnp.abs(result.model.out.bias[...]).sum()), rel=1e-6
+    )
+    assert read_history(tmp_path / "run") == result.history
+    last = [line for line in numbers_of(tmp_path / "run") if line["event"] == "epoch"][-1]
+    assert last["values"]["custom/step"] == 12
+
+
+def test_hooks_may_log_nothing(tmp_path):
+    builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: None).every(steps=2, fn=lambda info, model: {})
+    result = build_line(builder).fit(batches())
+    assert list(result.history) == ["train/Loss"]
+    assert not (tmp_path / "run" / "custom").exists()
+
+
+class Unshowable:
+    def __repr__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [3.0, "text", {"a": "b"}, {"a": np.zeros(2)}, [1.0, 2.0], {"a": 10**400}, {"a": -(10**5000)}, Unshowable()],
+    ids=["number", "text", "texts", "array", "list", "too large", "too large to be written", "no repr"],
+)
+def test_a_hook_that_returns_something_else(tmp_path, returned):
+    def mine(info, model):
+        return returned
+
+    with pytest.raises(LearnerError, match=r"the hook mine returned .* it may return numbers to log, by name"):
+        build_line(quiet(tmp_path / "run").on_epoch_end(mine)).fit(batches())
+
+
+def test_a_hook_with_a_name_that_is_no_file(tmp_path):
+    builder = quiet(tmp_path / "run").on_epoch_end(lambda info, model: {"../loss": 1.0})
+    with pytest.raises(LearnerError, match=r"'../loss' cannot be the name"):
+        build_line(builder).fit(batches())
+
+
+def test_hooks_run_in_every_period(tmp_path):
+    called = {2: [], 3: [], 5: []}
+    builder = quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2)
+    for period, steps in called.items():
+        builder.every(steps=period, fn=lambda info, model, steps=steps: steps.append((info.epoch, info.step)))
+    build_line(builder).fit(batches())
+    assert called == {2: [(1, 2), (2, 4), (2, 6)], 3: [(1, 3), (2, 6)], 5: [(2, 5)]}
+
+
+# -- saves -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass when they are told to, for the times between saves."""
+    passed = types.SimpleNamespace(seconds=0.0)
+    standing = time.monotonic()
+    stub = types.SimpleNamespace(monotonic=lambda: standing + passed.seconds)
+    monkeypatch.setattr("learner.training.run.time", stub)
+    return passed
+
+
+def test_by_default_a_run_saves_after_each_minute_and_keeps_the_last_and_the_best_epoch(tmp_path, clock):
+    on_disk = []
+
+    def forty_seconds(info, model):
+        clock.seconds += 40
+        on_disk.append(saved_steps(tmp_path / "run"))
+
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(7).on_epoch_end(forty_seconds)
+    result = build_line(builder, 0.0).fit(batches()[:1], scripted(9.0, 1.0, 0.25, 4.0, 4.0, 4.0, 4.0))
+    saved = [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "save"]
+    assert saved == [2, 3, 4, 6, 7]
+    assert saved_steps(tmp_path / "run") == [3, 7]
+    assert [entry["step"] for entry in result.summary["checkpoints"]] == [3, 7]
+
+
+def test_a_short_run_is_saved_once_at_its_end(tmp_path, clock):
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(5)).fit(batches())
+    assert saved_steps(tmp_path / "run") == [5 * STEPS]
+    assert [entry["event"] for entry in journal_of(tmp_path / "run")].count("save") == 1
+
+
+def test_no_saving(tmp_path, clock):
+    clock.seconds = 1e6
+    result = build_line(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(None)).fit(batches())
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert result.summary["checkpoints"] == []
+    assert "checkpoint" not in result.summary["artifacts"]
+
+
+def test_every_other_epoch_and_the_end(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer(keep_last=9, every_epochs=2)
+    build_line(builder).fit(batches())
+    assert saved_steps(tmp_path / "run") == [12, 24, 30]
+
+
+@pytest.mark.parametrize(
+    ("every", "saved"),
+    [
+        pytest.param({"every_steps": 4}, [4, 8, 12, 13], marks=pytest.mark.full),
+        pytest.param({"every_steps": 6}, [6, 12, 13], marks=pytest.mark.full),
+        ({"every_steps": 4, "every_epochs": 1}, [4, 6, 8, 12, 13]),
+        ({"every_steps": 100}, [13]),
+    ],
+)
+def test_every_so_many_steps_and_the_end(tmp_path, every, saved):
+    builder = quiet(tmp_path / "run").num_steps(13).with_file_checkpointer(keep_last=9, keep_best=0, **every)
+    build_line(builder).fit(batches())
+    assert saved_steps(tmp_path / "run") == saved
+
+
+def test_every_so_many_seconds_between_two_dispatches(tmp_path, clock):
+    def later(info, model):
+        clock.seconds += 10
+
+    builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_last=9, every_seconds=25)
+    build_line(builder.every(1, later)).fit(batches())
+    assert saved_steps(tmp_path / "run") == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(100, 10), (2000, 198)])
+def test_a_time_limit_saves_and_ends_before_it(tmp_path, clock, seconds, steps):
+    """A twentieth of the time is kept back, at most half a minute."""
+
+    def later(info, model):
+        clock.seconds += 10
+
+    builder = quiet(tmp_path / "run").num_epochs(1000).with_file_checkpointer(every_epochs=1000)
+    result = build_line(builder.with_time_limit(seconds).every(1, later)).fit(batches())
+    assert (result.stopped_by, result.summary["steps"]) == ("time limit", steps)
+    assert saved_steps(tmp_path / "run") == sorted({steps // STEPS * STEPS, steps})  # the best epoch, and the end
+    assert journal_of(tmp_path / "run")[-1]["event"] == "stop"
+
+
+@pytest.mark.parametrize(("saves", "passed", "over"), [([], 94, 0), ([], 95, 1), ([9, 2], 81, 0), ([9, 2], 82, 1)])
+def test_slow_saves_keep_more_of_the_time_back(tmp_path, clock, saves, passed, over):
+    ignore = types.SimpleNamespace(info=lambda *_: None, put_soon=lambda _: None, path=lambda _: tmp_path)
+    run = types.SimpleNamespace(
+        time_limit=100, longest_save=0.0, began=learner.training.run.time.monotonic(), best=None
+    )
+    run.store = run.log = run.worker = ignore
+    run.clock = time.time
+    for seconds in saves:  # also what a save waits for its turn
+        run.asked_at = {1: learner.training.run.time.monotonic() - seconds}
+        Run.saved(run, {"step": 1, "ends_epoch": 1}, 0.1)
+    clock.seconds += passed
+    assert Run._out_of_time(run) == bool(over)
+
+
+def test_the_time_limit_of_a_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1))
+    builder = quiet(tmp_path / "run").num_epochs(100_000).with_file_checkpointer(every_epochs=100_000, keep_best=0)
+    result = build_line(builder.with_time_limit()).fit(shuffled())
+    assert result.stopped_by == "time limit"
+    assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
+
+
+def test_only_a_value_of_its_own_makes_a_checkpoint_the_best(tmp_path):
+    """A checkpoint inside of an epoch has no validation of its own: the loss of the epoch before is not its loss."""
+    interrupter = Interrupter()
+    make = lambda: quiet(tmp_path / "run").num_epochs(4).with_file_checkpointer(keep_last=1, every_epochs=2)  # noqa: E731
+    builder = make().interrupter(interrupter).every(steps=3, fn=lambda info, model: interrupter.stop())
+    build_line(builder, 0.0).fit(batches()[:2], scripted(1.0))
+    assert saved_steps(tmp_path / "run") == [2, 3]
+    assert load_checkpoint(tmp_path / "run", step=3).score is None
+    result = build_line(make().resume(), 0.0).fit(batches()[:2], scripted(9.0, 4.0, 9.0))
+    assert saved_steps(tmp_path / "run") == [2, 8]
+    assert result.history["valid/Loss"] == [1.0, 9.0, 4.0, 9.0]
+
+
+def test_async_save_mutation(tmp_path, monkeypatch):
+    """A slow disk holds up nothing, and gets the state of its step: two epochs later, when its arrays were donated."""
+    expected = build_line(quiet(tmp_path / "one", saves=True)).fit(batches())
+    allowed, begun, save, trained = threading.Event(), threading.Event(), CheckpointStore.save, []
+
+    def slowly(self, step, items, progress):
+        begun.set()
+        assert allowed.wait(timeout=60)
+        save(self, step, items, progress)
+
+    def hook(info, model):
+        if info.epoch == 3:
+            assert begun.wait(timeout=60)
+            trained.append((info.step, saved_steps(tmp_path / "run")))
+            allowed.set()
+
+    monkeypatch.setattr(CheckpointStore, "save", slowly)
+    builder = quiet(tmp_path / "run", saves=True).num_epochs(4).with_file_checkpointer(keep_last=4).on_epoch_end(hook)
+    build_line(builder).fit(batches())
+    assert trained == [(3 * STEPS, [])]
+    assert saved_steps(tmp_path / "run") == [6, 12, 18, 24]
+    assert checkpoint_bits(tmp_path / "run", 6) == checkpoint_bits(tmp_path / "one", 6)
+    stored = checkpoint_bits(tmp_path / "run", 6)["model"]
+    assert stored["['params']['w']"] == model_bits(expected.model)["['w']"]
+    assert checkpoint_bits(tmp_path / "run", 12)["model"] != checkpoint_bits(tmp_path / "run", 18)["model"]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def fails_with(error, learner, *data):
+    """The names of the functions in the error's traceback."""
+    with pytest.raises(type(error)) as caught:
+        learner.fit(*data)
+    assert caught.value is error
+    return [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_async_save_error_surfaces(tmp_path, monkeypatch, when):
+    error, calls, save = OSError(28, "No space left on device"), [], CheckpointStore.save
+    failed = threading.Event()
+
+    def failing_disk(self, step, items, progress):
+        calls.append(step)
+        if len(calls) == when:
+            failed.set()
+            raise error
+        save(self, step, items, progress)
+
+    def after_step(info, model):
+        if info.step == when * STEPS + 1:
+            assert failed.wait(60)  # the run is not over before the disk fails
+
+    monkeypatch.setattr(CheckpointStore, "save", failing_disk)
+    builder = quiet(tmp_path / "run").num_epochs(50).with_file_checkpointer(keep_last=9).every(1, after_step)
+    assert "failing_disk" in fails_with(error, build_line(builder), batches())
+    assert journal_of(tmp_path / "run")[-1]["step"] < 50 * STEPS
+    assert calls == [STEPS * n for n in range(1, when + 1)]
+    assert saved_steps(tmp_path / "run") == calls[:-1]
+    assert journal_of(tmp_path / "run")[-1]["event"] == "error"
+    assert "No space left" in journal_of(tmp_path / "run")[-1]["error"]
+    assert "failing_disk" in (tmp_path / "run" / "experiment.log").read_text()
+
+
+def test_async_save_error_surfaces_at_the_end(tmp_path, monkeypatch):
+    error = OSError(28, "No space left on device")
+
+    def failing_disk(self, step, items, progress):
+        raise error
+
+    monkeypatch.setattr(CheckpointStore, "save", failing_disk)
+    assert "failing_disk" in fails_with(error, build_line(quiet(tmp_path / "run", saves=True)), batches())
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_disk_that_fails_in_a_log(tmp_path, monkeypatch):
+    error = OSError(5, "Input/output error")
+
+    def failing_log(self, *arguments):
+        raise error
+
+    monkeypatch.setattr(RunFiles, "steps", failing_log)
+    memory = MemoryLogger()
+    learner = build_line(quiet(tmp_path / "run").num_epochs(500).metric_loggers(memory))
+    assert "failing_log" in fails_with(error, learner, batches())
+    assert memory.closed
+    assert isinstance(memory.events[-1], RunFailed)
+
+
+def test_data_that_is_there_in_one_epoch_only(tmp_path):
+    class Once:
+        def __init__(self):
+            self.left = batches()
+
+        def __iter__(self):
+            left, self.left = self.left, []
+            return iter(left)
+
+    with pytest.raises(LearnerError, match=r"the train data had no batches in epoch 2.*anew in each epoch"):
+        build_line(quiet(tmp_path / "run").num_epochs(3)).fit(Once())
+    assert journal_of(tmp_path / "run")[-1]["event"] == "error"
+    result = build_line(quiet(tmp_path / "run").num_epochs(3).resume()).fit(batches())
+    assert len(result.history["train/Loss"]) == 3
+
+
+def test_validation_data_that_can_be_read_once_and_is_needed_again(tmp_path):
+    builder = quiet(tmp_path / "run").num_steps(8)
+    with pytest.raises(LearnerError, match=r"the valid data is exhausted.*another validation"):
+        build_line(builder).fit(batches(), iter(batches()))
+
+
+# -- listeners ---------------------------------------------------------------------------------------------------------
+
+
+class Deaf(MemoryLogger):
+    def on_event(self, event):
+        super().on_event(event)
+        raise RuntimeError("a broken logger")
+
+
+def test_listeners_hear_of_everything_in_order(tmp_path):
+    memory, deaf = MemoryLogger(), Deaf()
+    builder = quiet(tmp_path / "run").num_epochs(2).valid_every(steps=4).metric_loggers(deaf, memory)
+    builder.on_epoch_end(lambda info, model: {"n": 1.0}).with_file_checkpointer()
+    result = build_line(builder).fit(batches(), valid_data())
+    told = [name for event in memory.events if (name := describe(event))]
+    told = [name for name, before in zip(told, [None, *told], strict=False) if name != before]
+    epoch = ["steps train", "steps valid", "valid@4", "steps train", "train", "steps valid", "valid", "custom", "ended"]
+    second = [name.replace("@4", "@8") for name in epoch]
+    assert told == ["run", "epoch 1", *epoch, "epoch 2", *second, "over"]
+    assert [event.step for event in memory.of(Saved)] == [6, 12]
+    assert memory.history == result.history
+    assert memory.of(EpochEnded)[-1].values["custom/n"] == 1.0
+    assert len(memory.steps["train/Loss"]) == 12
+    assert len(deaf.events) == 1
+    (warning,) = memory.of(Message)
+    assert "Deaf failed and is detached" in warning.text
+    assert "Deaf failed and is detached" in (tmp_path / "run" / "experiment.log").read_text()
+
+
+def describe(event):
+    match event:
+        case RunStarted():
+            return "run"
+        case EpochStarted():
+            return f"epoch {event.epoch}"
+        case StepsEnded():
+            return f"steps {event.split}"
+        case SplitEnded():
+            return event.split + (f"@{event.at_step}" if event.at_step else "")
+        case EpochEnded():
+            return "ended"
+        case RunEnded():
+            return "over"
+    return None
+
+
+def test_the_first_event_tells_what_is_to_come(tmp_path):
+    memory = MemoryLogger()
+    builder = quiet(tmp_path / "run").num_epochs(2).grads_accumulation(4).metric_loggers(memory)
+    build_line(builder.metric_train(LearningRate())).fit(batches(), valid_data())
+    (started,) = memory.of(RunStarted)
+    assert (started.num_epochs, started.num_steps, started.steps_per_epoch) == (2, None, 2)
+    assert (started.epoch, started.step, started.resumed, started.parameters) == (1, 0, False, 4)
+    assert [info.key for info in started.metrics] == ["train/Learning Rate", "train/Loss", "valid/Loss"]
+    assert [event.steps for event in memory.of(EpochStarted)] == [2, 2]
+    assert sum(event.count for event in memory.of(StepsEnded) if event.split == "train") == 4
+
+
+def test_a_resumed_run_tells_so(tmp_path):
+    build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume().metric_loggers(memory)).fit(batches())
+    (started,) = memory.of(RunStarted)
+    assert (started.epoch, started.step, started.resumed) == (2, STEPS, True)
+    assert [event.epoch for event in memory.of(EpochStarted)] == [2]
+    assert [entry["resumed"] for entry in journal_of(tmp_path / "run") if entry["event"] == "start"] == [False, True]
+
+
+class Hangs(MemoryLogger):
+    """Holds at the end of the run until `gate` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def close(self):
+        assert self.gate.wait(60)
+        super().close()
+
+
+def test_loggers_that_hang_at_the_end_are_waited_for_together_and_the_screen_says_so(tmp_path, monkeypatch):
+    """Each gets what the others have left of the time; the renderer is closed last."""
+    waits, wait = [], ListenerThread.close
+    monkeypatch.setattr(ListenerThread, "close", lambda outlet, seconds: waits.append(seconds) or wait(outlet, 0.05))
+    loggers, screen = [Hangs(), MemoryLogger(), Hangs()], MemoryLogger()
+    build_line(quiet(tmp_path / "run").renderer(screen).metric_loggers(*loggers)).fit(batches())
+    for logger in loggers[::2]:
+        logger.gate.set()
+    assert [event.text for event in screen.of(Message)] == ["Hangs hangs and was left behind"] * 2
+    assert screen.closed
+    assert len(waits) == 4
+    assert all(1.0 <= seconds <= 10.0 for seconds in waits)
+    assert waits == sorted(waits, reverse=True)
+
+
+class Matrix(CollectingMetric):
+    """A metric that can be drawn."""
+
+    name = "Matrix"
+    numeric = False
+    fields = ("targets",)
+
+    def collect(self, output):
+        return output.targets
+
+    def compute(self, rows):
+        return np.asarray(rows)
+
+    def text(self, value):
+        return f"{len(value)} rows"
+
+    def picture(self, value):
+        return np.full((len(value), 2), 7, np.uint8)
+
+
+def test_pictures_are_drawn_by_those_who_want_them(tmp_path, monkeypatch):
+    drawn, draw = [], Matrix.picture
+    monkeypatch.setattr(Matrix, "picture", lambda metric, value: drawn.append(len(value)) or draw(metric, value))
+    memory = MemoryLogger()
+    build_line(quiet(tmp_path / "run").metric_valid(Matrix()).metric_loggers(memory)).fit(batches(), valid_data())
+    train, valid = memory.of(SplitEnded)
+    assert (train.pictures, drawn) == ({}, [])
+    assert valid.values["Matrix"] == "20 rows"
+    assert valid.pictures["Matrix"]().shape == (20, 2)
+    assert drawn == [20]
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("valid/Los", "Webhook monitors 'valid/Los', which no metric provides; did you mean 'valid/Loss'"),
+        ("valid/Matrix", "Webhook monitors 'valid/Matrix', which is not a number"),
+    ],
+)
+def test_a_logger_that_monitors_what_is_not_there_is_an_error(tmp_path, key, message):
+    webhook = Webhook("http://127.0.0.1:1", monitors=[key])
+    builder = quiet(tmp_path / "run").metric_valid(Matrix()).metric_loggers(webhook)
+    with pytest.raises(LearnerError, match=re.escape(message)):
+        build_line(builder).fit(batches(), valid_data())
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,124 @@
+"""The files that a loop by hand leaves are a run for all commands."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from learner import LearnerError, RunWriter
+from learner.cli.main import main
+from learner.metrics import Accuracy
+from learner.runs import Run
+from learner.runs.history import read_history
+from learner.runs.lock import is_held
+
+
+def write(directory, epochs=(1, 2, 3), **options):
+    with RunWriter(directory, metrics=[Accuracy()], **options) as run:
+        for epoch in epochs:
+            for _ in range(2):
+                run.step({"Loss": 1 / epoch}, weight=32)
+            values = {"train": {"Loss": 1 / epoch}, "valid": {"Loss": 2 / epoch, "Accuracy": epoch / 10}}
+            run.end_epoch(2 * epoch, values)
+
+
+def test_a_loop_by_hand_leaves_a_run(tmp_path):
+    write(tmp_path / "run", config={"lr": 0.1, "renderer": "rich"})
+    run = Run(tmp_path / "run")
+    assert str(run.status) == "ended: the end of the loop"
+    assert run.config == {"lr": 0.1}
+    assert (run.epochs, run.step) == (3, 6)
+    assert run.history["valid/Accuracy"] == [0.1, 0.2, 0.3]
+    assert run.best("valid/Accuracy") == (3, 6, 0.3)
+    assert run.best("valid/Loss") == (3, 6, 2 / 3)
+    assert run.steps("train/Loss").mean.tolist() == pytest.approx([1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 3])
+    assert (tmp_path / "run/train/epoch-2/Loss.log").read_text() == "0.5,32\n0.5,32\n0.5,final\n"
+    assert {"jax", "python", "learner"} <= set(run.environment)
+
+
+def test_the_commands_read_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        write(tmp_path / "runs" / name, config={"lr": rate})
+    assert main(["compare", "runs", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 2
+    for words in (["summary", "runs/a"], ["report", "runs"], ["plot", "runs", "Loss"]):
+        assert main(words) == 0
+    assert main(["export", "runs/a", "--format=csv"]) == 0
+
+
+def test_while_it_trains_the_directory_is_locked(tmp_path):
+    with RunWriter(tmp_path) as run:
+        assert is_held(tmp_path)
+        assert str(Run(tmp_path).status) == "running"
+        with pytest.raises(LearnerError, match="resume_at=STEP"):
+            RunWriter(tmp_path)
+        with pytest.raises(LearnerError), RunWriter(tmp_path, resume_at=0):
+            pass
+        run.end_epoch(1, {"train": {"Loss": 0.5}})
+    assert not is_held(tmp_path)
+    assert read_history(tmp_path)["train/Loss"] == [0.5]
+
+
+def test_a_loop_that_continues_has_each_epoch_once(tmp_path):
+    write(tmp_path)
+    write(tmp_path, epochs=(2, 3, 4), resume_at=2)
+    run = Run(tmp_path)
+    assert run.history["valid/Accuracy"] == [0.1, 0.2, 0.3, 0.4]
+    assert [point.epoch for point in run.points("train/Loss")] == [1, 2, 3, 4]
+    assert [point.step for point in run.points("train/Loss")] == [2, 4, 6, 8]
+    assert (tmp_path / "train/epoch-1/Loss.log").read_text() == "1.0,32\n1.0,32\n1.0,final\n"
+    assert (tmp_path / "train/epoch-3/Loss.log").read_text().count("final") == 1
+    assert json.loads((tmp_path / "summary.json").read_text())["epochs"] == 4
+
+
+def test_resume_at_0_starts_afresh_also_where_nothing_is(tmp_path):
+    write(tmp_path / "run", resume_at=0)
+    write(tmp_path / "run", epochs=(1,), resume_at=0)
+    assert read_history(tmp_path / "run")["train/Loss"] == [1.0]
+    assert not (tmp_path / "run/train/epoch-2").exists()
+
+
+def test_an_exception_of_the_loop_is_written_and_raised(tmp_path):
+    with pytest.raises(ZeroDivisionError), RunWriter(tmp_path) as run:
+        run.end_epoch(1, {"train": {"Loss": 1 / 0}})
+    assert str(Run(tmp_path).status) == "failed: ZeroDivisionError('division by zero')"
+    assert not is_held(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: run.step({"Loss": [1, 2]}), "the value of Loss is a list; it needs one number"),
+        (lambda run: run.step({"Loss": 1}, split="test"), "the split is 'test'"),
+        (lambda run: run.end_epoch(1, {"../x": {"Loss": 1}}), "the split is '../x'"),
+        (lambda run: run.end_epoch(1, {"train": {"Loss": None}}), "the value of Loss is a NoneType"),
+    ],
+)
+def test_wrong_values(tmp_path, call, message):
+    with pytest.raises(LearnerError, match=message), RunWriter(tmp_path) as run:
+        call(run)
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, "2"])
+def test_a_wrong_step(tmp_path, step):
+    with pytest.raises(LearnerError, match="resume_at is"):
+        RunWriter(tmp_path, resume_at=step)
+
+
+@pytest.mark.full
+def test_an_interrupt_ends_the_run(tmp_path):
+    program = f"""
+        import os, signal
+        from learner import RunWriter
+        with RunWriter({str(tmp_path / "run")!r}) as run:
+            run.end_epoch(1, {{"train": {{"Loss": 0.5}}}})
+            os.kill(os.getpid(), signal.SIGINT)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True)
+    assert ran.returncode in (1, 130, -signal.SIGINT)
+    assert str(Run(tmp_path / "run").status) == "ended: ctrl-c"

@@ -1,0 +1,163 @@
+"""Opening and closing a run: its log, its compilations, its threads."""
+
+import logging
+import threading
+
+import pytest
+from runs import (
+    ROWS,
+    STEPS,
+    batches,
+    build_line,
+    build_net,
+    journal_of,
+    logs_of,
+    model_bits,
+    quiet,
+    shuffled,
+    tree_of,
+    valid_data,
+)
+
+from learner import LearnerError
+from learner.loggers import MemoryLogger
+from learner.metrics import Accuracy, GradientNorm
+from learner.renderers import PlainRenderer
+from learner.training.compilation import CompileTimes
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def log_of(directory):
+    return (directory / "experiment.log").read_text()
+
+
+def test_the_application_log_tells_the_run(tmp_path):
+    builder = quiet(tmp_path / "run").num_epochs(2).seed(7).with_file_checkpointer()
+    build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
+    log = log_of(tmp_path / "run")
+    for part in (
+        "versions: learner ",
+        "jax ",
+        "flax ",
+        "optax ",
+        "devices: one device: cpu",
+        "there are 8 devices and one is used",
+        "model: flax.nnx, 39 parameters in 6 arrays",
+        "hidden.kernel ",
+        "float32    [3, 4]",
+        "seed 7, 1 micro-batches per step",
+        "dispatch of train: ",
+        "dispatch of valid: ",
+        "the data lives on the device",
+        "start at epoch 1, step 0",
+        "saved ",
+        "checkpoint/12 in",
+        "programs compiled in",
+        "ended by num_epochs at epoch 2, step 12",
+    ):
+        assert part in log, part
+    assert not any(word in log for word in ("WARNING", "ERROR"))
+
+
+def test_a_log_of_ones_own(tmp_path, caplog):
+    mine = logging.getLogger("mine")
+    mine.setLevel(logging.INFO)
+    handlers = list(mine.handlers)
+    with caplog.at_level(logging.INFO, logger="mine"):
+        build_line(quiet(tmp_path / "run").application_logger(mine)).fit(batches())
+    assert any("ended by num_epochs" in record.getMessage() for record in caplog.records if record.name == "mine")
+    assert not (tmp_path / "run" / "experiment.log").exists()
+    assert mine.handlers == handlers
+
+
+def test_no_log(tmp_path):
+    build_line(quiet(tmp_path / "run").application_logger(None)).fit(batches())
+    assert "experiment.log" not in tree_of(tmp_path / "run")
+    assert "journal.jsonl" in tree_of(tmp_path / "run")
+
+
+def test_a_resumed_run_goes_on_with_its_log(tmp_path):
+    build_line(quiet(tmp_path / "run", saves=True)).fit(batches())
+    before = log_of(tmp_path / "run")
+    build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume()).fit(batches())
+    after = log_of(tmp_path / "run")
+    assert after.startswith(before)
+    assert f"resume: from the checkpoint of step {STEPS}" in after
+    assert f"start at epoch 2, step {STEPS}" in after
+
+
+def compilations(builder, train, valid):
+    learner = build_line(builder)
+    with CompileTimes() as compiled:
+        learner.fit(train, valid)
+    return compiled.count
+
+
+def test_a_program_is_compiled_once(tmp_path):
+    """More epochs, renderers, loggers and validations compile nothing more."""
+    compilations(quiet(tmp_path / "first"), shuffled(), valid_data())  # JAX's own small functions
+    one = compilations(quiet(tmp_path / "one"), shuffled(), valid_data())
+    assert one > 0
+    assert compilations(quiet(tmp_path / "five").num_epochs(5), shuffled(), valid_data()) == one
+    builder = quiet(tmp_path / "more").num_epochs(2).valid_every(steps=1).metric_loggers(MemoryLogger())
+    assert compilations(builder.renderer(PlainRenderer()), shuffled(), valid_data()) == one
+    assert compilations(quiet(tmp_path / "other").metric_train(GradientNorm()), shuffled(), valid_data()) == one
+
+
+def test_the_log_says_how_many_programs_were_compiled(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").num_epochs(2))
+    with CompileTimes() as compiled:
+        learner.fit(shuffled(), valid_data())
+    (line,) = [line for line in log_of(tmp_path / "run").splitlines() if "programs compiled in" in line]
+    assert 0 < int(line.split()[3]) <= compiled.count
+
+
+def test_threads_end_with_the_run(tmp_path):
+    before = {thread.ident for thread in threading.enumerate() if thread.name.startswith("learner")}
+    builder = quiet(tmp_path / "run").num_epochs(2).metric_loggers(MemoryLogger()).with_file_checkpointer()
+    build_line(builder).fit(batches(), batches(9))
+    after = {thread.ident for thread in threading.enumerate() if thread.name.startswith("learner")}
+    assert after <= before
+
+
+def test_two_runs_at_once(tmp_path):
+    """Two learners in two threads and two directories: each leaves what it leaves alone."""
+    alone = build_line(quiet(tmp_path / "alone").num_epochs(3)).fit(shuffled(), valid_data())
+    results, begin = {}, threading.Barrier(2)
+
+    def train(name):
+        learner = build_line(quiet(tmp_path / name).num_epochs(3))
+        begin.wait()
+        results[name] = learner.fit(shuffled(), valid_data())
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in ("a", "b"):
+        assert model_bits(results[name].model) == model_bits(alone.model)
+        assert logs_of(tmp_path / name) == logs_of(tmp_path / "alone")
+
+
+def test_a_run_that_was_refused_opens_nothing(tmp_path):
+    memory = MemoryLogger()
+    with pytest.raises(LearnerError):
+        build_line(quiet(tmp_path / "run").metrics(Accuracy()).metric_loggers(memory)).fit(batches())
+    assert memory.events == []
+    assert not memory.closed
+    assert not (tmp_path / "run").exists()
+
+
+def test_logs_that_were_shortened_by_somebody_else(tmp_path):
+    """What the checkpoint says was written must still be there; nothing is changed then."""
+    build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
+    log = tmp_path / "run" / "train" / "epoch-1" / "Loss.log"
+    log.write_text("0.5,4\n")
+    summary = (tmp_path / "run" / "summary.json").read_text()
+    with pytest.raises(LearnerError, match=r"Loss\.log has 6 bytes"):
+        build_line(quiet(tmp_path / "run").num_epochs(2).resume()).fit(batches())
+    assert log.read_text() == "0.5,4\n"
+    assert (tmp_path / "run" / "summary.json").read_text() == summary
+    assert [entry["event"] for entry in journal_of(tmp_path / "run")].count("start") == 1

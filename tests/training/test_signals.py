@@ -1,0 +1,232 @@
+"""SIGINT, SIGTERM and SIGUSR1: in the handlers alone, and while a model is trained."""
+
+import os
+import signal
+import threading
+
+import pytest
+from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
+
+from learner import LearnerError
+from learner.training.feed.dispatches import Prefetcher
+from learner.training.signals import of_a_command, on_signals
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+NAMES = {INT: "ctrl-c", TERM: "sigterm"}
+
+
+@pytest.fixture(autouse=True)
+def handler():
+    """Handlers of somebody else's, which must be called, and be there again afterwards."""
+    heard = []
+    before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in (INT, TERM, USR1)}
+    yield heard
+    for number, previous in before.items():
+        signal.signal(number, previous)
+
+
+def press(number=INT):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_the_first_one_asks_to_stop(handler, number):
+    asked = []
+    with on_signals(asked.append, pytest.fail):
+        press(number)
+        assert (asked, handler) == ([NAMES[number]], [number])
+    press(number)
+    assert (asked, handler) == ([NAMES[number]], [number, number])
+
+
+@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize(("second", "error"), [(INT, KeyboardInterrupt), (TERM, SystemExit)])
+def test_the_second_one_ends_at_once(handler, first, second, error):
+    asked = []
+
+    def twice():
+        press(first)
+        press(second)
+
+    with pytest.raises(error) as raised, on_signals(asked.append, pytest.fail):
+        twice()
+    assert getattr(raised.value, "code", 143) == 143
+    press(first)
+    assert (asked, handler) == ([NAMES[first]], [first, first])
+
+
+def test_usr1_asks_to_save_each_time(handler):
+    asked = []
+    with on_signals(pytest.fail, lambda: asked.append("save")):
+        press(USR1)
+        press(USR1)
+    assert (asked, handler) == (["save"] * 2, [USR1] * 2)
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_the_handler_comes_back_after_an_error(handler, number):
+    with pytest.raises(ZeroDivisionError), on_signals(pytest.fail, pytest.fail):
+        raise ZeroDivisionError
+    press(number)
+    assert handler == [number]
+
+
+@pytest.mark.parametrize("default", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
+def test_any_handler_comes_back(default):
+    signal.signal(INT, default)
+    asked = []
+    with on_signals(asked.append, pytest.fail):
+        assert signal.getsignal(INT) is not default
+        press()
+    assert signal.getsignal(INT) is default
+    assert asked == ["ctrl-c"]
+
+
+def test_a_handler_that_python_does_not_know_is_left_alone(monkeypatch):
+    """One that was installed from C: Python cannot put it back, so it must not take it away."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    before = signal.signal(INT, signal.SIG_IGN)
+    with on_signals(pytest.fail, pytest.fail):
+        pass
+    assert signal.signal(INT, before) is signal.SIG_IGN
+
+
+def test_other_threads_take_no_handlers(handler):
+    inside = []
+
+    def work():
+        with on_signals(pytest.fail, pytest.fail):
+            inside.append(signal.getsignal(INT))
+
+    before = signal.getsignal(INT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert inside == [before]
+
+
+@pytest.fixture
+def no_handlers():
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (TERM, USR1)}
+    yield
+    for number, previous in before.items():
+        signal.signal(number, previous)
+
+
+@pytest.mark.usefixtures("no_handlers")
+def test_a_command_exits_with_143():
+    with pytest.raises(SystemExit) as ended, of_a_command():
+        press(TERM)
+    assert ended.value.code == 143
+    assert [signal.getsignal(number) for number in (TERM, USR1)] == [signal.SIG_DFL] * 2
+
+
+@pytest.mark.usefixtures("no_handlers")
+def test_a_command_without_a_run_has_nothing_to_save():
+    asked = []
+    with of_a_command():
+        press(USR1)
+        with on_signals(pytest.fail, lambda: asked.append("save")):
+            press(USR1)
+        press(USR1)
+    assert asked == ["save"]
+
+
+@pytest.mark.usefixtures("no_handlers")
+def test_a_run_inside_of_a_command_is_stopped_in_order_first():
+    asked = []
+    with of_a_command():
+        with on_signals(asked.append, pytest.fail):
+            press(TERM)
+            assert asked == ["sigterm"]
+        with pytest.raises(SystemExit):
+            press(TERM)
+    assert asked == ["sigterm"]
+
+
+def test_a_command_leaves_a_handler_alone(handler):
+    before = signal.getsignal(TERM)
+    with of_a_command():
+        assert signal.getsignal(TERM) is before
+        press(TERM)
+        press(USR1)
+    assert handler == [TERM, USR1]
+
+
+@pytest.mark.usefixtures("no_handlers")
+def test_a_command_in_another_thread_takes_no_handler():
+    inside = []
+
+    def work():
+        with of_a_command():
+            inside.append(signal.getsignal(TERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert inside == [signal.SIG_DFL]
+
+
+# -- while a model is trained ------------------------------------------------------------------------------------------
+
+
+def at_step(step, press):
+    def hook(info, model):
+        if info.step == step:
+            press()
+
+    return hook
+
+
+def test_sigterm_may_return_the_result_so_far(tmp_path, handler):
+    builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer().on_sigterm("return")
+    result = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(TERM)))).fit(shuffled())
+    assert (result.stopped_by, result.summary["steps"]) == ("sigterm", STEPS + 2)
+    assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
+    assert handler == [TERM]
+
+
+def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
+    builder = quiet(tmp_path / "run").num_epochs(5).with_file_checkpointer()
+    learner = build_line(builder.every(steps=1, fn=at_step(STEPS + 2, lambda: press(TERM))))
+    with pytest.raises(SystemExit) as ended:
+        learner.fit(shuffled())
+    assert ended.value.code == 143
+    assert saved_steps(tmp_path / "run") == [STEPS, STEPS + 2]
+    assert journal_of(tmp_path / "run")[-1]["stopped_by"] == "sigterm"
+
+
+def test_on_sigterm_knows_two_words(tmp_path):
+    with pytest.raises(LearnerError, match=r"'die'; it needs 'exit' or 'return'"):
+        quiet(tmp_path / "run").on_sigterm("die")
+
+
+def test_usr1_saves_and_goes_on(tmp_path):
+    def build(name):
+        return quiet(tmp_path / name).num_epochs(3).with_file_checkpointer(keep_last=9)
+
+    result = build_line(build("asked").every(steps=1, fn=at_step(STEPS + 2, lambda: press(USR1)))).fit(shuffled())
+    assert saved_steps(tmp_path / "asked") == [STEPS, STEPS + 2, 2 * STEPS, 3 * STEPS]
+    plain = build_line(build("plain")).fit(shuffled())
+    assert (result.stopped_by, result.history.to_json()) == ("num_epochs", plain.history.to_json())
+    assert logs_of(tmp_path / "asked") == logs_of(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_data_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch, number):
+    """The loader hangs in the middle of an epoch: the run ends where it stands, and is saved there."""
+    given_up, close = threading.Event(), Prefetcher.close
+
+    def loader():
+        yield from batches()[:3]
+        press(number)
+        assert given_up.wait(60)
+
+    monkeypatch.setattr(Prefetcher, "close", lambda ahead: (given_up.set(), close(ahead)))
+    builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer().on_sigterm("return")
+    result = build_line(builder).fit(loader)
+    assert result.stopped_by == NAMES[number]
+    assert saved_steps(tmp_path / "run") == [result.summary["steps"]]
+    assert result.summary["steps"] <= 2  # the third is handed on when a fourth has come, or none
