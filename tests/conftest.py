@@ -9,6 +9,11 @@ import jax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+# Compiling takes half of the time of all tests. XLA's older emitters and fewer passes of LLVM halve that; files that
+# compare the bits of different programs ask for `optimized`.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests start, too
+jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -71,6 +76,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)  # JAX's caches make a look through everything slow
     sys.dont_write_bytecode = True
 
 
@@ -110,3 +116,11 @@ def compiled_once(_compilations):
     for name, value in before.items():
         jax.config.update(name, value)
     reset_cache()
+
+
+@pytest.fixture(scope="module")
+def optimized():
+    """XLA optimizes as it does for users: for files that compare the bits of different programs."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

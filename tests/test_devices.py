@@ -39,7 +39,6 @@ MATRIX = [  # each strategy with each kind of model, and either of them with thr
 ]
 PAIRS = {  # programs for few devices are compiled sooner
     ("replicated-2", "mlp", 1, 25),
-    ("sharded-3", "cnn", 1, 25),
     ("fsdp-2", "mlp", 1, 25),
 }
 

@@ -334,7 +334,15 @@ def test_a_pickle_in_the_place_of_any_file_is_not_loaded(finished, tmp_path, mad
 
 
 @pytest.mark.parametrize(
-    "file", ["journal.jsonl", "summary.json", "experiment.log", "config.yaml", "train/epoch-1/Loss.log"]
+    "file",
+    [
+        "journal.jsonl",
+        "config.yaml",
+        *(
+            pytest.param(file, marks=pytest.mark.full)
+            for file in ("summary.json", "experiment.log", "train/epoch-1/Loss.log")
+        ),
+    ],
 )
 def test_a_pickle_in_the_place_of_a_log_is_not_loaded(run, made, capsys, file):
     (run / file).write_bytes(pickle.dumps(Canary(made)) + b"\n")

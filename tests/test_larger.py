@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import itertools
 import math
 import re
 import tempfile
@@ -345,11 +344,10 @@ TOPOLOGIES = {
     **{f"fsdp-{n}": functools.partial(lambda n, kind: Sharded(rules=fsdp(1), devices=n), n) for n in (2, 8)},
     "model": lambda kind: Sharded({"data": 2, "model": 2}, KINDS[kind].rules, devices=4),
 }
-LARGE = [name for name in TOPOLOGIES if name.endswith("-8")]
 CROSSINGS = [  # each topology is left and taken up with either model
-    (a, b, *((("cnn", 6), ("mlp", 8))[number % 2]))
-    for number, (a, b) in enumerate(itertools.permutations(TOPOLOGIES, 2))
-    if a in LARGE or b in LARGE
+    (a, tuple(TOPOLOGIES)[(number + distance) % len(TOPOLOGIES)], kind, stop)
+    for number, a in enumerate(TOPOLOGIES)
+    for distance, kind, stop in ((1, "cnn", 6), (4, "mlp", 8))
 ]
 CROSSED = ("fsdp-2", "single", "mlp", 6)  # soon compiled
 

@@ -37,6 +37,7 @@ def test_more_epochs_than_saves(tmp_path):
     assert saved_steps(tmp_path / "run") == saved_steps(tmp_path / "whole") == [12, 24]
 
 
+@pytest.mark.full
 def test_more_steps(tmp_path):
     make = lambda name, n: quiet(tmp_path / name).num_steps(n).metrics(LastRow()).with_file_checkpointer()  # noqa: E731
     build_line(make("run", 8)).fit(shuffled())
@@ -176,7 +177,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("where", some(list(STRATEGIES), {"one device"}))
+@pytest.mark.parametrize("where", some(list(STRATEGIES), ()))
 def test_random_keys_of_another_implementation(tmp_path, rbg, where):
     def fit(name, epochs, resume=False):
         builder = quiet(tmp_path / name).num_epochs(epochs).with_file_checkpointer()

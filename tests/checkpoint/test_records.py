@@ -97,6 +97,7 @@ def test_in_full_precision_it_is_the_model_to_the_bit(tmp_path):
     assert model_bits(middle) != model_bits(loaded)
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_makes_up_for_what_is_missing(tmp_path):
     """The process was killed between a checkpoint and its model; or the first part of the run recorded none."""
     build_line(saving(tmp_path / "run", 2)).fit(batches())

@@ -631,7 +631,7 @@ profile line.yaml --steps=[1,2]; find-lr line.yaml --steps=3; ask save run; watc
 @pytest.mark.parametrize(
     ("way", "commands"),
     [
-        ("script", "evaluate run"),
+        pytest.param("script", "evaluate run", marks=pytest.mark.full),
         ("module", "export run --format=csv"),
         pytest.param("script", ALL, marks=pytest.mark.full),
         pytest.param("module", ALL, marks=pytest.mark.full),

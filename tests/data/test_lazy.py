@@ -114,6 +114,7 @@ def test_it_is_known_which_data_change():
     assert all(map(changes, (noisy(3, 0), plain.concat(noisy(3, 0)).map(str).windows(2), EpochItself().shuffle())))
 
 
+@pytest.mark.full
 def test_workers_give_the_same_numbers():
     """More of them are in the whole matrix below."""
     alone, workers = loader(7, 6), loader(7, 6, num_workers=1)

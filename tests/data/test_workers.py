@@ -60,6 +60,7 @@ def test_a_script_without_a_guard_ends_with_one_error_that_names_it(tmp_path):
     assert 'put the code that trains below `if __name__ == "__main__":`, or read with num_workers(0)' in error
 
 
+@pytest.mark.full
 def test_a_script_that_cannot_be_imported_ends_with_one_error(tmp_path):
     assert "ended with exit code 0" in error_of(run(saved(tmp_path, NEVER_IMPORTED)))
 

@@ -112,6 +112,7 @@ def test_a_run_that_was_stopped_goes_on(whole, tmp_path, step):
     assert numbers(tmp_path / "run") == whole[0]
 
 
+@pytest.mark.full
 def test_a_run_that_is_made_longer_inside_of_an_epoch(whole, tmp_path):
     """After step 8 its last checkpoint was made, and then the epoch was closed before its end; that is taken back."""
     fit(tmp_path / "run", num_steps=8)

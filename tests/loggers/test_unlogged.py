@@ -65,6 +65,7 @@ def test_such_a_run_resumes(whole, tmp_path, step):
     assert told(tmp_path / "run") == told(whole[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", some(["files first", "loggers first"], {"files first"}))
 def test_a_run_may_change_between_both(whole, tmp_path, first):
     """What is there stays, up to where the run goes on; no file of an earlier epoch is touched."""

@@ -103,6 +103,7 @@ def after_one_more(params):
     return {"w": params["w"] - RATE * x.T @ error, "b": params["b"] - RATE * error.sum(0)}
 
 
+@pytest.mark.full
 def test_a_run_goes_on_to_the_same_bits(tmp_path):
     optimizer = Ema(Clipped(optax.adam, norm=1.0), decay=0.9)
     build_line(options(tmp_path / "run", 1), RATE, optimizer).fit(batches())

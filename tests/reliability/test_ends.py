@@ -72,6 +72,7 @@ STEPWISE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", some(STEPWISE, {"in an epoch's own"}))
 def test_a_stop_in_the_last_validation(tmp_path, where):
     """The run that goes on makes it whole, and ends like one that was not stopped."""

@@ -208,7 +208,7 @@ HARMLESS = {
     "logger close": "OwnLogger",
     "renderer": "OwnRenderer",
 }
-FEW = {"loader", "train step on the device", "hook", "logger that exits"}
+FEW = {"train step on the device", "logger that exits"}
 
 
 @pytest.mark.parametrize("where", some([*FATAL, *HARMLESS], FEW))

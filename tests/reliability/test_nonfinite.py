@@ -205,6 +205,7 @@ def test_ignore(tmp_path):
     assert saved_steps(tmp_path / "run")[-1] == 2 * STEPS
 
 
+@pytest.mark.full
 def test_looking_changes_no_bit(tmp_path):
     def fit(what):
         builder = quiet(tmp_path / what).num_epochs(2).on_nonfinite(what)

@@ -28,7 +28,7 @@ from stopped import all_of, same, some, stopping_at
 from learner import LossScale, NonFiniteError, Policy, RegressionOutput, load_checkpoint
 from learner.metrics import Accuracy, GradientNorm
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
 
 def log_of(directory):
@@ -253,6 +253,7 @@ def test_a_checkpoint_of_float16_outside_of_its_run(tmp_path):
     assert int(loaded.optimizer_state[0].count) > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dispatch", some([1, 5], {5}))
 def test_the_size_of_a_dispatch_changes_no_bit(tmp_path, dispatch):
     def fit(name, k):

@@ -87,6 +87,7 @@ def test_alone_it_says_what_it_needs(name):
         SAME[name][0](0)
 
 
+@pytest.mark.usefixtures("optimized")
 def test_a_part_that_is_never_reached_does_no_harm():
     """A short trial of a long run."""
     warmed_up = Sequence([Linear(0.0, 0.1, over=100), Cosine(0.1)], [100])

@@ -127,6 +127,7 @@ def test_a_learner_whose_steps_were_used_by_hand_learns_the_length_of_its_run(tm
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_same_length_goes_on_to_the_bit(tmp_path):
     warmed_up = Sequence([Linear(0.0, 0.1), Cosine(0.1)], [0.25], "fraction")
 

@@ -24,7 +24,7 @@ from learner.strategies import SingleDevice
 from learner.training.dispatch_plan import make_runner
 from learner.training.feed.dispatches import Feeder, Plan
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
 SIZE, EPOCHS = 4, 2
 x86_only = pytest.mark.skipif(

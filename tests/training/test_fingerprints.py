@@ -100,7 +100,7 @@ OTHER_DATA = {
 }
 
 
-@pytest.mark.parametrize("what", some(OTHER_DATA, ("one row fewer", "another seed", "a list", "edited rows")))
+@pytest.mark.parametrize("what", some(OTHER_DATA, ("one row fewer", "another seed")))
 def test_other_data_inside_an_epoch_is_refused(inside, what):
     make, text = OTHER_DATA[what]
     with pytest.raises(LearnerError) as error:
@@ -110,7 +110,7 @@ def test_other_data_inside_an_epoch_is_refused(inside, what):
     assert not any(entry.get("resumed") for entry in journal_of(inside))
 
 
-@pytest.mark.parametrize("what", some(OTHER_DATA, ("one row fewer", "edited rows")))
+@pytest.mark.parametrize("what", some(OTHER_DATA, ("edited rows",)))
 def test_other_data_between_epochs_is_one_warning(one, what):
     make, text = OTHER_DATA[what]
     result = adam(saving(one).resume()).fit(make(), valid_data())
@@ -170,7 +170,7 @@ OTHER_PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("what", some(OTHER_PROGRAMS, ("b1", "adamw", "hidden b1", "schedule", "loss", "accumulation")))
+@pytest.mark.parametrize("what", some(OTHER_PROGRAMS, ("b1", "schedule", "loss")))
 def test_another_program_is_one_warning(one, what):
     make, text = OTHER_PROGRAMS[what]
     result = make(saving(one).resume(allow="optimizer")).fit(loader(), valid_data())
@@ -195,6 +195,7 @@ def with_rule(factor):
     return step
 
 
+@pytest.mark.full
 def test_another_rule_of_differentiation_is_one_warning(tmp_path):
     build(saving(tmp_path / "run", 1), step=with_rule(1.0)).fit(loader())
     shutil.copytree(tmp_path / "run", tmp_path / "same")
@@ -236,6 +237,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", some(SETTINGS, ("a metric",)))
 def test_other_settings_are_one_warning(tmp_path, what):
     make, (before, now), text = SETTINGS[what]
@@ -265,6 +267,7 @@ def test_a_tuple_in_the_place_of_a_list_is_no_change(tmp_path):
     assert warned(tmp_path / "run") == []
 
 
+@pytest.mark.full
 def test_a_constant_in_a_schedule_of_one_name(tmp_path):
     directory = tmp_path / "run"
     adam(saving(directory, 1), optax.cosine_decay_schedule(0.05, 12)).fit(loader(), valid_data())
@@ -282,7 +285,7 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize("where", ["one", "inside"])
+@pytest.mark.parametrize("where", some(["one", "inside"], ("inside",)))
 @pytest.mark.parametrize("what", some(HARMLESS, ("more epochs", "another name")))
 def test_what_changes_nothing_is_silent(request, where, what):
     directory = request.getfixturevalue(where)
@@ -330,7 +333,7 @@ def test_a_run_of_version_0_1_0_stopped_inside_an_epoch(tmp_path):
         build_net(saving(tmp_path / "other" / "run", 3).resume()).fit(other, valid_data())
 
 
-@pytest.mark.parametrize("part", ["data", "settings", "programs"])
+@pytest.mark.parametrize("part", some(["data", "settings", "programs"], {"settings"}))
 def test_fingerprints_that_no_run_has_written(one, part):
     """Whatever a part holds, the run resumes, or one error says what is wrong."""
     for value in ({}, {"train": 3, "hashes": [], "schedules": 5}, None):

@@ -72,6 +72,7 @@ def test_a_profile_that_cannot_be_written_costs_the_run_nothing(tmp_path):
         build_line(quiet(tmp_path / "other")).profile(batches(), directory=tmp_path / "run" / "profile")
 
 
+@pytest.mark.full
 def test_it_ends_where_a_validation_or_a_hook_comes(tmp_path):
     for name, build in (
         ("valid", lambda builder: builder.valid_every(steps=4)),

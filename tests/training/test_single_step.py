@@ -27,7 +27,7 @@ from learner import ClassificationOutput, LearnerError
 from learner.loggers import MemoryLogger
 from learner.training.compilation import CompileTimes
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
 
 class Convolved(nnx.Module):
@@ -118,6 +118,7 @@ def test_each_shape_is_compiled_once(tmp_path):
     assert int(state.step) == 6
 
 
+@pytest.mark.full
 def test_within_a_transformation_it_can_be_differentiated(tmp_path):
     """The loss after a step as a function of the rate: what a loop with a traced count would not allow."""
     learner = build_line(quiet(tmp_path / "run"))
@@ -140,6 +141,7 @@ def test_wrong_batches_are_the_errors_of_fit(tmp_path):
         learner.train_step(learner.init(), *batches()[:2])
 
 
+@pytest.mark.full
 def test_an_update_of_ones_own(tmp_path):
     """Two steps by hand, against the two that `fit` makes."""
 

@@ -132,25 +132,34 @@ def zeros(count):
     return pa.array(np.zeros(count, np.int64))
 
 
+def texts(count):
+    """Made where it is written: it has a gigabyte."""
+    return pa.array(["x" * 1000]).take(zeros(count))
+
+
+def one_text(count):
+    return pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), ["x" * count])
+
+
 def lists(count):
     return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), zeros(count))
 
 
 @pytest.mark.parametrize(
-    ("read", "write", "column"),
+    ("read", "write", "make", "count"),
     [
-        (sources.parquet, parquet, zeros(8 * MEGABYTE)),
-        (sources.parquet, parquet, lists(8 * MEGABYTE)),
-        (sources.parquet, parquet, pa.array(["x" * 1000]).take(pa.array(np.zeros(MEGABYTE, np.int64)))),
-        (sources.arrow, feather("lz4"), zeros(8 * MEGABYTE)),
-        (sources.arrow, feather("zstd"), zeros(8 * MEGABYTE)),
-        (sources.arrow, feather("zstd"), lists(8 * MEGABYTE)),
-        (sources.arrow, feather("zstd"), pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), ["x" * 2**26])),
+        (sources.parquet, parquet, zeros, 8 * MEGABYTE),
+        (sources.parquet, parquet, lists, 8 * MEGABYTE),
+        (sources.parquet, parquet, texts, MEGABYTE),
+        (sources.arrow, feather("lz4"), zeros, 8 * MEGABYTE),
+        (sources.arrow, feather("zstd"), zeros, 8 * MEGABYTE),
+        (sources.arrow, feather("zstd"), lists, 8 * MEGABYTE),
+        (sources.arrow, feather("zstd"), one_text, 2**26),
     ],
 )
-def test_columns_that_unpack_without_end(tmp_path, read, write, column):
+def test_columns_that_unpack_without_end(tmp_path, read, write, make, count):
     path = tmp_path / "a.file"
-    write(path, pa.table({"x": column}))
+    write(path, pa.table({"x": make(count)}))
     assert path.stat().st_size < MEGABYTE
     whole, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
