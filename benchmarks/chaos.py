@@ -145,15 +145,15 @@ class Process:
             os.killpg(self.popen.pid, signal.SIGKILL)
 
 
-def seen(place: Path) -> dict[str, int]:
+def seen(directory: Path) -> dict[str, int]:
     """The directories in `checkpoint/`. An unfinished one of the same name may be another: it is known by its time."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(place) as entries:
+    sizes = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_dir():
-                    found[entry.name] = 0 if entry.name.isdigit() else entry.stat().st_ctime_ns
-    return found
+                    sizes[entry.name] = 0 if entry.name.isdigit() else entry.stat().st_ctime_ns
+    return sizes
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
@@ -161,32 +161,32 @@ def seen(place: Path) -> dict[str, int]:
 
 def facts(directory: Path) -> Facts:
     """Everything that must not depend on how often a run was killed, by name."""
-    found = {"checkpoint: directories": _text(sorted(seen(directory / "checkpoint")))}
+    values = {"checkpoint: directories": _text(sorted(seen(directory / "checkpoint")))}
     for step in sorted(int(name) for name in seen(directory / "checkpoint") if name.isdigit()):
-        found |= {f"checkpoint/{step}: {name}": content for name, content in checkpoint(directory, step).items()}
+        values |= {f"checkpoint/{step}: {name}": content for name, content in checkpoint(directory, step).items()}
     for log in sorted(directory.glob("*/epoch-*/*.log")):
-        found[log.relative_to(directory).as_posix()] = log.read_bytes()
+        values[log.relative_to(directory).as_posix()] = log.read_bytes()
     lines = [_comparable(line) for line in journal(directory) if line.get("event") in ("epoch", "validation")]
-    found["journal.jsonl: numbers"] = "\n".join(map(json.dumps, lines)).encode()
-    found["history"] = _text(read_history(directory).to_json())
-    found["summary.json"] = _text(_comparable(json.loads((directory / "summary.json").read_text())))
-    return found
+    values["journal.jsonl: numbers"] = "\n".join(map(json.dumps, lines)).encode()
+    values["history"] = _text(read_history(directory).to_json())
+    values["summary.json"] = _text(_comparable(json.loads((directory / "summary.json").read_text())))
+    return values
 
 
 def checkpoint(directory: Path, step: int) -> Facts:
     """The items of a checkpoint, as Orbax reads them: each array, and the progress."""
     import orbax.checkpoint as ocp
 
-    place, found = directory.absolute() / "checkpoint" / str(step), {}
+    place, contents = directory.absolute() / "checkpoint" / str(step), {}
     with ocp.StandardCheckpointer() as reader, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as json_reader:
-        found["progress"] = _text(_comparable(json_reader.restore(place / "progress")))
+        contents["progress"] = _text(_comparable(json_reader.restore(place / "progress")))
         for item in ("model", "optim", "scheduler", "in_flight"):
             if (place / item).exists():
                 for path, leaf in jax.tree_util.tree_leaves_with_path(reader.restore(place / item)):
                     array = np.asarray(leaf)
                     name = f"{item}{jax.tree_util.keystr(path)}, {array.dtype}{list(array.shape)}"
-                    found[name] = array.tobytes()
-    return found
+                    contents[name] = array.tobytes()
+    return contents
 
 
 def journal(directory: Path) -> list[dict[str, Any]]:

@@ -68,10 +68,8 @@ def report(workload: str, kind: str, devices: int, rounds: Sequence[Round]) -> l
     lines = [f"\n{workload}, {kind} on {devices} ({rounds[0][best]['device']}); by hand: jax.{HAND[kind]}"]
     lines += [_line(f"{name}: ms per epoch", [1e3 * r[name]["seconds"] for r in rounds]) for name in rounds[0]]
     goal = f">= {GOALS[kind, workload]}" if (kind, workload) in GOALS else ""
-    for name, wanted in (("learner", goal), ("learner k=1", "")):
-        lines.append(
-            _line(f"speed: {name} / {best}", [r[best]["seconds"] / r[name]["seconds"] for r in rounds], wanted)
-        )
+    for name, limit in (("learner", goal), ("learner k=1", "")):
+        lines.append(_line(f"speed: {name} / {best}", [r[best]["seconds"] / r[name]["seconds"] for r in rounds], limit))
     for name in ("learner", best):
         train, valid = rounds[-1][name]["losses"][-1]
         lines.append(f"  {name + ': last train and valid loss':<52} {train:.4g}, {valid:.4g}")

@@ -101,12 +101,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds.append({name: measure(cases[name]) for name in list(cases)[:: -1 if number % 2 else 1]})
     if rounds:
         print("\n".join(report(rounds)), flush=True)
-    told = {}
+    results = {}
     for name, case in chosen(costs(args.steps)).items():
-        told[name] = measure(case)
-        print(f"  {name:<52} {told[name]['us']:.3g} us, {told[name]['bytes']:.4g} bytes per step", flush=True)
+        results[name] = measure(case)
+        print(f"  {name:<52} {results[name]['us']:.3g} us, {results[name]['bytes']:.4g} bytes per step", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"trainings": rounds, "costs": told}))
+        args.json.write_text(json.dumps({"trainings": rounds, "costs": results}))
 
 
 if __name__ == "__main__":

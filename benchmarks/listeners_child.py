@@ -87,11 +87,11 @@ class Files(Listener):
         self._files.close()
 
 
-def made(case: Case, place: str) -> Listener:
+def make_listener(case: Case, directory: str) -> Listener:
     """The listener of a variant."""
     if case.variant == "files":
         return Files()
-    logger: Any = LOGGERS[case.variant](place)
+    logger: Any = LOGGERS[case.variant](directory)
     if case.every is not None:
         logger.every_steps = case.every
     return logger  # type: ignore[no-any-return]
@@ -109,7 +109,7 @@ def train(case: Case) -> dict[str, float]:
             screen = Console(file=nothing, force_terminal=True, width=100)
             builder.renderer(None if case.variant in ("none", "files") else RichRenderer(screen))
             if case.variant in LOGGERS:
-                builder.metric_loggers(made(case, place))
+                builder.metric_loggers(make_listener(case, place))
 
         train_with_learner(work, given, work.warm + work.epochs, clock, also)
     ends = clock.epochs[-1 - work.epochs :]
@@ -125,15 +125,15 @@ def cost(case: Case) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):  # MLflow writes where it stands
         directory = Path(place, "run")
         directory.mkdir()
-        listener = made(case, place)
+        listener = make_listener(case, place)
         listener.on_event(RunStarted(time.time(), directory, 1, None, case.steps, infos, 1))
         before, begin = size_of(place), time.process_time()
         for first in range(1, case.steps + 1, DISPATCH):
             count = min(DISPATCH, case.steps + 1 - first)
             columns = {name: column[:count] for name, column in zip(names, values, strict=True)}
             last = first + count - 1
-            where = "train", 1, first, count, last, case.steps, last
-            listener.on_event(StepsEnded(time.time(), *where, columns, weights[:count], 0.01))
+            position = "train", 1, first, count, last, case.steps, last
+            listener.on_event(StepsEnded(time.time(), *position, columns, weights[:count], 0.01))
         listener.on_event(RunEnded(time.time(), 1, case.steps, "num_epochs", {"metrics": {}}, 1.0, False))
         listener.close()
         seconds = time.process_time() - begin
@@ -150,5 +150,5 @@ def size_of(directory: str) -> int:
 
 
 if __name__ == "__main__":
-    asked = Case(**json.loads(sys.argv[1]))
-    print(json.dumps(train(asked) if asked.kind == "train" else cost(asked)))
+    requested = Case(**json.loads(sys.argv[1]))
+    print(json.dumps(train(requested) if requested.kind == "train" else cost(requested)))

@@ -86,10 +86,10 @@ def spawn(command: Sequence[str], platform_name: str | None, cache: str | None =
     if platform_name is not None:
         env["JAX_PLATFORMS"] = platform_name
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # or Python compiles each module each time that it is imported
-    done = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\n{process.stderr}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def run(work: Workload, cases: dict[str, Case], rounds: int, platform_name: str | None) -> Results:

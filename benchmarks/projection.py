@@ -106,9 +106,9 @@ def fsdp(model: Model, rows: int, n: int, scatters: bool = False) -> Cost:
         up whole ones and cuts.
     """
     kept = _kept(model, n)
-    whole = model.params - model.split
+    replicated = model.params - model.split
     if scatters:
-        gradients, sent = kept, 2 * all_gather(model.split, n) + all_reduce(whole, n)
+        gradients, sent = kept, 2 * all_gather(model.split, n) + all_reduce(replicated, n)
     else:
         gradients, sent = model.params, all_gather(model.split, n) + all_reduce(model.params, n)
     return Cost(kept, model.moments * kept, gradients, rows * model.row / n, model.split, sent)

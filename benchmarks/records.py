@@ -47,9 +47,9 @@ def described(x: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(x.dtype), "shape": x.shape}
 
 
-def restored(said: dict[str, Any], data: bytes) -> Any:
+def restored(entry: dict[str, Any], data: bytes) -> Any:
     """The array on the device."""
-    return jnp.asarray(np.frombuffer(data, said["dtype"]).reshape(said["shape"]))
+    return jnp.asarray(np.frombuffer(data, entry["dtype"]).reshape(entry["shape"]))
 
 
 def pack_messagepack(arrays: dict[str, np.ndarray]) -> bytes:
@@ -64,18 +64,18 @@ def unpack_messagepack(data: bytes) -> Arrays:
     """The same, back."""
     import msgpack
 
-    return {name: restored(said, said["data"]) for name, said in msgpack.unpackb(data).items()}
+    return {name: restored(entry, entry["data"]) for name, entry in msgpack.unpackb(data).items()}
 
 
 def pack_json(arrays: dict[str, np.ndarray]) -> bytes:
     """By hand, with json."""
-    said = {name: {**described(x), "data": base64.b64encode(x).decode()} for name, x in arrays.items()}
-    return json.dumps(said).encode()
+    entries = {name: {**described(x), "data": base64.b64encode(x).decode()} for name, x in arrays.items()}
+    return json.dumps(entries).encode()
 
 
 def unpack_json(data: bytes) -> Arrays:
     """The same, back."""
-    return {name: restored(said, base64.b64decode(said["data"])) for name, said in json.loads(data).items()}
+    return {name: restored(entry, base64.b64decode(entry["data"])) for name, entry in json.loads(data).items()}
 
 
 def save_by_hand(path: Path, model: Arrays) -> None:

@@ -165,18 +165,18 @@ def noted(notes: Notes) -> Iterator[list[Any]]:
     from learner.training.executor import Runner
     from learner.training.run import Run
 
-    save, train, runners, made = Run.save, Runner.train, [], 0
+    save, train, runners, dispatched = Run.save, Runner.train, [], 0
 
     def timed_save(run: Any, *args: Any, **kwargs: Any) -> None:
         runners.append(run.runner)
         notes.saves[run.position.step] = seconds_of(lambda: save(run, *args, **kwargs))
 
     def timed_train(runner: Any, tally: Any, dispatch: Any) -> Any:
-        nonlocal made
-        made += dispatch.steps
+        nonlocal dispatched
+        dispatched += dispatch.steps
         begin = time.perf_counter()
         values = train(runner, tally, dispatch)
-        notes.dispatches[made] = time.perf_counter() - begin
+        notes.dispatches[dispatched] = time.perf_counter() - begin
         return values
 
     Run.save, Runner.train = timed_save, timed_train  # type: ignore[assignment, method-assign]
@@ -249,9 +249,9 @@ def seconds_of(do: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def newest(place: Path) -> Path:
+def newest(directory: Path) -> Path:
     """The checkpoint of the highest step."""
-    return max((path for path in place.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    return max((path for path in directory.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 
 
 def bytes_of(directory: Path) -> int:

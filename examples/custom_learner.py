@@ -64,13 +64,16 @@ class SelfSupervised(nnx.Module):
         seen = jax.random.bernoulli(keys[0], 0.7, pixels.shape)
         filled = self.draw(nnx.relu(self.widen(self(jnp.where(seen, pixels, 0)))))
         one, other = (self(pixels + 0.2 * jax.random.normal(key, pixels.shape)) for key in keys[1:])
-        losses = jnp.square(filled - pixels).mean(), (jnp.square(one - other).mean() + apart(one) + apart(other)) / 10
+        losses = (
+            jnp.square(filled - pixels).mean(),
+            (jnp.square(one - other).mean() + spread_loss(one) + spread_loss(other)) / 10,
+        )
         return TwoLosses(sum(losses), *losses)
 
     valid_step = train_step
 
 
-def apart(codes: jax.Array) -> jax.Array:
+def spread_loss(codes: jax.Array) -> jax.Array:
     """How far the numbers of the codes `[batch, codes]` are from a deviation of 1 or more, and from being unrelated."""
     codes = codes - codes.mean(axis=0, keepdims=True)
     related = codes.T @ codes / codes.shape[0]

@@ -80,8 +80,8 @@ def update(state: dict[str, Any], batch: Any, lr: jax.Array, rng: jax.Array) -> 
     noise = jax.random.normal(rng, (batch["point"].shape[0], NOISE))
 
     def critic_loss(critic: Any) -> jax.Array:
-        real, made = apply(critic, batch["point"]), apply(critic, apply(state["generator"], noise))
-        return (jax.nn.softplus(-real) + jax.nn.softplus(made)).mean() / 2
+        real, generated = apply(critic, batch["point"]), apply(critic, apply(state["generator"], noise))
+        return (jax.nn.softplus(-real) + jax.nn.softplus(generated)).mean() / 2
 
     def generator_loss(generator: Any) -> jax.Array:
         return jax.nn.softplus(-apply(critic, apply(generator, noise))).mean()
@@ -101,8 +101,8 @@ def update(state: dict[str, Any], batch: Any, lr: jax.Array, rng: jax.Array) -> 
 
 def valid_step(state: dict[str, Any], batch: Any, rng: jax.Array) -> RegressionOutput:
     """How far generated points are from the circle."""
-    made = apply(state["generator"], jax.random.normal(rng, (batch["point"].shape[0], NOISE)))
-    radius = jnp.linalg.norm(made, axis=-1)
+    generated = apply(state["generator"], jax.random.normal(rng, (batch["point"].shape[0], NOISE)))
+    radius = jnp.linalg.norm(generated, axis=-1)
     return RegressionOutput.from_predictions(radius, jnp.ones_like(radius))
 
 

@@ -46,9 +46,9 @@ class Confusion(Metric):
 
     def text(self, value: Any) -> str:
         """On the host, once at the end of a split."""
-        wrong = np.asarray(value) * (1 - np.eye(self.classes, dtype=int))
-        label, taken_for = np.unravel_index(wrong.argmax(), wrong.shape)
-        return f"{label} for {taken_for}, {wrong.max()} times" if wrong.any() else "none"
+        mistakes = np.asarray(value) * (1 - np.eye(self.classes, dtype=int))
+        label, taken_for = np.unravel_index(mistakes.argmax(), mistakes.shape)
+        return f"{label} for {taken_for}, {mistakes.max()} times" if mistakes.any() else "none"
 
 
 class BalancedAccuracy(Confusion):

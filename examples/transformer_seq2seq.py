@@ -70,10 +70,10 @@ class Seq2Seq(nnx.Module):
 
     def __call__(self, source: jax.Array, given: jax.Array) -> jax.Array:
         """Source `[batch, 8]` and the tokens before each, `[batch, length]`, to logits `[batch, length, tokens]`."""
-        here, there = jnp.arange(given.shape[1]) + LONGEST, jnp.arange(LONGEST)
+        query_places, key_places = jnp.arange(given.shape[1]) + LONGEST, jnp.arange(LONGEST)
         not_padding = nnx.make_attention_mask(source != PAD, source != PAD)
-        memory = self.encoder(self.embed(source) + self.positions(there)[None], not_padding)
-        x = self.embed(given) + self.positions(here)[None]
+        memory = self.encoder(self.embed(source) + self.positions(key_places)[None], not_padding)
+        x = self.embed(given) + self.positions(query_places)[None]
         x = self.decoder(
             x, nnx.make_causal_mask(given), memory, nnx.make_attention_mask(jnp.ones_like(given), source != PAD)
         )

@@ -112,7 +112,7 @@ __all__ = [
 _PLACES = {
     "Checkpointer": "learner.checkpoint.checkpointer",
     "ClassificationOutput": "learner.steps.outputs",
-    "Config": "learner.config.base.base.base",
+    "Config": "learner.config.base",
     "EpochInfo": "learner.training.run",
     "GeneratedOutput": "learner.steps.outputs",
     "GradientsAccumulator": "learner.steps.gradients",

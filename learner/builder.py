@@ -36,7 +36,7 @@ from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
 from learner.training.profile import Window, check_steps
 from learner.training.resume import ALLOWED
-from learner.training.step_checks import wrong_values
+from learner.training.step_checks import init_problems
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 
 
@@ -619,7 +619,7 @@ class LearnerBuilder:
             problems += unfrozen(options.freeze, family, model)
             train_fn = None if update is not None else step_fn(model, "train_step", train_step)
             valid_fn = step_fn(model, "valid_step", valid_step)
-            problems += [] if family.fresh else wrong_values(family.params)
+            problems += [] if family.fresh else init_problems(family.params)
             if options.checkpoints is not None and options.checkpoints.record is not None and not family.fresh:
                 options.checkpoints.record.check(model)
             if train_fn is None and valid_fn is None and update is None:

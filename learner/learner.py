@@ -24,8 +24,8 @@ from learner.checkpoint.items import from_items, to_items
 from learner.data.batch_arrays import batch_arrays, refuse_wrapped
 from learner.data.source import source_of
 from learner.data.workers import check_process
-from learner.diagnostics.overview import made_overview, tell_overview
-from learner.diagnostics.rate_range import RangeTest, Watcher, check_range
+from learner.diagnostics.overview import announce_overview, build_overview
+from learner.diagnostics.rate_range import RangeTest, RangeTestListener, check_range
 from learner.diagnostics.sharding_report import ShardingReport, sharding_report
 from learner.distributed.process_group import ProcessGroup, hosts
 from learner.errors import LearnerError, one_error
@@ -62,7 +62,7 @@ from learner.training.executor import Runner
 from learner.training.feed.dispatches import bytes_of
 from learner.training.fingerprints import fingerprint_of
 from learner.training.initialization import InitReport, take_initial
-from learner.training.oom import Needs, OomContext, explained
+from learner.training.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.options import Options
 from learner.training.preflight import (
     Inputs,
@@ -91,7 +91,7 @@ from learner.training.run import Run, validate
 from learner.training.session import RunSpec, opened
 from learner.training.signals import TERMINATED, on_signals
 from learner.training.single_step import SingleStepRunner
-from learner.training.step_checks import GIVEN, Tracing, check_predict, check_train, check_valid, wrong_values
+from learner.training.step_checks import GIVEN, Tracing, check_predict, check_train, check_valid, init_problems
 from learner.training.stopping import Interrupter, StopRequest
 from learner.util.trees import named_leaves
 
@@ -160,7 +160,7 @@ class Learner:
         """The same, where the strategy has its parts."""
         places = None if self._strategy.resident else self._strategy
         state = self._step.init(self._lr, self._options.seed, places)
-        if self._step.family.fresh is not None and (wrong := wrong_values(state.params)):
+        if self._step.family.fresh is not None and (wrong := init_problems(state.params)):
             raise one_error(wrong)
         return state
 
@@ -359,7 +359,7 @@ class Learner:
         asked = StopRequest()
         settings = options, self._step, self._plateau, self._rebuild, self._strategy
         start = RunSpec(
-            *settings, inputs, state, restored, going_on, asked, fingerprint, tell_overview, self._taken, here
+            *settings, inputs, state, restored, going_on, asked, fingerprint, announce_overview, self._taken, here
         )
         with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
             run.stopped_by = self.loop(run)
@@ -513,16 +513,16 @@ class Learner:
         first_batches = inputs.first_batches.items()
         if wrong := [p for split, first in first_batches for p in check_valid(self._step, runner.state, first, split)]:
             raise one_error(wrong)
-        needs = Needs(inputs.first_batches, bytes_of(runner.state))
+        needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
         metrics = {split: self._options.metrics_of(split) for split in inputs.valid}
         worker = Worker(metrics, None, History(), (), Pace(), flight=flight_of(runner.strategy))
         try:
             for split, source in inputs.valid.items():
                 feeder, plan = feeder_for(inputs, split, runner.strategy, self._options, lambda text: None)
                 plan.loop = decide_dispatch(runner, feeder, plan, self._options, "valid", runner.strategy).loop
-                with explained(needs, lambda: worker.failure), OomContext(split):
+                with explain_oom(needs, lambda: worker.failure), OomContext(split):
                     validate(runner, feeder, worker, split, source.batches, 1, 0, None)
-            with explained(needs):
+            with explain_oom(needs):
                 worker.wait()
         finally:
             worker.close()
@@ -557,7 +557,7 @@ class Learner:
         inputs = self._inputs(train, None)
         try:
             shapes = jax.eval_shape(self._blank)
-            return made_overview(planned(self._options, self._step, shapes, self._strategy, inputs), compiled)
+            return build_overview(planned(self._options, self._step, shapes, self._strategy, inputs), compiled)
         finally:
             for source in (inputs.source("train"), *inputs.valid.values()):
                 source.close()
@@ -597,7 +597,7 @@ class Learner:
             self._take_initial()
         schedule = Exponential(lowest, highest / lowest, every=steps - 1)
         interrupter = Interrupter()
-        watcher = Watcher(interrupter, smoothing, diverges)
+        watcher = RangeTestListener(interrupter, smoothing, diverges)
         with tempfile.TemporaryDirectory(prefix="learner-") as place:
             options = self._options.of_a_trial(Path(place) / "run", steps, interrupter, watcher)
             measure = MetricCollection.of(options.train_metrics)

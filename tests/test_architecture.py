@@ -2,9 +2,11 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -39,6 +41,7 @@ ROWS = [
     {"__main__"},
 ]
 PURE = ("metrics", "steps")
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def part_of(module):
@@ -91,6 +94,21 @@ def test_imports_go_downwards_only():
     assert {
         module: bad for module in PATHS if module != "learner" and (bad := upward(module, own_imports(module)))
     } == {}
+
+
+def rows_of_picture(text):
+    rows = [group for group in ElementTree.fromstring(text).iter(f"{SVG}g") if group.get("class") == "row"]
+    return [{label.text for label in row.iter(f"{SVG}text")} for row in rows]
+
+
+def test_the_picture_shows_these_packages():
+    docs = ROOT.parent / "docs"
+    text = (docs / "static" / "architecture.svg").read_text()
+    assert rows_of_picture(text) == ROWS[::-1]
+    assert rows_of_picture(text.replace(">checkpoint</text>", ">checkpoints</text>")) != ROWS[::-1]
+    page = (docs / "architecture.md").read_text()
+    assert "(static/architecture.svg)" in page
+    assert len(re.findall(r"[\w`./]*[A-Za-z][\w`./-]*", page)) <= 700
 
 
 def test_an_upward_import_would_be_found():

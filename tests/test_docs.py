@@ -50,8 +50,8 @@ def test_the_schedules_that_are_shown(tmp_path, monkeypatch):
     import yaml
 
     import learner.schedules
-    from learner.cli.keys import names_for
     from learner.cli.recipes import recipe
+    from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "schedules.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -73,8 +73,8 @@ def test_the_configs_of_precision_can_be_read():
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.keys import names_for
     from learner.cli.options import option
+    from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "precision.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -87,8 +87,8 @@ def test_the_optimizers_of_the_document(tmp_path):
     """The Python prints what is shown, and the config is the same optimizer but for one rate."""
     import yaml
 
-    from learner.cli.keys import names_for
     from learner.cli.recipes import recipe
+    from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "optimizers.md").read_text()
     python, config, shown = (
@@ -261,8 +261,8 @@ def test_the_configs_of_metrics_can_be_read():
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.keys import names_for
     from learner.cli.options import option
+    from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "metrics.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -301,8 +301,8 @@ def test_the_metrics_of_sequences_images_and_the_run():
     import yaml
 
     from learner import LearnerBuilder, metrics
-    from learner.cli.keys import names_for
     from learner.cli.options import option
+    from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "metrics-sequences-images.md").read_text()
     names, shown, printed = {}, [], io.StringIO()
@@ -329,8 +329,8 @@ def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
 
     from learner import LearnerBuilder
     from learner.cli.importing import exports
-    from learner.cli.keys import names_for
     from learner.cli.options import option
+    from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "loggers.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -359,8 +359,8 @@ def test_the_code_about_renderers_prints_what_is_shown(tmp_path, monkeypatch):
 
     from learner import LearnerBuilder
     from learner.cli.importing import exports
-    from learner.cli.keys import names_for
     from learner.cli.options import option
+    from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "renderers.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

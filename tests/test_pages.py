@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from learner import LearnerBuilder
-from learner.cli.keys import OBJECTS, names_for
 from learner.cli.main import main
 from learner.cli.options import option
 from learner.cli.recipes import recipe
+from learner.cli.schema import OBJECTS, names_for
 from learner.cli.sources import source
 
 ROOT = Path(__file__).parents[1]

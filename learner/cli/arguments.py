@@ -28,16 +28,16 @@ def config_kinds(target: Callable[..., Any]) -> dict[str, Any]:
     return {name: kind for name, kind in kinds.items() if _has_config(kind)}
 
 
-def read_argument(kind: Any, value: Any, place: str, found: list[str]) -> Any:
+def read_argument(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     """An argument that is a config, from a mapping, or from a file that is named in its place."""
-    classes = [each for each in (kind, *typing.get_args(kind)) if is_config(each)]
+    classes = [member for member in (kind, *typing.get_args(kind)) if is_config(member)]
     if isinstance(value, str) and len(classes) == 1 and str not in typing.get_args(kind):
         try:
             return classes[0].load(value)
         except LearnerError as error:
-            found += [f"{place}: {problem}" for problem in error.problems or (error,)]
+            problems += [f"{path}: {problem}" for problem in error.problems or (error,)]
             return None
-    return read(kind, value, place, found)
+    return read(kind, value, path, problems)
 
 
 def default_of(target: Callable[..., Any], name: str) -> Any:
@@ -48,15 +48,15 @@ def default_of(target: Callable[..., Any], name: str) -> Any:
     return default() if default else None
 
 
-def imported(value: Any, key: str) -> Any:
+def import_config_classes(value: Any, key: str) -> Any:
     """`value`, after the classes of configs that it names were imported."""
     if isinstance(value, Mapping):
         if isinstance(path := value.get("class_path"), str) and "." in path:
             import_path(path, f"{key}.class_path")
         for name, item in value.items():
-            imported(item, f"{key}.{name}")
+            import_config_classes(item, f"{key}.{name}")
     for index, item in enumerate(value if isinstance(value, list) else ()):
-        imported(item, f"{key}.{index}")
+        import_config_classes(item, f"{key}.{index}")
     return value
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learner.cli.importing import import_path
-from learner.cli.keys import DEFAULTS, MEANT, NEEDED, OBJECTS, PARTS, PROCESS, names_for
+from learner.cli.object_kinds import BASES, named_kind
 from learner.cli.options import Option, methods, option
-from learner.cli.places import BASES, named_kind
 from learner.cli.problems import Problems
 from learner.cli.recipes import Recipe, Seeds, check_initialised, has_literals, make_model, recipe
-from learner.cli.sources import Source, source, sources
+from learner.cli.schema import COMMON_GUESSES, DEFAULTS, NEEDED, OBJECTS, PARTS, PROCESS, names_for
+from learner.cli.sources import DataSource, source, sources
 from learner.config.mappings import yaml_text
 from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
@@ -32,7 +32,7 @@ HEADER = """\
 """
 
 
-class Config:
+class RunConfig:
     """What a config says.
 
     Mistakes in it are told when it is used, all together.
@@ -48,7 +48,7 @@ class Config:
         self._content = {**content, **_defaults(content)}
         self._problems = Problems()
         self._recipes: dict[str, Recipe] = {}
-        self._sources: dict[str, Source | dict[str, Source]] = {}
+        self._sources: dict[str, DataSource | dict[str, DataSource]] = {}
         self._options: list[Option] = []
         self._check_keys(beside)
         seed = self._content["seed"]
@@ -59,19 +59,19 @@ class Config:
     def _check_keys(self, beside: Sequence[str]) -> None:
         known = [*PARTS, "overwrite", *methods(self._builder)]
         for key in self._content:
-            with self._problems.noted():
-                if key in MEANT:
-                    raise LearnerError(f"there is no option {key!r}: {_meant(key, self._content[key])}")
+            with self._problems.collect():
+                if key in COMMON_GUESSES:
+                    raise LearnerError(f"there is no option {key!r}: {_hint_for(key, self._content[key])}")
                 if key not in known:
                     raise LearnerError(f"there is no option {key!r}: {near(key, [*beside, *known])}")
         for key in NEEDED:
-            with self._problems.noted():
+            with self._problems.collect():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
                     raise LearnerError(f"{key} is missing: give it in the config, or as --{key}=...")
-        with self._problems.noted():
+        with self._problems.collect():
             if not isinstance(self._content.get("overwrite", False), bool):
                 raise LearnerError(f"overwrite is {self._content['overwrite']!r}: it needs true or false")
-        with self._problems.noted():
+        with self._problems.collect():
             if self._content.get("devices") is not None and self._content.get("strategy") is not None:
                 raise LearnerError(
                     "devices and strategy both say where it runs: leave out one of them (--devices=null or "
@@ -79,30 +79,30 @@ class Config:
                 )
 
     def _read_parts(self) -> None:
-        said = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
+        values = {key: self._content[key] for key in PARTS if self._content.get(key) is not None}
         for key, how in OBJECTS.items():
-            with self._problems.noted():
-                if key == "lr" and not isinstance(said.get("lr", ""), str | Mapping):
-                    _check_rate(said["lr"])
-                elif key == "trainable" and isinstance(said.get(key), str):
-                    self._recipes[key] = Recipe(said[key], import_path(said[key], key))
-                elif key in said:
+            with self._problems.collect():
+                if key == "lr" and not isinstance(values.get("lr", ""), str | Mapping):
+                    _check_rate(values["lr"])
+                elif key == "trainable" and isinstance(values.get(key), str):
+                    self._recipes[key] = Recipe(values[key], import_path(values[key], key))
+                elif key in values:
                     inside = names_for("lr") if key == "optimizer" else {}  # groups have schedules
                     kind = key if key in BASES else None
-                    self._recipes[key] = recipe(said[key], key, {**inside, **names_for(key)}, kind=kind, **how)
+                    self._recipes[key] = recipe(values[key], key, {**inside, **names_for(key)}, kind=kind, **how)
                     if key == "model":
                         check_initialised(self._recipes[key])
         for key, read in (("train", source), ("valid", sources)):
-            with self._problems.noted():
-                if key in said:
-                    self._sources[key] = read(said[key], key, self._seed)
+            with self._problems.collect():
+                if key in values:
+                    self._sources[key] = read(values[key], key, self._seed)
 
     def _read_options(self) -> None:
         for name in methods(self._builder):
             if name in self._content:
                 # null leaves an option unset, unless it means something to it.
                 problems = self._problems if self._content[name] is not None else Problems()
-                with problems.noted(secrets=_secrets(self._content[name]) if name in UNTOLD else ()):
+                with problems.collect(secrets=_secrets(self._content[name]) if name in UNTOLD else ()):
                     self._options.append(
                         option(self._builder, name, self._content[name], name, names_for(name) or None)
                     )
@@ -126,10 +126,10 @@ class Config:
         self._problems.raise_all()
         parts: dict[str, Any] = {key: self._content[key] for key in ("directory", "lr")}
         parts |= {key: each.config() for key, each in self._recipes.items()}
-        parts |= {key: _of_each(each, Source.config) for key, each in self._sources.items()}
+        parts |= {key: _of_each(each, DataSource.config) for key, each in self._sources.items()}
         parts |= {each.name: each.value for each in self._options if each.name not in PROCESS}
-        said = {key: parts[key] for key in self._content if key in parts and key not in UNTOLD}
-        return yaml_text({**said, **{key: parts[key] for key in UNTOLD if key in parts}})
+        config = {key: parts[key] for key in self._content if key in parts and key not in UNTOLD}
+        return yaml_text({**config, **{key: parts[key] for key in UNTOLD if key in parts}})
 
     def kept_text(self) -> str:
         """Return the config as checkpoints keep it: of what only watches the run, no more than the classes.
@@ -153,7 +153,7 @@ class Config:
 
     def data(self, split: str) -> Any:
         """The loader of `train` or `valid`, a dict of loaders, or `None`."""
-        return _of_each(self._sources[split], Source.make) if split in self._sources else None
+        return _of_each(self._sources[split], DataSource.make) if split in self._sources else None
 
     def learner(self, *, with_data: bool = True) -> Any:
         """The `Learner` that the config describes, with or without its data.
@@ -161,20 +161,20 @@ class Config:
         Raises:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
         """
-        problems, made = self._problems, dict[str, Any]()
+        problems, objects = self._problems, dict[str, Any]()
         refused = bool(problems)  # then no code of the user's is called, only what adds to the mistakes
         builder = self._configured()
         for key, part in self._recipes.items():
-            with problems.noted():
+            with problems.collect():
                 if part.is_ours or not refused:
-                    made[key] = self._model() if key == "model" else part.make()
+                    objects[key] = self._model() if key == "model" else part.make()
         for key in self._sources if with_data else ():
-            with problems.noted():
-                made[key] = _of_each(self._sources[key], Source.check_options) if refused else self.data(key)
+            with problems.collect():
+                objects[key] = _of_each(self._sources[key], DataSource.check_options) if refused else self.data(key)
         text, kept = self.text(), self.kept_text()
         assert builder is not None
         builder._config_text(HEADER + text, HEADER + kept, self.is_private)
-        return builder.build(**{"lr": self._content["lr"], "optimizer": None, **made})
+        return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})
 
     def rate(self) -> tuple[Any, Any, RunLength]:
         """The learning rate and the optimizer that the config describes, and how long its run is. No model is made, and
@@ -186,11 +186,11 @@ class Config:
         self._problems.raise_all()  # before anything that the config names is called
         builder = self._configured()
         lr, optimizer, data = self._content.get("lr"), None, None
-        with self._problems.noted():
+        with self._problems.collect():
             lr = self._recipes["lr"].make() if "lr" in self._recipes else lr
-        with self._problems.noted():
+        with self._problems.collect():
             optimizer = self._recipes["optimizer"].make() if "optimizer" in self._recipes else None
-        with self._problems.noted():
+        with self._problems.collect():
             data = self.data("train")
         self._problems.raise_all()
         options = builder._options
@@ -201,11 +201,11 @@ class Config:
         """The builder with all options, or `None`; what is wrong is noted."""
         builder = None
         resolve(self._content)  # names all variables that are missing in one error, before anything is made
-        with self._problems.noted():
+        with self._problems.collect():
             builder = self._builder(self.directory or ".", overwrite=self._content.get("overwrite", False))
         refused = bool(self._problems)
         for each in self._options if builder is not None else ():
-            with self._problems.noted():
+            with self._problems.collect():
                 if each.is_ours or not refused:
                     each.apply(builder)
         return builder
@@ -234,8 +234,8 @@ def _learner_builder() -> type:
     return LearnerBuilder
 
 
-def _of_each(found: Source | dict[str, Source], function: Callable[[Source], Any]) -> Any:
-    return {name: function(each) for name, each in found.items()} if isinstance(found, dict) else function(found)
+def _of_each(part: DataSource | dict[str, DataSource], function: Callable[[DataSource], Any]) -> Any:
+    return {name: function(each) for name, each in part.items()} if isinstance(part, dict) else function(part)
 
 
 def _classes(value: Any) -> Any:
@@ -260,11 +260,11 @@ def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in left_out.items() if key != "num_epochs" or "num_steps" not in content}
 
 
-def _meant(key: str, value: Any) -> str:
+def _hint_for(key: str, value: Any) -> str:
     """What to say for a key that many would guess."""
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
-    return f"{MEANT[key]}{belongs}"
+    return f"{COMMON_GUESSES[key]}{belongs}"
 
 
 def _check_rate(lr: Any) -> None:

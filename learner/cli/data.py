@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.cli.keys import DEFAULTS, PARTS
 from learner.cli.options import methods
 from learner.cli.overrides import read_yaml, split
 from learner.cli.problems import Problems
-from learner.cli.sources import Source, source, sources
+from learner.cli.schema import DEFAULTS, PARTS
+from learner.cli.sources import DataSource, source, sources
 from learner.cli.training import changed
 from learner.errors import LearnerError, near
 from learner.util.text import printable
@@ -64,29 +64,31 @@ def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     problems = Problems()
     known = [*PARTS, "overwrite", *methods(LearnerBuilder)]
     for key in content:
-        with problems.noted():
+        with problems.collect():
             if key not in known:
                 raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
-    found: dict[str, Source] = {}
+    found: dict[str, DataSource] = {}
     seed = content.get("seed", DEFAULTS["seed"])
     for key, read in (("train", source), ("valid", sources)):
-        with problems.noted():
+        with problems.collect():
             if content.get(key) is not None:
-                said: Any = read(content[key], key, seed if isinstance(seed, int) else 0)
-                found |= {f"{key}-{name}": s for name, s in said.items()} if isinstance(said, Mapping) else {key: said}
-    with problems.noted():
+                part: Any = read(content[key], key, seed if isinstance(seed, int) else 0)
+                found |= {f"{key}-{name}": s for name, s in part.items()} if isinstance(part, Mapping) else {key: part}
+    with problems.collect():
         if not found and "train" not in content and "valid" not in content:
             raise LearnerError("the config has no data: it needs train or valid")
     problems.raise_all()
     for name, each in found.items():
-        yield name, _loaded(each.make(), content.get("with_batch_size"))
+        yield name, _as_loader(each.make(), content.get("with_batch_size"))
 
 
-def _loaded(made: Any, batch_size: Any) -> Any:
+def _as_loader(dataset: Any, batch_size: Any) -> Any:
     """As `with_batch_size` says, a loader of a dataset that comes without one."""
     from learner.data import DataLoaderBuilder, Dataset
 
-    return DataLoaderBuilder().batch_size(batch_size).build(made) if batch_size and isinstance(made, Dataset) else made
+    if not batch_size or not isinstance(dataset, Dataset):
+        return dataset
+    return DataLoaderBuilder().batch_size(batch_size).build(dataset)
 
 
 def _limit(name: str, text: str) -> int:

@@ -28,9 +28,9 @@ def devices(words: Sequence[str]) -> int:
     if "help" in line.switches:
         print(DEVICES, end="")
         return 0
-    wanted = dict(line.overrides)
-    platform = wanted.pop("platform", None)
-    for key in wanted:
+    options = dict(line.overrides)
+    platform = options.pop("platform", None)
+    for key in options:
         raise LearnerError(f"there is no option --{key}: {near(key, ['platform'])}")
     if line.positional:
         raise LearnerError(f"learner devices takes no arguments, and got {', '.join(line.positional)}")
@@ -40,15 +40,15 @@ def devices(words: Sequence[str]) -> int:
     return 0
 
 
-def table(found: Sequence[Any]) -> list[str]:
+def table(devices: Sequence[Any]) -> list[str]:
     """The devices as lines.
 
     Args:
-      found: `jax.Device`s.
+      devices: `jax.Device`s.
     """
     rows = [
         [str(device.id), device.platform, device.device_kind, str(device.process_index), *_memory(device)]
-        for device in found
+        for device in devices
     ]
     return aligned([["id", "platform", "kind", "process", "memory", "used", "free"], *rows])
 
@@ -72,8 +72,8 @@ def _found(platform: str | None) -> list[Any]:
 
 def _memory(device: Any) -> list[str]:
     """All of it, what is used and what is free; a device of another process, as one that has none, says nothing."""
-    told = device.memory_stats() if device.process_index == jax.process_index() else None
-    if not told or "bytes_limit" not in told:
+    stats = device.memory_stats() if device.process_index == jax.process_index() else None
+    if not stats or "bytes_limit" not in stats:
         return ["-", "-", "-"]
-    whole, used = told["bytes_limit"], told["bytes_in_use"]
-    return [size(whole), size(used), size(whole - used)]
+    total, used = stats["bytes_limit"], stats["bytes_in_use"]
+    return [size(total), size(used), size(total - used)]

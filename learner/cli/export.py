@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.checkpoint.load import load_checkpoint
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.overrides import CommandLine, split, value_of
 from learner.cli.training import changed, saved_config
 from learner.cli.trust import HELP as TRUST_HELP
@@ -51,20 +51,20 @@ def export(words: Sequence[str]) -> int:
         return 0
     if "format" in dict(line.overrides):
         return _numbers(line)
-    wanted = {key: text for key, text in line.overrides if key in OWN}
-    if len(line.positional) != 1 or "output" not in wanted:
+    options = {key: text for key, text in line.overrides if key in OWN}
+    if len(line.positional) != 1 or "output" not in options:
         raise LearnerError("learner export needs a run and a file: learner export DIR -o FILE")
-    output, directory = Path(wanted["output"]), line.positional[0]
-    recorder = dataclasses.replace(recorder_for(output), precision=wanted.get("precision", "full"))
+    output, directory = Path(options["output"]), line.positional[0]
+    recorder = dataclasses.replace(recorder_for(output), precision=options.get("precision", "full"))
     if not output.absolute().parent.is_dir():
         raise LearnerError(f"the output is {output}; it needs the name of a file in a directory that exists")
     line.overrides = [(key, text) for key, text in line.overrides if key not in OWN]
     require_trust(directory, line)
     content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
     content = changed(content, line)
-    model, trainable = Config({**content, "directory": directory}).model()
+    model, trainable = RunConfig({**content, "directory": directory}).model()
     loaded = load_checkpoint(
-        _place(content, directory), value_of(wanted.get("checkpoint", "latest")), model, trainable=trainable
+        _place(content, directory), value_of(options.get("checkpoint", "latest")), model, trainable=trainable
     )
     save_model(output, loaded.model, recorder)
     where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
@@ -74,23 +74,23 @@ def export(words: Sequence[str]) -> int:
 
 def _numbers(line: CommandLine) -> int:
     """The numbers of a run as a table."""
-    wanted = dict(line.overrides)
-    for key in wanted:
+    options = dict(line.overrides)
+    for key in options:
         if key not in NUMBERS:
             raise LearnerError(f"there is no option --{key} of --format: {near(key, NUMBERS)}")
     if len(line.positional) != 1:
         raise LearnerError("learner export needs one run: learner export DIR --format=csv")
-    run, kind = Run(line.positional[0]), wanted["format"]
+    run, kind = Run(line.positional[0]), options["format"]
     if kind not in FORMATS:
         raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}")
-    output = Path(wanted.get("output", run.directory / f"numbers.{kind}"))
+    output = Path(options.get("output", run.directory / f"numbers.{kind}"))
     if not output.absolute().parent.is_dir():
         what = "a name" if kind == TENSORBOARD else "the name of a file"
         raise LearnerError(f"the output is {output}; it needs {what} in a directory that exists")
     if kind == TENSORBOARD:
         records = write_events(output, run)
-        taken = sum(path.stat().st_size for path in output.glob("*.exported"))
-        print(printable(f"{output}: {size(taken)}, {count(records, 'record')}: tensorboard --logdir {output}"))
+        written_bytes = sum(path.stat().st_size for path in output.glob("*.exported"))
+        print(printable(f"{output}: {size(written_bytes)}, {count(records, 'record')}: tensorboard --logdir {output}"))
         return 0
     written = write_table(output, run, kind)
     print(printable(f"{output}: {size(output.stat().st_size)}, {count(written, 'row')}"))
@@ -99,5 +99,5 @@ def _numbers(line: CommandLine) -> int:
 
 def _place(content: Mapping[str, Any], directory: str) -> str:
     """Where the run's checkpoints are."""
-    said = content.get("with_file_checkpointer")
-    return (said.get("directory") if isinstance(said, Mapping) else None) or directory
+    checkpointer = content.get("with_file_checkpointer")
+    return (checkpointer.get("directory") if isinstance(checkpointer, Mapping) else None) or directory

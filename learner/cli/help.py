@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learner.cli.importing import import_path
-from learner.cli.keys import CONTEXT, names_for
 from learner.cli.options import methods
 from learner.cli.processes import HELP
 from learner.cli.recipes import named
+from learner.cli.schema import CONTEXT, names_for
 from learner.cli.signatures import random_parameters, signature_parser
 from learner.errors import LearnerError, near
 from learner.examples import CONFIGS as BUNDLED
@@ -81,8 +81,8 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     known = list(dict.fromkeys([*CONTEXT, *methods(LearnerBuilder)]))
     if key.partition(".")[0] not in known:
         raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
-    said = content.get(key)
-    path = path or str(said.get("class_path", "") if isinstance(said, Mapping) else said or "")
+    value = content.get(key)
+    path = path or str(value.get("class_path", "") if isinstance(value, Mapping) else value or "")
     if not path and names:
         return "\n".join([f"{key} is one of these, or of your own by import path:", *_signatures(key)])
     if not path:
@@ -108,12 +108,12 @@ def _signatures(key: str) -> list[str]:
     lines = []
     for name, path in names_for(key).items():
         parameters = inspect.signature(import_path(path, key)).parameters.values()
-        said = [p.name if p.default is p.empty else f"{p.name}={_said(p.default)}" for p in parameters]
-        lines += _wrapped(f"  {name}(", ", ".join(said) + ")", 6)
+        arguments = [p.name if p.default is p.empty else f"{p.name}={_as_text(p.default)}" for p in parameters]
+        lines += _wrapped(f"  {name}(", ", ".join(arguments) + ")", 6)
     return lines
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -41,13 +41,13 @@ def import_path(path: str, key: str) -> Any:
     if value is None:
         place = f"(looked in {os.getcwd()} and in what is installed)"
         raise LearnerError(f"{key} is {path!r}, but there is no module {parts[0]!r} {place}")
-    for done, part in enumerate(parts[1:], 1):
+    for depth, part in enumerate(parts[1:], 1):
         found = getattr(value, part, None)
         if found is None and isinstance(value, ModuleType):
-            found = _module(".".join(parts[: done + 1]), key, path)
+            found = _module(".".join(parts[: depth + 1]), key, path)
         if found is None:
             raise LearnerError(
-                f"{key} is {path!r}, but {'.'.join(parts[:done])} has no {part!r}: {near(part, _names(value))}"
+                f"{key} is {path!r}, but {'.'.join(parts[:depth])} has no {part!r}: {near(part, _names(value))}"
                 f"{_shadowed(parts[0])}"
             )
         value = found
@@ -69,16 +69,16 @@ def _module(name: str, key: str, path: str) -> ModuleType | None:
 
 
 def _broken(name: str, key: str, path: str, error: BaseException) -> LearnerError:
-    said: object = error
+    message: object = error
     if isinstance(error, SyntaxError):
-        said, place = error.msg, f"{error.filename}, line {error.lineno}"
+        message, location = error.msg, f"{error.filename}, line {error.lineno}"
     else:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
-        own = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__]
-        frame = (own or frames)[-1]
-        place = f"{frame.filename}, line {frame.lineno}"
+        user_frames = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__]
+        frame = (user_frames or frames)[-1]
+        location = f"{frame.filename}, line {frame.lineno}"
     return LearnerError(
-        f"{key} is {path!r}, but module {name} cannot be imported: {type(error).__name__}: {said} ({place})"
+        f"{key} is {path!r}, but module {name} cannot be imported: {type(error).__name__}: {message} ({location})"
     )
 
 

@@ -12,8 +12,8 @@ import types
 from typing import Any
 
 from learner.cli.importing import import_path
-from learner.cli.keys import NAMED
-from learner.cli.places import BASES
+from learner.cli.object_kinds import BASES
+from learner.cli.schema import NAMED
 from learner.config.base import is_config
 from learner.errors import LearnerError
 

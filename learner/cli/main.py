@@ -18,8 +18,8 @@ from learner.util.text import printable
 COMMANDS = {
     "fit": ("learner.cli.training", "train what a config file describes"),
     "resume": ("learner.cli.training", "go on with a run"),
-    "evaluate": ("learner.cli.using", "the metrics of a run's model on its validation data"),
-    "predict": ("learner.cli.using", "what a run's model says about other data"),
+    "evaluate": ("learner.cli.evaluate", "the metrics of a run's model on its validation data"),
+    "predict": ("learner.cli.evaluate", "what a run's model says about other data"),
     "export": ("learner.cli.export", "a run's model, or its numbers, as a file of its own"),
     "summary": ("learner.cli.summary", "what became of a run, or what a config would train"),
     "compare": ("learner.cli.runs", "a table of runs: what differs, and what came out"),

@@ -14,8 +14,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learner.cli.keys import names_for
 from learner.cli.recipes import Recipe, mapped, nested, objects, predicate, recipe, recipes_in
+from learner.cli.schema import names_for
 from learner.cli.signatures import check
 from learner.errors import LearnerError, near
 
@@ -51,7 +51,7 @@ class Option:
         for call in self.calls:
             self._call(builder, *call)
 
-    def chained(self, target: Any) -> Any:
+    def apply_chain(self, target: Any) -> Any:
         """What the method returns; of several calls each is one of what the last one returned."""
         for call in self.calls:
             target = self._call(target, *call)
@@ -102,9 +102,9 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
         return Option(name, ((given, Recipe(name, method)),), mapped(list(given), Recipe.config))
     if several and (names is not None or "fn" in [p.name for p in parameters]):
         calls = [_named(method, parameters, item, f"{key}.{index}", names) for index, item in enumerate(value)]
-        return Option(name, tuple(((), call) for call, _ in calls), [said for _, said in calls])
-    call, said = _named(method, parameters, value, key, names)
-    return Option(name, (((), call),), said)
+        return Option(name, tuple(((), call) for call, _ in calls), [values for _, values in calls])
+    call, values = _named(method, parameters, value, key, names)
+    return Option(name, (((), call),), values)
 
 
 def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mapping[str, Any], key: str) -> Option:
@@ -154,8 +154,8 @@ def _named(
     except LearnerError as error:
         raise LearnerError(str(error) if by_name else str(error).replace(f"{key}.{first}", key, 1)) from error
     call = Recipe(key, method, given, checked)
-    said = {**mapped(given, Recipe.config), **checked.defaults}
-    return call, said[first] if len(parameters) == 1 and not by_name else said
+    values = {**mapped(given, Recipe.config), **checked.defaults}
+    return call, values[first] if len(parameters) == 1 and not by_name else values
 
 
 def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] | None) -> bool:

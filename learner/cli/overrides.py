@@ -110,36 +110,36 @@ def override(config: dict[str, Any], key: str, value: Any) -> None:
     >>> config["with_file_checkpointer"]
     {'keep_last': 3}
     """
-    place: Any = config
+    node: Any = config
     steps = key.split(".")
     if len(steps) > DEEPEST:
         raise LearnerError(f"--{shown(key)} leads more than {DEEPEST} levels deep")
-    for done, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
-        if isinstance(place, dict) and "class_path" in place and step not in ("class_path", "init_args"):
-            place = place.setdefault("init_args", {})
-        index = _index(place, step, ".".join(steps[:done]))
+    for depth, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
+        if isinstance(node, dict) and "class_path" in node and step not in ("class_path", "init_args"):
+            node = node.setdefault("init_args", {})
+        index = _index(node, step, ".".join(steps[:depth]))
         if following is None:
-            if step == "class_path" and place.get(step) != value:
-                place.pop("init_args", None)
-            place[index] = value
+            if step == "class_path" and node.get(step) != value:
+                node.pop("init_args", None)
+            node[index] = value
         else:
-            place = _opened(place, index)
+            node = _as_container(node, index)
 
 
-def _index(place: Any, step: str, key: str) -> str | int:
-    if not isinstance(place, list):
+def _index(node: Any, step: str, key: str) -> str | int:
+    if not isinstance(node, list):
         return step
-    if not step.isdecimal() or int(step) >= len(place):
-        raise LearnerError(f"--{key}: this is a list of {len(place)}; it needs a number from 0 to {len(place) - 1}")
+    if not step.isdecimal() or int(step) >= len(node):
+        raise LearnerError(f"--{key}: this is a list of {len(node)}; it needs a number from 0 to {len(node) - 1}")
     return int(step)
 
 
-def _opened(place: Any, index: Any) -> Any:
+def _as_container(node: Any, index: Any) -> Any:
     """What stands at `index`, as something that can be gone into: an import path becomes a mapping with it."""
-    inner = place.get(index) if isinstance(place, dict) else place[index]
+    inner = node.get(index) if isinstance(node, dict) else node[index]
     if isinstance(inner, str):
         inner = {"class_path": inner}
     elif not isinstance(inner, dict | list):
         inner = {}
-    place[index] = inner
+    node[index] = inner
     return inner

@@ -7,17 +7,17 @@ from learner.errors import LearnerError, one_error
 from learner.util.text import masked
 
 
-def told(error: LearnerError) -> list[str]:
+def problem_texts(error: LearnerError) -> list[str]:
     """What an error says, problem by problem, with what was done meanwhile."""
     doing = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("while "))
     return [f"{problem}{doing}" for problem in error.problems or (error,)]
 
 
 @contextlib.contextmanager
-def placed(place: str) -> Iterator[None]:
+def at_path(path: str) -> Iterator[None]:
     """Says of what goes wrong inside where in the config it comes from.
 
-    >>> with placed("train.dataset"):
+    >>> with at_path("train.dataset"):
     ...     raise LearnerError("there is no file a.csv")
     Traceback (most recent call last):
     learner.errors.LearnerError: train.dataset: there is no file a.csv
@@ -25,9 +25,9 @@ def placed(place: str) -> Iterator[None]:
     try:
         yield
     except LearnerError as error:
-        raise one_error([f"{place}: {problem}" for problem in told(error)], f"{place} cannot be used") from error
+        raise one_error([f"{path}: {problem}" for problem in problem_texts(error)], f"{path} cannot be used") from error
     except Exception as error:
-        error.add_note(f"while making {place}")
+        error.add_note(f"while making {path}")
         raise
 
 
@@ -35,9 +35,9 @@ class Problems:
     """Mistakes that are told together.
 
     >>> problems = Problems()
-    >>> with problems.noted():
+    >>> with problems.collect():
     ...     raise LearnerError("lr is 'fast'")
-    >>> with problems.noted("train: "):
+    >>> with problems.collect("train: "):
     ...     raise LearnerError("it has no rows")
     >>> problems.raise_all()
     Traceback (most recent call last):
@@ -50,12 +50,12 @@ class Problems:
         self._found: list[str] = []
 
     @contextlib.contextmanager
-    def noted(self, place: str = "", secrets: Sequence[str] = ()) -> Iterator[None]:
+    def collect(self, prefix: str = "", secrets: Sequence[str] = ()) -> Iterator[None]:
         """Keeps the `LearnerError` that is raised inside for later, with `***` in place of the `secrets` in it."""
         try:
             yield
         except LearnerError as error:
-            self._found += [masked(f"{place}{problem}", secrets) for problem in told(error)]
+            self._found += [masked(f"{prefix}{problem}", secrets) for problem in problem_texts(error)]
 
     def __bool__(self) -> bool:
         return bool(self._found)

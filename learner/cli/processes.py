@@ -22,12 +22,12 @@ HELP = """\
 """
 
 
-def taken(line: CommandLine) -> dict[str, Any] | None:
+def pop_process_options(line: CommandLine) -> dict[str, Any] | None:
     """Takes these options out of a command line, which was split with `SWITCHES`: what to call `connect` with, or
     `None` where there is one process.
 
     >>> line = CommandLine(["a.yaml"], [("num_epochs", "3"), ("process_id", "1")], {"distributed": ""})
-    >>> taken(line), line.overrides, line.switches
+    >>> pop_process_options(line), line.overrides, line.switches
     ({'process_id': 1}, [('num_epochs', '3')], {})
     """
     found = {key: text for key, text in line.overrides if key in OPTIONS}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.overrides import CommandLine, read_yaml, split, value_of
 from learner.cli.training import changed
 from learner.diagnostics.rate_range import RangeTest
@@ -81,12 +81,12 @@ def find_lr(words: Sequence[str]) -> int:
         package("matplotlib")
     own = {key: value_of(value) for key, value in line.overrides if key in OWN}
     line.overrides = [(key, value) for key, value in line.overrides if key not in OWN]
-    found = _config(line, "find-lr", OWN).learner().find_lr(**own)
+    result = _config(line, "find-lr", OWN).learner().find_lr(**own)
     if output is None and importlib.util.find_spec("plotext") is not None:
-        print(range_plot(found).text(*_room()))
-    print(found)
+        print(range_plot(result).text(*_room()))
+    print(result)
     if output is not None:
-        range_plot(found).save(output)
+        range_plot(result).save(output)
         print(output)
     return 0
 
@@ -108,38 +108,38 @@ def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]
     20 epochs of 45 steps, 900 steps in all
     the rate is 0.1 at first, at most 0.1, and 0.01 in the last step
     """
-    schedule, said = _schedule(lr, run)
+    schedule, summary = _schedule(lr, run)
     if run.steps is None:
         raise LearnerError(
             "the run's length is not known: the training data does not say how many batches it has, and there is no "
             "num_steps: --num_steps=1000"
         )
-    settled_optimizer, wrong = told(optimizer, run)
-    if wrong:
-        raise one_error(wrong)
-    drawn = {"learning rate": rates(schedule, run.steps)}
-    lines = [said, _length(run), *_lines(schedule, run.steps, drawn["learning rate"][1])]
-    for place, each in schedules_of(settled_optimizer).items():
-        drawn[place] = rates(each, run.steps)
-        lines += [f"{place}: {line}" for line in (text_of(each), *_lines(each, run.steps, drawn[place][1]))]
-    return Plot("learning rate", "step", "", drawn), lines
+    resolved, problems = told(optimizer, run)
+    if problems:
+        raise one_error(problems)
+    curves = {"learning rate": rates(schedule, run.steps)}
+    lines = [summary, _length(run), *_lines(schedule, run.steps, curves["learning rate"][1])]
+    for group, rate in schedules_of(resolved).items():
+        curves[group] = rates(rate, run.steps)
+        lines += [f"{group}: {line}" for line in (text_of(rate), *_lines(rate, run.steps, curves[group][1]))]
+    return Plot("learning rate", "step", "", curves), lines
 
 
-def _lines(schedule: ScheduleFn, steps: int, found: Sequence[float]) -> list[str]:
+def _lines(schedule: ScheduleFn, steps: int, values: Sequence[float]) -> list[str]:
     """A schedule over a run of `steps`, in words."""
-    inside = f"at first, at most {max(found):.3g}, and {found[-1]:.3g} in the last step"
+    inside = f"at first, at most {max(values):.3g}, and {values[-1]:.3g} in the last step"
     ends = early_end(schedule, steps)
-    said = [f"the rate is {found[0]:.3g} {inside}", *([] if ends is None else [ends[0]])]
-    return said + not_reached(schedule, steps)
+    lines = [f"the rate is {values[0]:.3g} {inside}", *([] if ends is None else [ends[0]])]
+    return lines + not_reached(schedule, steps)
 
 
-def range_plot(found: RangeTest) -> Plot:
+def range_plot(result: RangeTest) -> Plot:
     """The losses of a range test over its rates. What is far above the first one is left out, so that the rest can be
     seen.
     """
-    rates, first, lowest = found.rates.tolist(), float(found.smoothed[0]), float(found.smoothed.min())
+    rates, first, lowest = result.rates.tolist(), float(result.smoothed[0]), float(result.smoothed.min())
     top = first + (first - lowest) if first > lowest else float("inf")
-    named = {"loss": found.losses, "smoothed": found.smoothed}
+    named = {"loss": result.losses, "smoothed": result.smoothed}
     lines = {name: (rates, np.where(losses <= top, losses, np.nan).tolist()) for name, losses in named.items()}
     return Plot("loss by learning rate", "learning rate", "", lines, log_x=True)
 
@@ -150,9 +150,9 @@ def _schedule(lr: Any, run: RunLength) -> tuple[ScheduleFn, str]:
         return Constant(lr.rate), f"ReduceOnPlateau begins with {lr.rate:g}, and lowers the rate by what it sees"
     if not is_schedule(lr):
         return Constant(float(lr)), f"{lr:g} in every step"
-    schedule, wrong = settled(lr, run)
-    if schedule is None or (wrong := wrong or check_schedule(schedule)):
-        raise one_error(wrong)
+    schedule, problems = settled(lr, run)
+    if schedule is None or (problems := problems or check_schedule(schedule)):
+        raise one_error(problems)
     return schedule, text_of(schedule)
 
 
@@ -173,10 +173,10 @@ def _output(line: CommandLine) -> str | None:
     return output
 
 
-def _config(line: CommandLine, command: str, beside: Sequence[str] = ()) -> Config:
+def _config(line: CommandLine, command: str, beside: Sequence[str] = ()) -> RunConfig:
     if len(line.positional) != 1:
         raise LearnerError(f"learner {command} needs a config file: learner {command} CONFIG")
-    return Config(changed(read_yaml(line.positional[0]), line), beside=beside)
+    return RunConfig(changed(read_yaml(line.positional[0]), line), beside=beside)
 
 
 def _room() -> tuple[int, int]:

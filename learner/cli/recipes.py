@@ -13,11 +13,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from learner.cli.arguments import config_kinds, imported, parameters_of
+from learner.cli.arguments import config_kinds, import_config_classes, parameters_of
 from learner.cli.importing import import_path
-from learner.cli.keys import OBJECTS, names_for
 from learner.cli.kind_checks import OURS, check_target, package_of
-from learner.cli.places import GROUP, PREDICATE, inner_places, refuse_other
+from learner.cli.object_kinds import GROUP, PREDICATE, argument_kinds, refuse_other
+from learner.cli.schema import OBJECTS, names_for
 from learner.cli.signatures import Arguments, check, random_parameters
 from learner.config.base import is_config
 from learner.errors import LearnerError, near
@@ -87,8 +87,8 @@ class Recipe:
         """The arguments, with the objects in them made."""
         checked = {} if self.checked is None else self.checked.values()
         # Only here: what is saved of a config has the names of environment variables, and not their values.
-        made = mapped(resolve({**self.given, **checked}), lambda recipe: recipe.make(seeds))
-        return {**made, **({name: getattr(seeds, name) for name in self.random} if seeds is not None else {})}
+        arguments = mapped(resolve({**self.given, **checked}), lambda recipe: recipe.make(seeds))
+        return {**arguments, **({name: getattr(seeds, name) for name in self.random} if seeds is not None else {})}
 
     def make(self, seeds: Seeds | None = None) -> Any:
         """The object. Models and their parts need `seeds`."""
@@ -118,7 +118,7 @@ def recipe(
       alone: whether a path without arguments, unless it names a class, is the object itself.
       partial: whether the arguments of a function leave the others free.
       model: whether random parameters that are left out come from `Seeds`.
-      kind: `optimizer` or `lr`, where it has to be that; see `learner.cli.places`.
+      kind: `optimizer` or `lr`, where it has to be that; see `learner.cli.object_kinds`.
 
     Raises:
       LearnerError: there is no such thing, or its arguments are wrong.
@@ -139,11 +139,11 @@ def recipe(
         raise LearnerError(f"{key}: {path} is a {type(target).__name__}; only classes and functions take init_args")
     partial = partial and not inspect.isclass(target)
     place, kinds = f"{key}.init_args", config_kinds(target)
-    places = inner_places(target)
+    places = argument_kinds(target)
     given = {
-        name: imported(value, f"{place}.{name}")
+        name: import_config_classes(value, f"{place}.{name}")
         if name in kinds
-        else _placed(value, f"{place}.{name}", places.get(name), names)
+        else _nested_of_kind(value, f"{place}.{name}", places.get(name), names)
         if name in places
         else nested(value, f"{place}.{name}", names, model=model)
         for name, value in given.items()
@@ -165,14 +165,14 @@ def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, mode
     return value
 
 
-def _placed(value: Any, key: str, kind: Any, names: Mapping[str, str] | None) -> Any:
+def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | None) -> Any:
     """`value` with recipes in place of what has to be of a kind, or in it."""
     if isinstance(value, list):
-        return [_placed(item, f"{key}.{index}", kind, names) for index, item in enumerate(value)]
+        return [_nested_of_kind(item, f"{key}.{index}", kind, names) for index, item in enumerate(value)]
     if isinstance(kind, Mapping) and isinstance(value, Mapping) and "class_path" in value:
         return recipe(value, key, {"Group": GROUP})
     if isinstance(kind, Mapping) and isinstance(value, Mapping):
-        return {name: _placed(item, f"{key}.{name}", kind.get(name), names) for name, item in value.items()}
+        return {name: _nested_of_kind(item, f"{key}.{name}", kind.get(name), names) for name, item in value.items()}
     if kind == PREDICATE:
         return predicate(value, key)
     if isinstance(kind, str) and (isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)):
@@ -196,10 +196,10 @@ def check_initialised(model: Recipe) -> None:
 
 def make_model(model: Recipe, seeds: Seeds) -> Any:
     """The model of a recipe: what it makes, or what the `init` of a config makes, with the random numbers it takes."""
-    made = model.make(seeds)
-    if not is_config(type(made)):
-        return made
-    return made.init(**{name: getattr(seeds, name) for name in random_parameters(made.init)})
+    instance = model.make(seeds)
+    if not is_config(type(instance)):
+        return instance
+    return instance.init(**{name: getattr(seeds, name) for name in random_parameters(instance.init)})
 
 
 def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:

@@ -146,13 +146,13 @@ def plot(words: Sequence[str]) -> int:
     package("plotext" if line.output is None else "matplotlib")
     if line.output is not None:
         refuse_path(line.output)
-    drawn = picture(
+    figure = picture(
         find_runs(line.directories), line.metric, x=line.x, steps=line.steps, smooth=line.smooth, log=line.log
     )
     if line.output is None:
         terminal = shutil.get_terminal_size()
-        print(drawn.text(terminal.columns, min(terminal.lines - 2, terminal.columns // 3)))
+        print(figure.text(terminal.columns, min(terminal.lines - 2, terminal.columns // 3)))
     else:
-        drawn.save(line.output)
+        figure.save(line.output)
         print(line.output)
     return 0

@@ -20,7 +20,7 @@ from learner.errors import LearnerError
 from learner.optimizers.generated import make_class
 
 
-class Schedule:
+class OptaxSchedule:
     """An optax schedule: calling it with the number of the optimizer step (from 0) gives the rate.
 
     >>> halved = ExponentialDecay(init_value=0.1, transition_steps=1, decay_rate=0.5)
@@ -45,11 +45,11 @@ class Schedule:
         return schedule(step)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    made.__name__: made
+SCHEDULES: dict[str, type[OptaxSchedule]] = {
+    generated.__name__: generated
     for name, function in sorted(vars(optax.schedules).items())
     if inspect.isfunction(function) and inspect.signature(function).return_annotation == optax.Schedule
-    for made in [make_class(function, f"optax.{name}", Schedule, set(), {optax.Schedule: Schedule})]
+    for generated in [make_class(function, f"optax.{name}", OptaxSchedule, set(), {optax.Schedule: OptaxSchedule})]
 }
 """Every class by its name."""
 

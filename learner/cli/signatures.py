@@ -82,10 +82,10 @@ def check(
     required = _required(target)
     unknown = [] if _takes_anything(target) else [name for name in given if name not in known]
     missing = [] if partial else [name for name in known if name in required and name not in given]
-    found = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
-    found += [f"{what} needs {' and '.join(map(repr, missing))}"] if missing else []
+    problems = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
+    problems += [f"{what} needs {' and '.join(map(repr, missing))}"] if missing else []
     configs = {
-        name: read_argument(kind, given[name], f"{key}.{name}", found) for name, kind in kinds.items() if name in given
+        name: read_argument(kinds[name], given[name], f"{key}.{name}", problems) for name in kinds if name in given
     }
     left_out = [name for name in others if name not in given]
     parser, _ = signature_parser(target, {*skip, *kinds, *objects, *missing, *(left_out if partial else ())})
@@ -94,11 +94,11 @@ def check(
         values = {name: value for name, value in given.items() if name in others and name not in objects}
         parsed = _parse(parser, values, key, target)
     except LearnerError as error:
-        found.append(str(error))
-    if is_config(target) and not (found or partial or objects):
-        target.read_fields(given, key, found)  # what its __post_init__ says
-    if found or parsed is None:
-        raise one_error(found, f"{key} cannot be used")
+        problems.append(str(error))
+    if is_config(target) and not (problems or partial or objects):
+        target.read_fields(given, key, problems)  # what its __post_init__ says
+    if problems or parsed is None:
+        raise one_error(problems, f"{key} cannot be used")
     defaults = {} if partial else {name: _as_dict(parser.get_defaults().get(name)) for name in left_out}
     defaults = {name: default for name, default in defaults.items() if _comes_back(parser, values, name, default)}
     if not partial:
@@ -184,8 +184,8 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
     name, reason = match[1] or match[4], match[2] or match[3]  # null is as good as missing where it is required
     if reason.startswith(("Expected a <class", "Expected a typing", "Does not validate against any", "are required")):
         annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
-        said = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        reason = f"it needs {re.sub(r'collections[.]abc[.]|typing[.]', '', said).replace('Sequence[', 'list[')}"
+        expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        reason = f"it needs {re.sub(r'collections[.]abc[.]|typing[.]', '', expected).replace('Sequence[', 'list[')}"
     return f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from learner.cli.importing import exports
 from learner.cli.options import Option, methods, option
-from learner.cli.problems import Problems, placed
+from learner.cli.problems import Problems, at_path
 from learner.cli.recipes import Recipe, recipe
 from learner.config.base import is_config
 from learner.errors import LearnerError, near
@@ -40,7 +40,7 @@ VIEWS = ("map", "augment", "filter", "select", "slice", "shuffle", "part", "fold
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where batches come from.
 
     Attributes:
@@ -49,7 +49,7 @@ class Source:
       batcher: what makes a batch of items, if it is not the usual one.
       options: of the loader.
       views: of the dataset, in their order.
-      whole: whether `data` is all that the config says.
+      is_bare: True if the config gives nothing but `data`.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Source:
     batcher: Recipe | None = None
     options: tuple[Option, ...] = ()
     views: tuple[Option, ...] = ()
-    whole: bool = False
+    is_bare: bool = False
 
     def make(self) -> Any:
         """The loader, or the data where there is nothing to load them with.
@@ -67,17 +67,17 @@ class Source:
         """
         from learner.data import DataLoaderBuilder
 
-        with placed(self.key if self.whole else f"{self.key}.dataset"):
+        with at_path(self.key if self.is_bare else f"{self.key}.dataset"):
             data = self.data.make()
         for number, each in enumerate(self.views):
-            with placed(f"{self.key}.views.{number}"):
-                data = _viewed(each, data, f"{self.key}.views.{number}")
+            with at_path(f"{self.key}.views.{number}"):
+                data = _apply_view(each, data, f"{self.key}.views.{number}")
         if self.batcher is None and not self.options:
             return data
-        with placed(f"{self.key}.batcher"):
+        with at_path(f"{self.key}.batcher"):
             builder = DataLoaderBuilder(*([self.batcher.make()] if self.batcher else []))
         self._configure(builder)
-        with placed(self.key):
+        with at_path(self.key):
             return builder.build(data)
 
     def check_options(self) -> None:
@@ -89,23 +89,23 @@ class Source:
     def _configure(self, builder: Any) -> None:
         problems = Problems()
         for each in self.options:
-            with problems.noted(), placed(f"{self.key}.{each.name}"):
+            with problems.collect(), at_path(f"{self.key}.{each.name}"):
                 each.apply(builder)
         problems.raise_all()
 
     def config(self) -> Any:
         """The source as a config says it in full."""
-        if self.whole:
+        if self.is_bare:
             return self.data.config()
-        said = {"dataset": self.data.config()}
+        values = {"dataset": self.data.config()}
         if self.views:
-            said["views"] = [{each.name: each.value} for each in self.views]
+            values["views"] = [{each.name: each.value} for each in self.views]
         if self.batcher:
-            said["batcher"] = self.batcher.config()
-        return said | {each.name: each.value for each in self.options}
+            values["batcher"] = self.batcher.config()
+        return values | {each.name: each.value for each in self.options}
 
 
-def sources(value: Any, key: str, seed: int) -> Source | dict[str, Source]:
+def sources(value: Any, key: str, seed: int) -> DataSource | dict[str, DataSource]:
     """What `valid` says: one source, or several by name.
 
     Raises:
@@ -113,16 +113,16 @@ def sources(value: Any, key: str, seed: int) -> Source | dict[str, Source]:
     """
     several = isinstance(value, Mapping) and value and all(isinstance(each, Mapping) for each in value.values())
     if several and not {"dataset", "class_path"} & set(value):
-        problems, found = Problems(), dict[str, Source]()
+        problems, found = Problems(), dict[str, DataSource]()
         for name, each in value.items():
-            with problems.noted():
+            with problems.collect():
                 found[name] = source(each, f"{key}.{name}", seed)
         problems.raise_all()
         return found
     return source(value, key, seed)
 
 
-def source(value: Any, key: str, seed: int) -> Source:
+def source(value: Any, key: str, seed: int) -> DataSource:
     """A source of batches.
 
     Args:
@@ -136,31 +136,31 @@ def source(value: Any, key: str, seed: int) -> Source:
     from learner.data import DataLoaderBuilder
 
     if not isinstance(value, Mapping) or "class_path" in value:
-        return Source(key, _data(value, key), whole=True)
+        return DataSource(key, _data(value, key), is_bare=True)
     known, problems, found = methods(DataLoaderBuilder), Problems(), dict[str, Recipe]()
     for name in value:
-        with problems.noted():
+        with problems.collect():
             if name not in known and name not in PARTS:
                 raise LearnerError(f"{key} has no {name!r}: {near(str(name), [*PARTS, *known])}")
-    with problems.noted():
+    with problems.collect():
         if "dataset" not in value:
             raise LearnerError(
                 f"{key} has no 'dataset'; it needs the import path of a dataset, or of a loader in its place"
             )
         found["dataset"] = _data(value["dataset"], f"{key}.dataset")
-    with problems.noted():
+    with problems.collect():
         if (batcher := value.get("batcher")) is not None:
             found["batcher"] = recipe(batcher, f"{key}.batcher", names(), alone=True, partial=True)
     options, views = [], []
     for name in [name for name in known if name in value and not (name == "shuffle" and value[name] is False)]:
-        with problems.noted():
+        with problems.collect():
             options.append(_loader_option(name, value[name], f"{key}.{name}", seed))
-    said = value.get("views")
-    for number, each in enumerate(() if said is None else said if isinstance(said, list) else [said]):
-        with problems.noted():
+    steps = value.get("views")
+    for number, each in enumerate(() if steps is None else steps if isinstance(steps, list) else [steps]):
+        with problems.collect():
             views.append(_view(each, f"{key}.views.{number}"))
     problems.raise_all()
-    return Source(key, found["dataset"], found.get("batcher"), tuple(options), tuple(views))
+    return DataSource(key, found["dataset"], found.get("batcher"), tuple(options), tuple(views))
 
 
 def names() -> dict[str, str]:
@@ -178,29 +178,29 @@ def _data(value: Any, key: str) -> Recipe:
     return found
 
 
-def _view(said: Any, place: str) -> Option:
+def _view(value: Any, path: str) -> Option:
     from learner.data import Dataset
 
-    if isinstance(said, str):
-        said = {said: {}}
-    if not isinstance(said, Mapping) or len(said) != 1:
-        raise LearnerError(f"{place} is {said!r}: it needs one view, such as {{slice: {{stop: 100}}}}")
-    ((name, arguments),) = said.items()
+    if isinstance(value, str):
+        value = {value: {}}
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise LearnerError(f"{path} is {value!r}: it needs one view, such as {{slice: {{stop: 100}}}}")
+    ((name, arguments),) = value.items()
     if name not in VIEWS:
-        raise LearnerError(f"{place}: there is no view {name!r}: {near(str(name), VIEWS)}")
-    return option(Dataset, name, arguments, f"{place}.{name}", names() if name == "concat" else None)
+        raise LearnerError(f"{path}: there is no view {name!r}: {near(str(name), VIEWS)}")
+    return option(Dataset, name, arguments, f"{path}.{name}", names() if name == "concat" else None)
 
 
-def _viewed(each: Option, data: Any, place: str) -> Any:
+def _apply_view(method: Option, data: Any, path: str) -> Any:
     """A view of the data, which knows where it comes from: what its function raises is raised much later."""
     from learner.data import view
     from learner.data.lazy import View
 
     below = view(data)
-    made = found = each.chained(below)
-    while isinstance(found, View) and found is not below:
-        found.place, found = place, found.inner[0]
-    return made
+    result = inner_view = method.apply_chain(below)
+    while isinstance(inner_view, View) and inner_view is not below:
+        inner_view.place, inner_view = path, inner_view.inner[0]
+    return result
 
 
 def _loader_option(name: str, value: Any, key: str, seed: int) -> Option:

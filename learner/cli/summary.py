@@ -70,7 +70,7 @@ def _is_config(word: str) -> bool:
 
 def _overview(words: Sequence[str]) -> int:
     """What the run of a config would be."""
-    from learner.cli.config import Config
+    from learner.cli.config import RunConfig
     from learner.cli.overrides import read_yaml, split, value_of
     from learner.cli.training import changed
 
@@ -82,7 +82,7 @@ def _overview(words: Sequence[str]) -> int:
     content = changed(read_yaml(line.positional[0]), line)
     if depth:
         content["summary"] = {"depth": depth[-1]}
-    overview = Config(content, beside=("depth", "json")).learner().overview()
+    overview = RunConfig(content, beside=("depth", "json")).learner().overview()
     if "json" in line.switches:
         print(json.dumps(encode(dataclasses.asdict(overview)), indent=2, allow_nan=False))
     else:

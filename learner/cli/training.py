@@ -10,10 +10,10 @@ from typing import Any
 import jax
 
 from learner.checkpoint import CheckpointStore, DamagedError
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.help import fit_help, key_help
 from learner.cli.overrides import CommandLine, override, read_yaml, split, value_of
-from learner.cli.processes import HELP, SWITCHES, connected, taken
+from learner.cli.processes import HELP, SWITCHES, connected, pop_process_options
 from learner.cli.trust import HELP as TRUST_HELP
 from learner.cli.trust import TRUST, require_trust
 from learner.config.limits import DEEPEST
@@ -51,7 +51,7 @@ with the same options, model, optimizer and data as before."""
 def fit(words: Sequence[str]) -> int:
     """`learner fit CONFIG [--KEY=VALUE ...]`."""
     line = split(words, (*SWITCHES, "print_config", "print_sharding"))
-    processes = taken(line)
+    processes = pop_process_options(line)
     if "help" in line.switches:
         print(fit_help())
         return 0
@@ -65,23 +65,23 @@ def fit(words: Sequence[str]) -> int:
     if not content:
         raise LearnerError("learner fit needs a config file: learner fit CONFIG (learner fit --help says more)")
     if "print_config" in line.switches:
-        config = Config(content)
+        config = RunConfig(content)
         comment = textwrap.wrap(
             "Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# "
         )
         print(config.text() + "\n".join(comment))
         return 0
     if "print_sharding" in line.switches:
-        print(Config(content).learner().sharding_report())
+        print(RunConfig(content).learner().sharding_report())
         return 0
     with connected(processes):
-        return _train(Config(content))
+        return _train(RunConfig(content))
 
 
 def resume(words: Sequence[str]) -> int:
     """`learner resume DIR [--KEY=VALUE ...]`."""
     line = split(words, (*SWITCHES, TRUST))
-    processes = taken(line)
+    processes = pop_process_options(line)
     if "help" in line.switches:
         print(RESUME, end="")
         return 0
@@ -90,7 +90,7 @@ def resume(words: Sequence[str]) -> int:
     with connected(processes):
         content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
         content = changed(content, line)
-        return _train(Config({**content, "directory": directory, "resume": content.get("resume") or True}))
+        return _train(RunConfig({**content, "directory": directory, "resume": content.get("resume") or True}))
 
 
 def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _mend(path: Path) -> None:
                 return
 
 
-def _train(config: Config) -> int:
+def _train(config: RunConfig) -> int:
     """Runs it. After Ctrl-C the exit code is 130, after SIGTERM 143, after `watchdog` 75."""
     before = read_summary(Path(config.directory)) if config.resumes else None
     try:

@@ -40,11 +40,11 @@ def watch(words: Sequence[str]) -> int:
     _refuse_pipes()
     if not FASTEST <= line.refresh <= SLOWEST:
         raise LearnerError(f"--refresh is {line.refresh:g}; it needs {FASTEST:g} to {SLOWEST:g} seconds")
-    from learner.reports.live.view import View
-    from learner.reports.live.watched import Watched
+    from learner.reports.live.view import PlotView
+    from learner.reports.live.watched import RunWatcher
 
-    view = View(line.metric, x=line.x, log=line.log, smooth=line.smooth)
-    watched = Watched(line.directories)
+    view = PlotView(line.metric, x=line.x, log=line.log, smooth=line.smooth)
+    watched = RunWatcher(line.directories)
     watched.refresh()
     problems = [problem for metric in line.metric if (problem := watched.problem_with(metric))]
     if problems:

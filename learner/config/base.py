@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from learner.config.fields import read, tagged, write, wrong
+from learner.config.fields import add_type_problem, read, tagged, write
 from learner.config.limits import DEEPEST, SUFFIXES
 from learner.config.mappings import is_deep, json_text, read_mapping, yaml_text
 from learner.config.types import shown
@@ -103,11 +103,11 @@ class Config:
           LearnerError: all that is wrong, each with its path.
         """
         _refuse_deep(content, cls)
-        found: list[str] = []
-        made: Self = cls.read_fields(content, cls.__name__, found)
-        if found:
-            raise one_error(found, f"this is no {cls.__name__}")
-        return made
+        problems: list[str] = []
+        config: Self = cls.read_fields(content, cls.__name__, problems)
+        if problems:
+            raise one_error(problems, f"this is no {cls.__name__}")
+        return config
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the config, complete, for `load`; over what is there.
@@ -150,51 +150,53 @@ class Config:
           LearnerError: there is no such file, it cannot be read, or all that is wrong with its fields.
         """
         _check_suffix(path)
-        found: list[str] = []
-        made: Self = cls.read_fields(read_mapping(path, f"{cls.__name__} file"), cls.__name__, found)
-        if found:
-            found = [f"{os.fspath(path)}: {found[0]}"] if len(found) == 1 else found
-            raise one_error(found, f"{os.fspath(path)} is no {cls.__name__}")
-        return made
+        problems: list[str] = []
+        config: Self = cls.read_fields(read_mapping(path, f"{cls.__name__} file"), cls.__name__, problems)
+        if problems:
+            problems = [f"{os.fspath(path)}: {problems[0]}"] if len(problems) == 1 else problems
+            raise one_error(problems, f"{os.fspath(path)} is no {cls.__name__}")
+        return config
 
     @classmethod
-    def read_fields(cls, value: Any, place: str, found: list[str]) -> Any:
-        """An instance of a mapping, for `learner.config.fields`; what is wrong goes into `found`."""
+    def read_fields(cls, value: Any, path: str, problems: list[str]) -> Any:
+        """An instance of a mapping, for `learner.config.fields`; what is wrong goes into `problems`."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            return wrong(place, value, f"{cls.__name__}, a mapping of {', '.join(fields_of(cls)) or 'nothing'}", found)
+            return add_type_problem(
+                path, value, f"{cls.__name__}, a mapping of {', '.join(fields_of(cls)) or 'nothing'}", problems
+            )
         if "class_path" in value and "class_path" not in fields_of(cls):
-            return cls.read_tagged([cls], value, place, found)
-        problems: list[str] = []
-        values = _values(cls, value, place, problems)
-        made = None
-        if not problems:
-            made = cls.__new__(cls)
+            return cls.read_tagged([cls], value, path, problems)
+        own_problems: list[str] = []
+        values = _values(cls, value, path, own_problems)
+        config = None
+        if not own_problems:
+            config = cls.__new__(cls)
             try:
-                cls._fill(made, **values)
+                cls._fill(config, **values)
             except (ValueError, TypeError) as error:  # of the user's __post_init__
-                problems.append(f"{place}: {error}")
-        found += problems
-        return made
+                own_problems.append(f"{path}: {error}")
+        problems += own_problems
+        return config
 
     @staticmethod
-    def read_tagged(members: "Sequence[type[Config]]", value: Mapping[str, Any], place: str, found: list[str]) -> Any:
+    def read_tagged(members: "Sequence[type[Config]]", value: Mapping[str, Any], path: str, problems: list[str]) -> Any:
         """Return the config of a class that a file names: one of `members`, or derived from one of them. Nothing is
         imported to find it.
         """
         classes = {f"{each.__module__}.{each.__qualname__}": each for member in members for each in _derived(member)}
-        path = str(value["class_path"])
-        name = path.rpartition(".")[2]
+        class_path = str(value["class_path"])
+        name = class_path.rpartition(".")[2]
         named = [each for each in classes.values() if each.__name__ == name]
-        kind = classes.get(path) or (named[0] if len(named) == 1 else None)
+        kind = classes.get(class_path) or (named[0] if len(named) == 1 else None)
         if kind is None:
             hint = near(name, [each.__name__ for each in classes.values()])
-            found.append(f"{place}.class_path is {path!r}: {hint} (other classes must be imported first)")
+            problems.append(f"{path}.class_path is {class_path!r}: {hint} (other classes must be imported first)")
             return None
         beside = [key for key in value if key not in ("class_path", "init_args")]
-        found += [f"{place} has {key!r} beside class_path: fields belong under init_args" for key in beside]
-        return kind.read_fields(value.get("init_args") or {}, place, found)
+        problems += [f"{path} has {key!r} beside class_path: fields belong under init_args" for key in beside]
+        return kind.read_fields(value.get("init_args") or {}, path, problems)
 
     @classmethod
     def write_fields(cls, value: "Config") -> dict[str, Any]:
@@ -226,12 +228,12 @@ def _checked(fill: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Config, *arguments: Any, **given: Any) -> None:  # noqa: N807
         cls = type(self)
         _refuse_deep(given, cls)
-        found: list[str] = []
+        problems: list[str] = []
         if arguments:
-            found.append(f"{cls.__name__} takes its fields by name, and got {arguments[0]!r} without one")
-        values = _values(cls, given, cls.__name__, found)
-        if found:
-            raise one_error(found, f"this is no {cls.__name__}")
+            problems.append(f"{cls.__name__} takes its fields by name, and got {arguments[0]!r} without one")
+        values = _values(cls, given, cls.__name__, problems)
+        if problems:
+            raise one_error(problems, f"this is no {cls.__name__}")
         fill(self, **values)
 
     return __init__
@@ -264,14 +266,14 @@ def _default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
     return None if field.default_factory is dataclasses.MISSING else field.default_factory
 
 
-def _values(cls: type[Config], given: Mapping[str, Any], place: str, found: list[str]) -> dict[str, Any]:
+def _values(cls: type[Config], given: Mapping[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
     """All fields, from what is given and from the defaults."""
     fields = fields_of(cls)
-    found += [f"{place} has no {name!r}: {near(str(name), list(fields))}" for name in given if name not in fields]
-    found += [f"{place} needs {name!r}" for name, field in fields.items() if name not in given and not field.default]
-    said = {name: given[name] for name in fields if name in given}
-    said |= {name: field.default() for name, field in fields.items() if name not in given and field.default}
-    return {name: read(fields[name].kind, value, f"{place}.{name}", found) for name, value in said.items()}
+    problems += [f"{path} has no {name!r}: {near(str(name), list(fields))}" for name in given if name not in fields]
+    problems += [f"{path} needs {name!r}" for name, field in fields.items() if name not in given and not field.default]
+    values = {name: given[name] for name in fields if name in given}
+    values |= {name: field.default() for name, field in fields.items() if name not in given and field.default}
+    return {name: read(fields[name].kind, value, f"{path}.{name}", problems) for name, value in values.items()}
 
 
 def _derived(cls: type[Config]) -> Iterator[type[Config]]:

@@ -29,41 +29,45 @@ from learner.config.types import (
 from learner.errors import near
 
 
-def read(kind: Any, value: Any, place: str, found: list[str]) -> Any:
+def read(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     """The value as its type has it.
 
     Args:
       kind: the type.
       value: of a file, or an object that is of the type already.
-      place: of the value, for error messages.
-      found: gets what is wrong; then the result means nothing.
+      path: of the value, for error messages.
+      problems: gets what is wrong; then the result means nothing.
 
-    >>> found = []
-    >>> read(tuple[float, ...], [1, 2.5], "rates", found), read(dict[str, int], {"a": "b"}, "sizes", found), found
-    ((1.0, 2.5), {'a': None}, ["sizes.a is 'b': it needs int"])
+    >>> problems = []
+    >>> read(tuple[float, ...], [1, 2.5], "rates", problems), read(dict[str, int], {"a": "b"}, "sizes", problems)
+    ((1.0, 2.5), {'a': None})
+    >>> problems
+    ["sizes.a is 'b': it needs int"]
     """
     kind = plain_type(kind)
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (Union, types.UnionType):
-        return _read_union(kind, arguments, value, place, found)
+        return _read_union(kind, arguments, value, path, problems)
     if reads_itself(kind):
-        return kind.read_fields(value, place, found)
+        return kind.read_fields(value, path, problems)
     if origin in LISTS:
-        return _read_list(kind, origin, arguments, value, place, found)
+        return _read_list(kind, origin, arguments, value, path, problems)
     if origin in DICTS:
-        return _read_dict(kind, arguments, value, place, found)
+        return _read_dict(kind, arguments, value, path, problems)
     if origin is Literal:
-        return _read_choice({_literal(each): each for each in arguments}, _literal(value), value, place, found)
+        return _read_choice({_literal(each): each for each in arguments}, _literal(value), value, path, problems)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _read_enum(kind, value, place, found)
+        return _read_enum(kind, value, path, problems)
     if kind in (Any, object):
-        return _read_any(value, place, found)
+        return _read_any(value, path, problems)
     if kind not in SCALARS:
-        found.append(f"{place} has the type {name_of(kind)}, which no file can hold; it needs numbers, texts, Literal, "
-                     f"enumerations, configs, or lists, tuples and dicts of them")  # fmt: skip
+        problems.append(
+            f"{path} has the type {name_of(kind)}, which no file can hold; it needs numbers, texts, Literal, "
+            f"enumerations, configs, or lists, tuples and dicts of them"
+        )
         return None
     if not SCALARS[kind](value):
-        return wrong(place, value, name_of(kind), found)
+        return add_type_problem(path, value, name_of(kind), problems)
     return None if value is None else kind(value)
 
 
@@ -94,96 +98,96 @@ def tagged(value: Any) -> dict[str, Any]:
     return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": kind.write_fields(value)}
 
 
-def wrong(place: str, value: Any, need: str, found: list[str]) -> None:
+def add_type_problem(path: str, value: Any, need: str, problems: list[str]) -> None:
     """Notes that a value is of another type."""
-    found.append(f"{place} is {shown(value)}: it needs {need}")
+    problems.append(f"{path} is {shown(value)}: it needs {need}")
 
 
 def _literal(value: Any) -> Any:
     return type(value), value if isinstance(value, collections.abc.Hashable) else repr(value)
 
 
-def _read_list(kind: Any, origin: Any, arguments: Any, value: Any, place: str, found: list[str]) -> Any:
+def _read_list(kind: Any, origin: Any, arguments: Any, value: Any, path: str, problems: list[str]) -> Any:
     exact = origin is tuple and arguments and arguments[-1] is not Ellipsis
     if not isinstance(value, list | tuple):
-        return wrong(place, value, name_of(kind), found)
+        return add_type_problem(path, value, name_of(kind), problems)
     if exact and len(value) != len(arguments):
-        return wrong(place, value, f"{name_of(kind)}, which has {len(arguments)} items", found)
+        return add_type_problem(path, value, f"{name_of(kind)}, which has {len(arguments)} items", problems)
     inner = list(arguments) if exact else inner_types(arguments, len(value))
-    items = [read(each, item, f"{place}.{i}", found) for i, (each, item) in enumerate(zip(inner, value, strict=True))]
+    items = [read(each, item, f"{path}.{i}", problems) for i, (each, item) in enumerate(zip(inner, value, strict=True))]
     return LISTS[origin](items)
 
 
-def _read_dict(kind: Any, arguments: Any, value: Any, place: str, found: list[str]) -> Any:
+def _read_dict(kind: Any, arguments: Any, value: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(value, Mapping):
-        return wrong(place, value, name_of(kind), found)
+        return add_type_problem(path, value, name_of(kind), problems)
     key_type, item_type = arguments or (Any, Any)
     key_type = plain_type(key_type)
-    made = {}
+    items = {}
     for key, item in value.items():
         if key_type is int and isinstance(key, str) and key.removeprefix("-").isdecimal():
             key = int(key)  # JSON has no other keys than texts
-        made[read(key_type, key, f"a key of {place}", found)] = read(item_type, item, f"{place}.{key}", found)
-    return made
+        items[read(key_type, key, f"a key of {path}", problems)] = read(item_type, item, f"{path}.{key}", problems)
+    return items
 
 
-def _read_choice(choices: Mapping[Any, Any], key: Any, value: Any, place: str, found: list[str]) -> Any:
+def _read_choice(choices: Mapping[Any, Any], key: Any, value: Any, path: str, problems: list[str]) -> Any:
     if key in choices:
         return choices[key]
     names = [each if isinstance(each, str) else repr(each) for _, each in choices]
     hint = (
         near(value, names) if isinstance(value, str) else "there are: " + ", ".join(repr(each) for _, each in choices)
     )
-    found.append(f"{place} is {shown(value)}: {hint}")
+    problems.append(f"{path} is {shown(value)}: {hint}")
     return None
 
 
-def _read_enum(kind: type[enum.Enum], value: Any, place: str, found: list[str]) -> Any:
+def _read_enum(kind: type[enum.Enum], value: Any, path: str, problems: list[str]) -> Any:
     if isinstance(value, kind):
         return value
     members = list(kind)
     by_value = {_literal(each.value): each for each in members}
     if not isinstance(value, enum.Enum) and _literal(value) in by_value and value not in kind.__members__:
         return by_value[_literal(value)]
-    return _read_choice({_literal(each.name): each for each in members}, _literal(value), value, place, found)
+    return _read_choice({_literal(each.name): each for each in members}, _literal(value), value, path, problems)
 
 
-def _read_any(value: Any, place: str, found: list[str]) -> Any:
+def _read_any(value: Any, path: str, problems: list[str]) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _read_any(item, f"{place}.{key}", found) for key, item in value.items()}
+        return {str(key): _read_any(item, f"{path}.{key}", problems) for key, item in value.items()}
     if isinstance(value, list):
-        return [_read_any(item, f"{place}.{index}", found) for index, item in enumerate(value)]
+        return [_read_any(item, f"{path}.{index}", problems) for index, item in enumerate(value)]
     if value is None or type(value) in (bool, int, float, str):
         return value
-    return wrong(place, value, "what a file can hold: None, bool, int, float, str, lists and dicts", found)
+    return add_type_problem(path, value, "what a file can hold: None, bool, int, float, str, lists and dicts", problems)
 
 
 def _member(arguments: Sequence[Any], value: Any) -> Any:
     """The member of a union that has just this value."""
     for member in arguments:
-        found: list[str] = []
-        made = read(member, value, "", found)
-        if not found and repr(made) == repr(value):
+        problems: list[str] = []
+        result = read(member, value, "", problems)
+        if not problems and repr(result) == repr(value):
             return member
     raise AssertionError(f"{value!r} is in none of {arguments}")
 
 
-def _read_union(kind: Any, arguments: Sequence[Any], value: Any, place: str, found: list[str]) -> Any:
+def _read_union(kind: Any, arguments: Sequence[Any], value: Any, path: str, problems: list[str]) -> Any:
     configs = [member for member in arguments if reads_itself(member)]
     if configs and isinstance(value, Mapping) and "class_path" in value:
-        return configs[0].read_tagged(configs, value, place, found)
-    problems: dict[Any, list[str]] = {member: [] for member in arguments}
-    made = {member: read(member, value, place, noted) for member, noted in problems.items()}
-    fitting = [member for member in arguments if not problems[member]]
-    if len({type(made[member]) for member in fitting if member in configs}) > 1:
+        return configs[0].read_tagged(configs, value, path, problems)
+    problems_of: dict[Any, list[str]] = {member: [] for member in arguments}
+    values = {member: read(member, value, path, noted) for member, noted in problems_of.items()}
+    fitting = [member for member in arguments if not problems_of[member]]
+    if len({type(values[member]) for member in fitting if member in configs}) > 1:
         names = " and ".join(member.__name__ for member in fitting if member in configs)
-        found.append(f"{place} fits {names}: say which, as {{class_path: {configs[0].__name__}, init_args: ...}}")
+        problems.append(f"{path} fits {names}: say which, as {{class_path: {configs[0].__name__}, init_args: ...}}")
         return None
     if fitting:  # 3 stays an int in `float | int`, and "x" a text in `Path | str`
-        changed = {each: (repr(made[each]) != repr(value), type(made[each]) is not type(value)) for each in fitting}
-        return made[min(fitting, key=lambda each: changed[each])]
-    alike = sorted((problems[member] for member in arguments if same_shape(member, value)), key=len)
-    if len(alike) == 1 or (alike and len(alike[0]) < len(alike[1])):
-        found += alike[0]  # of the one that it most likely shall be
+        changed = {each: (repr(values[each]) != repr(value), type(values[each]) is not type(value)) for each in fitting}
+        return values[min(fitting, key=lambda each: changed[each])]
+    candidates = sorted((problems_of[member] for member in arguments if same_shape(member, value)), key=len)
+    if len(candidates) == 1 or (candidates and len(candidates[0]) < len(candidates[1])):
+        problems += candidates[0]  # of the one that it most likely shall be
         return None
-    return wrong(place, value, name_of(kind), found)
+    return add_type_problem(path, value, name_of(kind), problems)

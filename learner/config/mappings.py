@@ -37,8 +37,8 @@ def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dic
         raise LearnerError(f"{named} cannot be read: {error}") from error
     mapping = _json(text, named) if Path(path).suffix == ".json" else _yaml(text, named)
     if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
-        found = "is empty" if mapping is None else f"is a {type(mapping).__name__}"
-        raise LearnerError(f"{named} {found}; it needs a mapping of options by name")
+        problem = "is empty" if mapping is None else f"is a {type(mapping).__name__}"
+        raise LearnerError(f"{named} {problem}; it needs a mapping of options by name")
     return mapping
 
 

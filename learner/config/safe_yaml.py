@@ -23,7 +23,7 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
 
     def __init__(self, text: str) -> None:
         # Before anything is composed: PyYAML composes recursively, and deep texts would overflow C's stack.
-        if problem := too_large(text) or find_duplicate_key(text):
+        if problem := check_yaml_size(text) or find_duplicate_key(text):
             raise UnsafeYamlError(problem)
         super().__init__(text)
 
@@ -89,12 +89,12 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
         return file.read(most + 1)
 
 
-def too_large(text: str) -> str | None:
+def check_yaml_size(text: str) -> str | None:
     """What is absurd about the size of a YAML text, or `None`. An alias counts as much as what it stands for: a few
     lines of them can stand for more than any memory holds. Nothing is made of the text to find out.
 
-    >>> too_large("a: &a [1, 2]\\nb: *a")
-    >>> too_large("a: &a [*a]")
+    >>> check_yaml_size("a: &a [1, 2]\\nb: *a")
+    >>> check_yaml_size("a: &a [*a]")
     'has the alias *a inside of what it stands for'
     """
     if len(text) > LARGEST:

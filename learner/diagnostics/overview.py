@@ -25,7 +25,7 @@ from learner.training.step_checks import Tracing
 PyTree = Any
 
 
-def tell_overview(plan: Planned, run: Run) -> None:
+def announce_overview(plan: Planned, run: Run) -> None:
     """Tells a run's listeners what it is going to be, and then what of memory its training needs, which is compiled for
     that. The first dispatch takes what was compiled.
     """
@@ -38,7 +38,7 @@ def tell_overview(plan: Planned, run: Run) -> None:
     run.worker.put(Message(time.time(), logging.INFO, text))
 
 
-def made_overview(plan: Planned, compiled: bool) -> Overview:
+def build_overview(plan: Planned, compiled: bool) -> Overview:
     """The same without a run; `compiled`: with what the compiled training needs."""
     feed = plan.feed()
     overview = overview_of(plan, feed)
@@ -88,13 +88,13 @@ def _compiled(plan: Planned, feed: Feed) -> tuple[int, int]:
 
 def _memory(plan: Planned, feed: Feed) -> dict[str, int]:
     """By what has it. Gradients are as large as what they are of."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for array in placed_arrays(plan.state):
-        found[array.part] = found.get(array.part, 0) + array.per_device
-    memory = {PARTS["params"]: found.get(PARTS["params"], 0)}
+        totals[array.part] = totals.get(array.part, 0) + array.per_device
+    memory = {PARTS["params"]: totals.get(PARTS["params"], 0)}
     if plan.step.update is None:
         memory["gradients"] = memory[PARTS["params"]]
-    memory |= {name: found.get(name, 0) for name in (PARTS["opt_state"], PARTS["model_state"])}
+    memory |= {name: totals.get(name, 0) for name in (PARTS["opt_state"], PARTS["model_state"])}
     if isinstance(feed, ResidentBatches):  # and in the order of an epoch
         memory["data"] = _on_each(feed) + (0 if feed.data is plan.feeder.data else _on_each(plan.feeder.data))
     else:
@@ -112,13 +112,13 @@ def _spread(feed: Feed) -> int:
     """Over how many devices the rows of a batch are spread."""
     if isinstance(feed, ResidentBatches):
         return 1
-    part, whole = (feed.last, feed.wholes[1]) if feed.batches is None else (feed.batches, feed.wholes[0])
+    part, is_replicated = (feed.last, feed.wholes[1]) if feed.batches is None else (feed.batches, feed.wholes[0])
     first = jax.tree.leaves(part)[0]
-    return 1 if whole else math.prod(first.shape) // math.prod(first.sharding.shard_shape(first.shape))
+    return 1 if is_replicated else math.prod(first.shape) // math.prod(first.sharding.shard_shape(first.shape))
 
 
 def _room(strategy: Strategy) -> int | None:
     """Bytes that the first device of this process has."""
     mine = [device for device in strategy.devices if device.process_index == jax.process_index()]
-    told = mine[0].memory_stats() if mine else None
-    return None if not told else told.get("bytes_limit")
+    stats = mine[0].memory_stats() if mine else None
+    return None if not stats else stats.get("bytes_limit")

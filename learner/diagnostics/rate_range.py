@@ -57,8 +57,8 @@ class RangeTest:
         if end < 2:
             return None
         slopes = np.gradient(self.smoothed[:end], np.log(self.rates[:end]))
-        place = self._begin + int(np.argmin(slopes[self._begin :]))
-        return float(self.rates[place]) if slopes[place] < 0 else None
+        index = self._begin + int(np.argmin(slopes[self._begin :]))
+        return float(self.rates[index]) if slopes[index] < 0 else None
 
     @property
     def tenth(self) -> float | None:
@@ -75,7 +75,7 @@ class RangeTest:
     @property
     def _begin(self) -> int:
         """The smoothed losses before it are not looked at."""
-        return min(unsettled(self.smoothing), len(self.losses) - 1)
+        return min(warmup_steps(self.smoothing), len(self.losses) - 1)
 
     @property
     def _lowest(self) -> int:
@@ -121,16 +121,16 @@ def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
     return np.array(means)
 
 
-def unsettled(smoothing: float) -> int:
+def warmup_steps(smoothing: float) -> int:
     """How many of the first smoothed losses are means of too few to say much.
 
-    >>> unsettled(0.0), unsettled(0.8), unsettled(0.9)
+    >>> warmup_steps(0.0), warmup_steps(0.8), warmup_steps(0.9)
     (0, 4, 9)
     """
     return round(1 / (1 - smoothing)) - 1
 
 
-class Watcher(Listener):
+class RangeTestListener(Listener):
     """Keeps the losses of a run, and ends it where they diverge.
 
     Args:
@@ -163,7 +163,7 @@ class Watcher(Listener):
         if not finite.all():
             losses = losses[: int(np.argmin(finite))]
             return self._end(losses) or len(losses)
-        begin = unsettled(self._smoothing)
+        begin = warmup_steps(self._smoothing)
         means = smoothed(losses, self._smoothing)[begin:]
         best = np.minimum.accumulate(means)
         over = means > best + (self._diverges - 1) * np.abs(best)

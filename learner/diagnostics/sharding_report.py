@@ -162,11 +162,12 @@ def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
     for field in dataclasses.fields(state):
         part = PARTS.get(field.name, OTHER)
         for path, leaf in named_leaves(getattr(state, field.name)).items():
-            whole, each = (_bytes(shape, leaf.dtype) for shape in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)))
+            total = _bytes(leaf.shape, leaf.dtype)
+            per_device = _bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
             name = path if part != OTHER else ".".join(filter(None, (field.name, path)))
             of = _parameter_of(path, leaf, parameters) if field.name == "opt_state" else None
             spec = tuple(getattr(leaf.sharding, "spec", ()))
-            arrays.append(PlacedArray(part, name, leaf.shape, str(leaf.dtype), spec, whole, each, of))
+            arrays.append(PlacedArray(part, name, leaf.shape, str(leaf.dtype), spec, total, per_device, of))
     return tuple(sorted(arrays, key=lambda array: array.part == OTHER))
 
 
@@ -187,13 +188,13 @@ def _parameter_of(path: str, leaf: Any, parameters: Mapping[str, Any]) -> str | 
 
 
 def _memory(name: str, compiled: Any) -> ProgramMemory:
-    said = compiled.memory_analysis()
+    analysis = compiled.memory_analysis()
     return ProgramMemory(
         name,
-        said.argument_size_in_bytes,
-        said.output_size_in_bytes,
-        said.alias_size_in_bytes,
-        said.temp_size_in_bytes,
+        analysis.argument_size_in_bytes,
+        analysis.output_size_in_bytes,
+        analysis.alias_size_in_bytes,
+        analysis.temp_size_in_bytes,
     )
 
 

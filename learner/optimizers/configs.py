@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import optax
 import optax.contrib
 
-from learner.config.fields import read, write, wrong
+from learner.config.fields import add_type_problem, read, write
 from learner.errors import LearnerError, near
 from learner.optimizers.generated import make_class
 from learner.optimizers.gradients import kernels
@@ -84,7 +84,7 @@ class OptimizerConfig:
         if isinstance(value, str):
             return cls.read_tagged([cls], {"class_path": value}, place, found)
         if not isinstance(value, Mapping):
-            return wrong(
+            return add_type_problem(
                 place, value, "the name of an optimizer, such as AdamW, or {class_path: ..., init_args: ...}", found
             )
         if "class_path" in value or cls is OptimizerConfig:

@@ -92,8 +92,8 @@ class Matrix:
         >>> [pair[:3] for pair in read_matrix(text).mistaken(1)]
         [('dog', 'cat', 2)]
         """
-        wrong = np.flatnonzero(~self._hit)
-        order = wrong[np.argsort(LARGEST - self.number[wrong], kind="stable")[:most]]
+        mistakes = np.flatnonzero(~self._hit)
+        order = mistakes[np.argsort(LARGEST - self.number[mistakes], kind="stable")[:most]]
         chosen = (self.row[order], self.column[order], self.number[order], self._share[order])
         return [
             (self.labels[row], self.predicted[column], number, share)
@@ -151,8 +151,8 @@ def read_matrix(text: str) -> Matrix | None:
     columns = _columns([line.ljust(width) for line in lines], width)
     head, *rows = [[line[first:last].strip() for first, last in columns] for line in lines]
     names, labels = head[1:], [row[0] for row in rows]
-    whole = _matrix(labels, names, [cell for row in rows for cell in row[1:]])
-    return _of_pairs(rows) if whole is None and head == PAIRS else whole
+    matrix = _matrix(labels, names, [cell for row in rows for cell in row[1:]])
+    return _of_pairs(rows) if matrix is None and head == PAIRS else matrix
 
 
 def _columns(lines: Sequence[str], width: int) -> list[tuple[int, int]]:
@@ -174,13 +174,13 @@ def _matrix(labels: Sequence[str], predicted: Sequence[str], cells: Sequence[str
 def _of_pairs(rows: Sequence[Sequence[str]]) -> Matrix | None:
     """Of lines `label, predicted, rows`. Each class is there as predicted for itself; what is not is none of them."""
     classes = [label for label, predicted, _ in rows if label == predicted]
-    labels = {name: place for place, name in enumerate(dict.fromkeys([*classes, *(row[0] for row in rows)]))}
-    names = {name: place for place, name in enumerate(dict.fromkeys([*classes, *(row[1] for row in rows)]))}
+    labels = {name: index for index, name in enumerate(dict.fromkeys([*classes, *(row[0] for row in rows)]))}
+    names = {name: index for index, name in enumerate(dict.fromkeys([*classes, *(row[1] for row in rows)]))}
     pairs = {(labels[label], names[predicted]) for label, predicted, _ in rows}
     numbers = _counts([row[2] for row in rows])
     if numbers is None or not _fit([*labels], [*names]) or len(pairs) < len(rows):
         return None
-    row, column = np.array([labels[each[0]] for each in rows]), np.array([names[each[1]] for each in rows])
+    row, column = np.array([labels[entry[0]] for entry in rows]), np.array([names[entry[1]] for entry in rows])
     order = np.lexsort((column, row))
     order = order[numbers[order] > 0]
     return Matrix(tuple(labels), tuple(names), row[order], column[order], numbers[order])
@@ -208,10 +208,10 @@ def monitor_of(run: Run) -> str | None:
     """The key by which the best epoch is found: what its checkpoints go by, else the loss of validation, else that of
     training; `None` where there is none.
     """
-    said = run.config.get("with_file_checkpointer.monitor")
+    configured = run.config.get("with_file_checkpointer.monitor")
     losses = [key for key in run.history if key.endswith("/Loss")]
     usual = [key for key in losses if key.startswith("valid")] + losses
-    return next((key for key in [said, *usual] if isinstance(key, str) and run.best(key) is not None), None)
+    return next((key for key in [configured, *usual] if isinstance(key, str) and run.best(key) is not None), None)
 
 
 def matrices(run: Run) -> Iterator[tuple[str, str, Point, Matrix]]:

@@ -26,17 +26,17 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
       the `split`, whether a value is that of one `step`, the places `x` by axis (`step`, `epoch`, `time` in minutes),
       and `y`, and where a point is more than one value `low` and `high`. `None` stands for what is not finite.
     """
-    found: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     for index, run in enumerate(runs):
         for key in run.keys:
             split, name = key.split("/", 1)
             if key in run.history and all(isinstance(value, str) for value in run.history[key]):
                 continue
-            metric = found.setdefault(name, {"name": name, "unit": run.info(key).unit, "curves": []})
+            metric = metrics.setdefault(name, {"name": name, "unit": run.info(key).unit, "curves": []})
             metric["curves"] += [{"run": index, "split": split, **curve} for curve in _curves(run, key)]
-    for metric in found.values():
+    for metric in metrics.values():
         metric["curves"] += _bands(runs, metric["curves"])
-    return list(found.values())
+    return list(metrics.values())
 
 
 def _curves(run: Run, key: str) -> list[Curve]:
@@ -45,10 +45,10 @@ def _curves(run: Run, key: str) -> list[Curve]:
     points = [point for point in points if not isinstance(point.value, str)]
     step = np.array([point.step for point in points])
     value = np.array([point.value for point in points], np.float64)
-    made = [_curve(run, False, *thinned(step, value, MOST))] if points else []
+    lines = [_curve(run, False, *thinned(step, value, MOST))] if points else []
     if key.startswith("train/") and len(series := run.steps(key, MOST)):
-        made.insert(0, _curve(run, True, series.step, series.mean, series.low, series.high))
-    return made
+        lines.insert(0, _curve(run, True, series.step, series.mean, series.low, series.high))
+    return lines
 
 
 def _curve(run: Run, each: bool, step: Any, y: Any, low: Any, high: Any) -> Curve:
@@ -63,11 +63,11 @@ def _numbers(values: Any) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
-def _bands(runs: Sequence[Run], made: Sequence[Curve]) -> list[Curve]:
+def _bands(runs: Sequence[Run], lines: Sequence[Curve]) -> list[Curve]:
     """The mean of runs whose configs differ in nothing but the seed, between the lowest and the highest of them."""
     bands = []
     for members in seeds(runs):
-        chosen = [curve for curve in made if curve["run"] in members]
+        chosen = [curve for curve in lines if curve["run"] in members]
         kinds = itertools.groupby(sorted(chosen, key=_kind), key=_kind)
         for (split, each), group in ((kind, list(curves)) for kind, curves in kinds):
             if len(group) > 1:

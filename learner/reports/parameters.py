@@ -14,7 +14,7 @@ FILE = "model.json"
 LONGEST = 32 << 20
 """Bytes of a file that is read: some 200,000 arrays."""
 BITS = re.compile(r"(?:b?float|u?int|complex)(\d{1,3})")
-WHOLE = "(all of it)"
+ROOT_LABEL = "(all of it)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Array:
     @property
     def part(self) -> str:
         """The first name of its path."""
-        return self.path.partition(".")[0] or WHOLE
+        return self.path.partition(".")[0] or ROOT_LABEL
 
 
 def read_parameters(directory: Path) -> tuple[Array, ...]:
@@ -68,8 +68,8 @@ def read_parameters(directory: Path) -> tuple[Array, ...]:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return ()
-    said = content.get("arrays") if isinstance(content, dict) else None
-    arrays = [_array(entry) for entry in said] if isinstance(said, list) else []
+    entries = content.get("arrays") if isinstance(content, dict) else None
+    arrays = [_array(entry) for entry in entries] if isinstance(entries, list) else []
     return tuple(array for array in arrays if array is not None)
 
 
@@ -79,20 +79,20 @@ def by_part(arrays: Sequence[Array]) -> dict[str, list[Array]]:
     >>> {part: len(group) for part, group in by_part([Array("a.w", (2,), "int8"), Array("a.b", (1,), "int8")]).items()}
     {'a': 2}
     """
-    found: dict[str, list[Array]] = {}
+    parts: dict[str, list[Array]] = {}
     for array in arrays:
-        found.setdefault(array.part, []).append(array)
-    return found
+        parts.setdefault(array.part, []).append(array)
+    return parts
 
 
-def _array(said: Any) -> Array | None:
-    if not isinstance(said, Mapping):
+def _array(entry: Any) -> Array | None:
+    if not isinstance(entry, Mapping):
         return None
-    path, shape, dtype, kind = (said.get(key) for key in ("path", "shape", "dtype", "kind"))
+    path, shape, dtype, kind = (entry.get(key) for key in ("path", "shape", "dtype", "kind"))
     if not isinstance(path, str) or not isinstance(shape, list) or not isinstance(dtype, str):
         return None
     if len(shape) > 64 or not all(isinstance(length, int) and 0 <= length < LARGEST for length in shape):
         return None
     kind = kind if isinstance(kind, str) else "params"
-    array = Array(path, tuple(map(int, shape)), dtype, kind, said.get("trainable") is not False)
+    array = Array(path, tuple(map(int, shape)), dtype, kind, entry.get("trainable") is not False)
     return array if array.count < LARGEST else None

@@ -79,14 +79,14 @@ def _line(run: Run, key: str, x: str, steps: bool) -> Line:
 
 def smoothed(values: Iterable[float], weight: float) -> list[float]:
     """Debiased as Adam's moments are: what stands at a value is a mean of it and of those before, weights sum to 1."""
-    found, average, total = [], 0.0, 0.0
+    means, average, total = [], 0.0, 0.0
     for value in values:
         if not math.isfinite(value):
-            found.append(value)
+            means.append(value)
             continue
         average, total = weight * average + (1 - weight) * value, weight * total + 1 - weight
-        found.append(average / total)
-    return found
+        means.append(average / total)
+    return means
 
 
 def _drawable(values: Iterable[float], log: bool) -> bool:

@@ -65,9 +65,9 @@ class Plot:
         plotext.title(self.title)
         plotext.xlabel(self.x)
         plotext.ylabel(self.y)
-        drawn = str(plotext.uncolorize(plotext.build()))
+        drawing = str(plotext.uncolorize(plotext.build()))
         plotext.clear_figure()
-        return "\n".join(line.rstrip() for line in drawn.splitlines())
+        return "\n".join(line.rstrip() for line in drawing.splitlines())
 
     def save(self, path: str | Path) -> None:
         """Writes the plot to a PNG file.
@@ -109,12 +109,12 @@ class Plot:
             plotext.yticks(ticks, [f"{tick:.3g}" for tick in ticks])
 
     def _finite(self) -> dict[str, Line]:
-        found: dict[str, Line] = {}
+        lines: dict[str, Line] = {}
         for name, line in self.lines.items():
             x, y = map(drawable, line)
             kept = ~(np.isnan(x) | np.isnan(y) | (self.log_x & (x <= 0)) | (self.log_y & (y <= 0)))
-            found[name] = x[kept].tolist(), y[kept].tolist()
-        return found
+            lines[name] = x[kept].tolist(), y[kept].tolist()
+        return lines
 
 
 def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -124,10 +124,10 @@ def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[n
     >>> drawable([0.5, -1e308, float("inf"), 1e-310]).tolist()
     [0.5, nan, nan, 0.0]
     """
-    found = np.array(values, np.float64)
-    found[~(np.abs(found) <= LARGEST)] = math.nan
-    found[np.abs(found) < SMALLEST] = 0.0
-    return found
+    numbers = np.array(values, np.float64)
+    numbers[~(np.abs(numbers) <= LARGEST)] = math.nan
+    numbers[np.abs(numbers) < SMALLEST] = 0.0
+    return numbers
 
 
 def decades(low: float, high: float, most: int) -> list[float]:

@@ -103,15 +103,15 @@ def _plotly() -> str:
 
 
 def _overview(runs: Sequence[Run]) -> list[str]:
-    found = compare(runs)
+    comparison = compare(runs)
     head = ["run", "status", "epochs", "steps", "time", "directory"]
     rows = [
         [run.name, str(run.status), str(run.epochs), f"{run.step:,}", duration(run.seconds), str(run.directory)]
         for run in runs
     ]
     shown = _values(runs[0]) if len(runs) == 1 else _values_of(runs)
-    verb = "differs" if len(found.settings) == 1 else "differ"
-    differ = f"<p>{count(len(found.settings), 'setting')} {verb} between the configs.</p>" if len(runs) > 1 else ""
+    verb = "differs" if len(comparison.settings) == 1 else "differ"
+    differ = f"<p>{count(len(comparison.settings), 'setting')} {verb} between the configs.</p>" if len(runs) > 1 else ""
     return [heading("Runs"), table(head, rows, "runs", range(2, 5)), differ, *shown]
 
 
@@ -154,21 +154,21 @@ def _charts(metrics: Sequence[dict[str, Any]]) -> list[str]:
     parts = [heading("Curves"), _file("controls.html")]
     for index, metric in enumerate(metrics):
         about = f"{metric['name']} over the training; its best and last values stand in the table above. {KEYS}"
-        said = f'role="img" tabindex="0" aria-label="{escape(about)}"'
-        parts.append(f'<figure class="chart" id="chart-{index}" {said}></figure>')
+        attributes = f'role="img" tabindex="0" aria-label="{escape(about)}"'
+        parts.append(f'<figure class="chart" id="chart-{index}" {attributes}></figure>')
     return parts
 
 
 def _settings(runs: Sequence[Run]) -> list[str]:
-    told = [run for run in runs if run.config]
-    if not told:
+    configured = [run for run in runs if run.config]
+    if not configured:
         return []
     parts = [heading("Configs")]
-    differing = compare(told).settings if len(told) > 1 else ()
+    differing = compare(configured).settings if len(configured) > 1 else ()
     if differing:
-        rows = [[key, *(text_of(run.config.get(key)) for run in told)] for key in differing]
-        parts.append(table(["what differs", *(run.name for run in told)], rows, "what differs in the configs"))
-    for run in told:
+        rows = [[key, *(text_of(run.config.get(key)) for run in configured)] for key in differing]
+        parts.append(table(["what differs", *(run.name for run in configured)], rows, "what differs in the configs"))
+    for run in configured:
         rows = [[key, text_of(value)] for key, value in run.config.items()]
         about = f"all of {run.name}"
         parts.append(details(about, table(["setting", "value"], rows, f"the config of {run.name}")))
@@ -176,11 +176,11 @@ def _settings(runs: Sequence[Run]) -> list[str]:
 
 
 def _environments(runs: Sequence[Run]) -> list[str]:
-    told = [run for run in runs if run.environment]
-    keys = dict.fromkeys(key for run in told for key in run.environment)
-    rows = [[key, *(text_of(run.environment.get(key)) for run in told)] for key in keys]
+    described = [run for run in runs if run.environment]
+    keys = dict.fromkeys(key for run in described for key in run.environment)
+    rows = [[key, *(text_of(run.environment.get(key)) for run in described)] for key in keys]
     about = "versions, devices and machines"
-    return [heading("Environment"), table(["", *(run.name for run in told)], rows, about)] if rows else []
+    return [heading("Environment"), table(["", *(run.name for run in described)], rows, about)] if rows else []
 
 
 def _texts(run: Run, named: bool) -> list[str]:

@@ -43,11 +43,11 @@ def _figure(key: str, what: str, point: Point, matrix: Matrix, pictured: bool) -
     title = f"after epoch {point.epoch} (step {point.step:,}), {what}"
     about = f"{key} {title}"
     if not _is_large(matrix):
-        drawn = _table(matrix, about)
+        body = _table(matrix, about)
     else:
         picture = _picture(matrix, about) if pictured else f"<p>Only the first {MOST_PICTURES} have pictures.</p>"
-        drawn = f"{picture}{_pairs(matrix)}"
-    return f"<figure><figcaption><b>{escape(key)}</b> {escape(title)}</figcaption>{drawn}</figure>"
+        body = f"{picture}{_pairs(matrix)}"
+    return f"<figure><figcaption><b>{escape(key)}</b> {escape(title)}</figcaption>{body}</figure>"
 
 
 def _is_large(matrix: Matrix) -> bool:
@@ -78,10 +78,10 @@ def _cell(number: int, share: float, hit: bool) -> str:
 
 def _picture(matrix: Matrix, about: str) -> str:
     picture = matrix.picture(POWER)
-    said = f"{about}: {len(matrix.labels)} classes, {percent(matrix.accuracy)} of the rows on the diagonal"
+    description = f"{about}: {len(matrix.labels)} classes, {percent(matrix.accuracy)} of the rows on the diagonal"
     content = base64.b64encode(png(picture)).decode()
     size = f'width="{picture.shape[1]}" height="{picture.shape[0]}"'
-    return f'<img class="matrix" {size} alt="{escape(said)}" src="data:image/png;base64,{content}">'
+    return f'<img class="matrix" {size} alt="{escape(description)}" src="data:image/png;base64,{content}">'
 
 
 def _pairs(matrix: Matrix) -> str:

@@ -43,8 +43,8 @@ def _model(arrays: Sequence[Array], left: int) -> list[str]:
     """Its parts, and `left` arrays of them."""
     total = sum(array.count for array in arrays)
     trained = sum(array.count for array in arrays if array.trainable)
-    taken = size(sum(array.bytes for array in arrays))
-    pieces = [f"<p>{total:,} numbers in {count(len(arrays), 'array')}, {taken}; {trained:,} of them are trained.</p>"]
+    memory = size(sum(array.bytes for array in arrays))
+    pieces = [f"<p>{total:,} numbers in {count(len(arrays), 'array')}, {memory}; {trained:,} of them are trained.</p>"]
     parts = by_part(arrays)
     rows = [[part, f"{len(group):,}", *_sums(group, total)] for part, group in list(parts.items())[:MOST_PARTS]]
     pieces.append(table(["part", "arrays", "numbers", "bytes", "share"], rows, "parts of the model", range(1, 5)))

@@ -23,11 +23,11 @@ MEANING = {
 
 def timing(runs: Sequence[Run]) -> list[str]:
     """A bar and a row of a table for each run that tells where its time went, and how long its epochs took."""
-    told = {run.name: parts(run) for run in runs}
-    told = {name: seconds for name, seconds in told.items() if sum(seconds.values()) > 0}
-    pieces = [_legend(), *(_bar(name, seconds, len(runs) > 1) for name, seconds in told.items())] if told else []
-    if told:
-        rows = [[name, duration(sum(seconds.values())), *_cells(seconds)] for name, seconds in told.items()]
+    times = {run.name: parts(run) for run in runs}
+    times = {name: seconds for name, seconds in times.items() if sum(seconds.values()) > 0}
+    pieces = [_legend(), *(_bar(name, seconds, len(runs) > 1) for name, seconds in times.items())] if times else []
+    if times:
+        rows = [[name, duration(sum(seconds.values())), *_cells(seconds)] for name, seconds in times.items()]
         pieces.append(table(["run", "all of it", *PARTS], rows, "seconds of each part", range(1, len(PARTS) + 2)))
     epochs = [[run.name, *_epochs(epoch_seconds(run))] for run in runs if run.ends]
     if epochs:
@@ -44,21 +44,21 @@ def _legend() -> str:
 def _bar(name: str, seconds: Mapping[str, float], named: bool) -> str:
     total = sum(seconds.values())
     shares = {part: value / total for part, value in seconds.items() if value > 0}
-    said = ", ".join(f"{part} {percent(share)}" for part, share in shares.items())
+    description = ", ".join(f"{part} {percent(share)}" for part, share in shares.items())
     pieces = []
     for part, share in shares.items():
         text = f"{part} {percent(share)}" if share >= NAMED else ""
         style = f"flex-grow:{share:.5f}"
         pieces.append(f'<span class="{part}" style="{style}" title="{part} {percent(share)}">{text}</span>')
-    about = escape(f"where the time of {name} went: {said}")
+    about = escape(f"where the time of {name} went: {description}")
     label = f'<figcaption aria-hidden="true">{escape(name)}</figcaption>' if named else ""
     return f'<figure class="bar">{label}<div role="img" aria-label="{about}">{"".join(pieces)}</div></figure>'
 
 
 def _cells(seconds: Mapping[str, float]) -> list[str]:
     total = sum(seconds.values())
-    found = [seconds.get(part) for part in PARTS]
-    return ["-" if value is None else f"{duration(value)} ({percent(value / total)})" for value in found]
+    values = [seconds.get(part) for part in PARTS]
+    return ["-" if value is None else f"{duration(value)} ({percent(value / total)})" for value in values]
 
 
 def _epochs(seconds: Mapping[int, float]) -> list[str]:

@@ -95,8 +95,8 @@ def _csv(path: Path, given: Iterable[Row]) -> None:
 def _jsonl(path: Path, given: Iterable[Row]) -> None:
     with path.open("x", encoding="utf-8") as file:
         for row in given:
-            said = {name: encode(cell) for name, cell in zip(COLUMNS, row, strict=True) if cell is not None}
-            file.write(json.dumps(said, allow_nan=False) + "\n")
+            values = {name: encode(cell) for name, cell in zip(COLUMNS, row, strict=True) if cell is not None}
+            file.write(json.dumps(values, allow_nan=False) + "\n")
 
 
 def _parquet(path: Path, given: Iterable[Row]) -> None:

@@ -71,7 +71,7 @@ def _write(place: Path, name: str, run: Run, began: float) -> int:
     try:
         with partial.open("xb") as file:
             frames = _Frames(file)
-            _tell(Records(frames.write), run, began)
+            _write_records(Records(frames.write), run, began)
         for earlier in _exported(place):
             earlier.unlink()
         partial.replace(place / name)
@@ -113,7 +113,7 @@ def _refuse_others(place: Path) -> None:
         )
 
 
-def _tell(records: Records, run: Run, began: float) -> None:
+def _write_records(records: Records, run: Run, began: float) -> None:
     records.begin(began)
     ended = max([began, *map(_time, run.journal)])
     for name, content in _texts(run).items():

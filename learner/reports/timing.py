@@ -17,14 +17,14 @@ def parts(run: Run) -> dict[str, float]:
     `compile`: tracing and compiling; `data`: waiting for batches; `train`: the rest of the training steps; `valid`:
     validations; `save`: waiting for checkpoints; `other`: everything else.
     """
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for entry in run.journal:
-        said = entry.get("seconds")
-        if entry.get("event") in ("end", "stop", "error") and isinstance(said, Mapping):
+        seconds = entry.get("seconds")
+        if entry.get("event") in ("end", "stop", "error") and isinstance(seconds, Mapping):
             for part in PARTS:
-                if (seconds := _seconds(said.get(part))) is not None:
-                    found[part] = found.get(part, 0.0) + seconds
-    return {part: found[part] for part in PARTS if part in found}
+                if (value := _seconds(seconds.get(part))) is not None:
+                    totals[part] = totals.get(part, 0.0) + value
+    return {part: totals[part] for part in PARTS if part in totals}
 
 
 def epoch_seconds(run: Run) -> dict[int, float]:
@@ -34,6 +34,6 @@ def epoch_seconds(run: Run) -> dict[int, float]:
     return dict(zip(run.ends, np.diff(times).tolist(), strict=True))
 
 
-def _seconds(said: object) -> float | None:
-    number = isinstance(said, int | float) and not isinstance(said, bool)
-    return float(said) if number and 0 <= said < LARGEST and math.isfinite(said) else None  # type: ignore[operator, arg-type]
+def _seconds(value: object) -> float | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value < LARGEST and math.isfinite(value) else None  # type: ignore[operator, arg-type]

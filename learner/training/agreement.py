@@ -51,12 +51,10 @@ def description(
         source = inputs.source(split)
         facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}  # of its own share
         splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
-    numbers = ("num_epochs", "num_steps", "valid_every", "valid_batches", "seed", "batch_size")
-    plain = ("accumulate", "steps_per_dispatch", *numbers)
     return {
         "config": options.config_kept,
         "directory": options.shown,
-        "options": {name: getattr(options, name) for name in plain},
+        "options": options.recorded("agreement"),
         "checkpoints": repr(options.checkpoints),
         "start": repr(options.start),
         "metrics": {split: [metric.name for metric in options.metrics_of(split)] for split in inputs.first_batches},

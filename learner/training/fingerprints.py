@@ -39,6 +39,13 @@ FIRST_ROW = "first row"
 LISTS = ("list", "tuple")
 SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
+MICRO_BATCHES = "micro-batches per step"
+"""The option by which a position inside an epoch has another meaning."""
+COMPARED_APART = frozenset(
+    ("learning rate", "optimizer", "schedules", "plateau", "precision", "strategy", "metrics", "metric settings")
+)
+"""Settings with a comparison of their own. All others are options, and any difference is reported."""
+NOTES = {"seed": ", and the random keys stay those of the run"}
 OTHER_PROGRAM = "it computes something else than when the run was saved"
 
 
@@ -64,7 +71,7 @@ def fingerprint_of(
     """
     texts = describe_schedules(step.schedule, step.optimizer)
     settings = {
-        "seed": options.seed,
+        **options.recorded("resume"),
         "learning rate": lr,
         "optimizer": None if step.optimizer is None else describe_optimizer(step.optimizer),
         "schedules": texts,
@@ -73,7 +80,6 @@ def fingerprint_of(
         "strategy": strategy,
         "metrics": metrics_in_flight(options),
         "metric settings": _metric_settings(options),
-        "micro-batches per step": options.accumulate,
     }
     return {
         "data": {split: _facts(inputs, split) for split in ("train", *inputs.valid)},
@@ -89,12 +95,12 @@ def metrics_in_flight(options: Options) -> list[str]:
 
 def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
     """The attributes of each metric of both splits that are numbers or texts."""
-    found: dict[str, dict[str, str]] = {}
+    by_metric: dict[str, dict[str, str]] = {}
     for kind in ("train", "valid"):
         for metric in options.metrics_of(kind):
             settings = {name: repr(x) for name, x in vars(metric).items() if isinstance(x, bool | int | float | str)}
-            found[f"{kind}/{metric.name}"] = {name: text[:LONGEST] for name, text in sorted(settings.items())}
-    return found
+            by_metric[f"{kind}/{metric.name}"] = {name: text[:LONGEST] for name, text in sorted(settings.items())}
+    return by_metric
 
 
 def _facts(inputs: Inputs, split: str) -> JSON:
@@ -111,9 +117,9 @@ def _programs(step: Step, state: TrainState, inputs: Inputs) -> JSON:
     hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
     if step.optimizer is not None:
         hashes["optimizer"] = _hash_of_update(step.optimizer, shapes)
-    for place, schedule in schedules_in(step.schedule, step.optimizer):
+    for name, schedule in schedules_in(step.schedule, step.optimizer):
         traced = jax.make_jaxpr(functools.partial(rate_at, schedule))(shapes.step, shapes.lr_scale)
-        hashes[f"{OF_RUN} of {place}" if place else OF_RUN] = jaxpr_fingerprint(traced)
+        hashes[f"{OF_RUN} of {name}" if name else OF_RUN] = jaxpr_fingerprint(traced)
     batches = {split: inputs.batch_shapes(split) for split in inputs.programs}
     installed = {**versions(*PACKAGES), "platform": jax.default_backend()}
     return {"hashes": hashes, "batches": batches, "versions": installed}
@@ -124,7 +130,7 @@ def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
     compared by themselves.
     """
     if isinstance(optimizer, OptimizerFactory):
-        optimizer = optimizer.with_schedules(lambda place, schedule: Constant(0.0))
+        optimizer = optimizer.with_schedules(lambda name, schedule: Constant(0.0))
 
     def update(rate: Any, params: Any, opt_state: Any, grads: Any) -> Any:
         given = optimizer, rate, grads, opt_state, params
@@ -163,18 +169,18 @@ def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
     if "fingerprint" in progress:
         saved: JSON = progress["fingerprint"]
         return saved
-    grouping, made_with = progress.get("grouping") or {}, dict(progress.get("made_with") or {})
-    groups = made_with.get("schedules")
-    schedules = {**(groups if isinstance(groups, dict) else {}), OF_RUN: made_with.get("schedule")}
+    grouping, saved_settings = progress.get("grouping") or {}, dict(progress.get("made_with") or {})
+    groups = saved_settings.get("schedules")
+    schedules = {**(groups if isinstance(groups, dict) else {}), OF_RUN: saved_settings.get("schedule")}
     settings = {
-        "seed": made_with.get("seed"),
-        "learning rate": made_with.get("lr"),
-        "schedules": {place: text for place, text in schedules.items() if text is not None},
-        "precision": made_with.get("precision", FLOAT32.description),
-        "metrics": made_with.get("metrics"),
-        "micro-batches per step": grouping.get("micro-batches per step"),
+        "seed": saved_settings.get("seed"),
+        "learning rate": saved_settings.get("lr"),
+        "schedules": {name: text for name, text in schedules.items() if text is not None},
+        "precision": saved_settings.get("precision", FLOAT32.description),
+        "metrics": saved_settings.get("metrics"),
+        MICRO_BATCHES: grouping.get(MICRO_BATCHES),
     }
-    settings |= {"strategy": made_with["strategy"]} if "strategy" in made_with else {}
+    settings |= {"strategy": saved_settings["strategy"]} if "strategy" in saved_settings else {}
     train = {"rows per batch": grouping.get("rows per batch"), "batches": grouping.get("batches per epoch")}
     return {"data": {"train": train}, "settings": settings, "programs": {}}
 
@@ -190,8 +196,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
         if split != "train":
             others += [text for texts in _data_changes(had.get(split), have[split], f"{split} data") for text in texts]
     settings, programs = _Settings(before["settings"], now["settings"]), _Programs(before["programs"], now["programs"])
-    train += settings.change("micro-batches per step")
-    others += [f"{text}, and the random keys stay those of the run" for text in settings.change("seed")]
+    train += settings.change(MICRO_BATCHES)
+    for name in settings.now:
+        if name not in COMPARED_APART and name != MICRO_BATCHES:
+            others += [text + NOTES.get(name, "") for text in settings.change(name)]
     others += _optimizer_changes(settings, programs)
     others += _rate_changes(settings, programs)
     others += settings.change("plateau")
@@ -200,7 +208,12 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     explained = bool(settings.change("precision"))
     others += [] if explained else programs.changes_of_steps()
     logged = settings.change("strategy")
-    return Changes(*([_shown(text) for text in texts] for texts in (train, doubts, others, logged)))
+    return Changes(
+        train_data=list(map(_shown, train)),
+        doubts=list(map(_shown, doubts)),
+        others=list(map(_shown, others)),
+        logged=list(map(_shown, logged)),
+    )
 
 
 def _shown(text: str) -> str:
@@ -299,14 +312,14 @@ def _rate_changes(settings: _Settings, programs: _Programs) -> list[str]:
     schedules, had = settings.now["schedules"], settings.before.get("schedules")
     had = had if isinstance(had, dict) else {}
     texts = []
-    for place, text in schedules.items():
-        same = programs.is_same(place)
-        if same or place not in had:
+    for name, text in schedules.items():
+        same = programs.is_same(name)
+        if same or name not in had:
             continue
-        if had[place] != text:
-            texts.append(f"{place}: {had[place]} -> {text}")
+        if had[name] != text:
+            texts.append(f"{name}: {had[name]} -> {text}")
         elif same is False:
-            texts.append(f"{place}: {OTHER_PROGRAM}")
+            texts.append(f"{name}: {OTHER_PROGRAM}")
     name = "learning rate"
     if name in settings.before and settings.before[name] != settings.now[name]:
         lr, new = ("a schedule" if x[name] is None else x[name] for x in (settings.before, settings.now))

@@ -41,11 +41,11 @@ class OomContext:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, JaxRuntimeError) and MARK in str(error):
-            raise OutOfMemoryError(f"{_what(self._part)}. {_said(error)}", self._part) from error
+            raise OutOfMemoryError(f"{_summary(self._part)}. {_device_message(error)}", self._part) from error
 
 
 @dataclasses.dataclass(frozen=True)
-class Needs:
+class MemoryFootprint:
     """What a run puts on the device, as far as it is known.
 
     Attributes:
@@ -62,20 +62,20 @@ class Needs:
     can_accumulate: bool = True
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def explain(self, part: str, said: BaseException | None) -> str:
+    def explain(self, part: str, cause: BaseException | None) -> str:
         """The whole message.
 
         >>> import textwrap, numpy as np
         >>> first = {"x": np.zeros((64, 3), np.float32)}
-        >>> print(textwrap.fill(Needs({"valid": first}, 2_500_000).explain("valid", None), 100))
+        >>> print(textwrap.fill(MemoryFootprint({"valid": first}, 2_500_000).explain("valid", None), 100))
         out of memory in the validation 'valid'. A batch has 64 rows (x: float32[64, 3], 768 bytes), and the
         state of the run takes 2.5 MB. Set a smaller batch size for the validation data: the metrics stay
         the same.
         """
         split = part if part in self.first_batches else "train"
-        parts = [f"{_what(part)}. {self._facts(split)}"]
-        if said is not None:
-            parts.append(_said(said))
+        parts = [f"{_summary(part)}. {self._facts(split)}"]
+        if cause is not None:
+            parts.append(_device_message(cause))
         if part == CHECKPOINT:
             parts.append(f"A save needs room for a copy of the state, {size(self.state)}.")
         parts.append(self._advice(split))
@@ -114,7 +114,7 @@ class Needs:
 
 
 @contextlib.contextmanager
-def explained(needs: Needs, first: Callable[[], BaseException | None] = lambda: None) -> Iterator[None]:
+def explain_oom(needs: MemoryFootprint, first: Callable[[], BaseException | None] = lambda: None) -> Iterator[None]:
     """Around a run: completes the message of an `OutOfMemoryError`.
 
     Args:
@@ -131,12 +131,12 @@ def explained(needs: Needs, first: Callable[[], BaseException | None] = lambda: 
         raise OutOfMemoryError(needs.explain(failed.part, failed.__cause__), failed.part) from failed.__cause__
 
 
-def _what(part: str) -> str:
+def _summary(part: str) -> str:
     named = {"train": "training", CHECKPOINT: "the copy of the state for a checkpoint"}
     return f"out of memory in {named.get(part, f'the validation {part!r}')}"
 
 
-def _said(error: BaseException) -> str:
+def _device_message(error: BaseException) -> str:
     line = str(error).partition(f"{MARK}: ")[2].partition("\n")[0].rstrip(".") or MARK
     return f"The device says: {line + '.' if len(line) <= 200 else line[:200] + '...'}"
 

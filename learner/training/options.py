@@ -1,4 +1,4 @@
-"""All options of a run, as the builder leaves them."""
+"""The options of a run, as the builder sets them."""
 
 import copy
 import dataclasses
@@ -21,9 +21,24 @@ LONGEST_CHAIN = 40  # of links, as in Linux
 DEFAULT_CHECKPOINTS = CheckpointOptions(keep_last=1, keep_best=1, every_epochs=None, epoch_ends_after=60.0)
 
 
+def option(default: Any, **records: str) -> Any:
+    """Return a dataclass field for an option, with the records of a run that contain it.
+
+    Args:
+      default: the value of an option that the builder does not set.
+      **records: the name of the option in each record: `journal` is the config in the journal, which loggers get too;
+        `agreement` is compared between the processes of a run before it trains; `resume` is compared with the
+        checkpoint that a run resumes from. See `Options.recorded`.
+    """
+    return dataclasses.field(default=default, metadata=records)
+
+
 @dataclasses.dataclass
 class Options:
-    """See `LearnerBuilder` for what each means."""
+    """The options of a run; the methods of `LearnerBuilder` document them.
+
+    A new option is a method of the builder and a field here, whose metadata names the records that contain it.
+    """
 
     directory: Path  # absolute, so that a hook may change the working directory
     overwrite: bool = False
@@ -33,13 +48,15 @@ class Options:
     loggers: list[Listener] = dataclasses.field(default_factory=list)
     metric_files: bool = True
     renderer: Listener | str | None = "auto"
-    accumulate: int = 1
-    steps_per_dispatch: int | None = None
+    num_epochs: int | None = option(None, journal="num_epochs", agreement="num_epochs")
+    num_steps: int | None = option(None, journal="num_steps", agreement="num_steps")
+    valid_every: int | None = option(None, journal="valid_every", agreement="valid_every")
+    valid_batches: int | None = option(None, journal="valid_batches", agreement="valid_batches")
+    accumulate: int = option(1, journal="grads_accumulation", agreement="accumulate", resume="micro-batches per step")
+    steps_per_dispatch: int | None = option(None, journal="steps_per_dispatch", agreement="steps_per_dispatch")
+    seed: int = option(0, journal="seed", agreement="seed", resume="seed")
+    batch_size: int | None = option(None, journal="with_batch_size", agreement="batch_size")
     checkpoints: CheckpointOptions | None = DEFAULT_CHECKPOINTS
-    num_epochs: int | None = None
-    num_steps: int | None = None
-    valid_every: int | None = None
-    valid_batches: int | None = None
     devices: Any = None
     start: dict[str, Any] | None = None
     initial: dict[str, Any] | None = None
@@ -59,8 +76,6 @@ class Options:
     matmul: str | None = None
     remat: Callable[..., Any] | None = None
     freeze: tuple[Any, ...] = ()
-    seed: int = 0
-    batch_size: int | None = None
     application_logger: logging.Logger | bool | None = True
     compilation_cache: str | None = None
     show_summary: bool = False
@@ -74,9 +89,18 @@ class Options:
         self.shown = self.shown or str(self.directory)
         self.directory = resolved(self.directory)
 
+    def recorded(self, record: str) -> dict[str, Any]:
+        """Return the options that a record contains, under their names there; see `option`.
+
+        >>> Options(Path("run"), num_epochs=3, seed=7).recorded("resume")
+        {'micro-batches per step': 1, 'seed': 7}
+        """
+        fields = [field for field in dataclasses.fields(self) if record in field.metadata]
+        return {field.metadata[record]: getattr(self, field.name) for field in fields}
+
     @property
     def checkpoint_place(self) -> str | Path:
-        """Where checkpoints go: an absolute path, or one that Orbax knows (`gs://...`)."""
+        """The directory of the checkpoints: an absolute path, or a URL that Orbax can open (`gs://...`)."""
         given = None if self.checkpoints is None else self.checkpoints.directory
         if given is not None and "://" in given:
             return given
@@ -84,24 +108,24 @@ class Options:
 
     @property
     def precision_text(self) -> str:
-        """How the steps are computed, for people."""
+        """A description of the precision, of matrix products and of rematerialisation, for messages."""
         matmul = "" if self.matmul is None else f", matrix products {self.matmul}"
         remat = "" if self.remat is None else f", rematerialised by {remat_name(self.remat)}"
         return f"{self.precision.description}{matmul}{remat}"
 
     def copy(self) -> "Options":
-        """Options of their own for a learner: what the builder is told later does not reach it."""
-        own: dict[str, Any] = {
+        """Return a copy that later calls of the builder do not change."""
+        copies: dict[str, Any] = {
             f.name: copy.copy(value)
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), list | set)
         }
-        own["early_stopping"] = copy.deepcopy(self.early_stopping)
-        return dataclasses.replace(self, **own)
+        copies["early_stopping"] = copy.deepcopy(self.early_stopping)
+        return dataclasses.replace(self, **copies)
 
     def of_a_trial(self, directory: Path, steps: int, interrupter: Interrupter, *listeners: Listener) -> "Options":
-        """Options of a short run that only the listeners look at: what it computes and where is as here, and it saves
-        and shows nothing.
+        """Return the options of a short run for `listeners`. It computes the same on the same devices, and neither
+        saves nor shows anything.
         """
         kept = ("accumulate", "steps_per_dispatch", "devices", "precision", "matmul", "remat", "seed", "batch_size")
         return Options(
@@ -119,12 +143,12 @@ class Options:
         )
 
     def metrics_of(self, split: str) -> list[MetricBase]:
-        """The metrics of a split by its name; each split has its own of those that count on the host."""
+        """Return the metrics of a split. Metrics with state on the host are copied, as each split needs its own."""
         metrics = self.train_metrics if split == "train" else self.valid_metrics
         return [copy.deepcopy(m) if isinstance(m, HostMetric) else m for m in metrics]
 
     def metric_infos(self, splits: list[str]) -> tuple[MetricInfo, ...]:
-        """What is known of every metric of these splits."""
+        """Return a description of every metric of these splits."""
         return tuple(
             MetricInfo(split, m.name, m.unit, m.higher_is_better, m.numeric)
             for split in splits
@@ -133,8 +157,8 @@ class Options:
 
 
 def absolute(path: str | Path) -> str:
-    """Return an absolute path, also after the working directory has changed; a place that Orbax knows by a scheme
-    stays as it is.
+    """Return an absolute path, which a later change of the working directory does not affect; URLs are returned
+    unchanged.
 
     >>> absolute("gs://bucket/run"), absolute("/runs/digits")
     ('gs://bucket/run', '/runs/digits')
@@ -143,8 +167,8 @@ def absolute(path: str | Path) -> str:
 
 
 def resolved(directory: str | Path) -> Path:
-    """Return an absolute path; where the last part of it is a link, the directory that it leads to. Links above it
-    stay: machines of a cluster may resolve those differently.
+    """Return an absolute path. If its last part is a symbolic link, return the target of the link; links in the parents
+    are kept, because machines of a cluster may resolve them differently.
 
     >>> resolved("/runs/digits")
     PosixPath('/runs/digits')

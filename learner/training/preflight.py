@@ -171,21 +171,21 @@ def checked_step(
         problems.append(no_step("train_step"))
     else:
         with _collecting(problems):
-            found, own, inputs.programs["train"] = trace_train(step, state, inputs.first_batches["train"])
-            problems += found
-            step = dataclasses.replace(step, own_grads=own)
+            new, own_grads, inputs.programs["train"] = trace_train(step, state, inputs.first_batches["train"])
+            problems += new
+            step = dataclasses.replace(step, own_grads=own_grads)
     if inputs.valid and step.valid is None:
         problems.append(f"there is validation data, but {no_step('valid_step')}")
     elif inputs.valid:
         for split in inputs.valid:
             with _collecting(problems):
-                found, inputs.programs[split] = trace_valid(step, state, inputs.first_batches[split], split)
-                problems += found
+                new, inputs.programs[split] = trace_valid(step, state, inputs.first_batches[split], split)
+                problems += new
     problems += set_directions(options, list(inputs.valid), plateau)
     problems += read_too_often(options, inputs)
-    for place in {options.directory, options.checkpoint_place}:
-        if isinstance(place, Path) and (wrong := directory.problem_with(place)):
-            problems.append(wrong)
+    for path in {options.directory, options.checkpoint_place}:
+        if isinstance(path, Path) and (problem := directory.problem_with(path)):
+            problems.append(problem)
     if problems:
         raise one_error(list(dict.fromkeys(problems)))
     return step

@@ -83,13 +83,13 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `profile.json`: seconds of all steps together."""
-        said = dataclasses.asdict(self) | {"bottleneck": self.bottleneck}
-        del said["directory"]
-        return said
+        content = dataclasses.asdict(self) | {"bottleneck": self.bottleneck}
+        del content["directory"]
+        return content
 
 
 def split_of(
-    seconds: float, busy: float | None, data: float, held: float, handling: float, reading: float
+    seconds: float, busy: float | None, data: float, blocked: float, handling: float, reading: float
 ) -> dict[str, float]:
     """Whose the time was in which the device did not compute.
 
@@ -97,15 +97,15 @@ def split_of(
       seconds: in all.
       busy: in which the device computed; `None`: not known, so it is what the host waited for it.
       data: in which it had nothing to do, as batches were waited for.
-      held: in which the loop waited until it might dispatch more.
+      blocked: in which the loop waited until it might dispatch more.
       handling: in which the worker handled values.
       reading: in which the worker waited for the device.
 
-    >>> split_of(10.0, busy=6.0, data=1.0, held=4.0, handling=2.0, reading=6.0)
+    >>> split_of(10.0, busy=6.0, data=1.0, blocked=4.0, handling=2.0, reading=6.0)
     {'device': 6.0, 'data': 1.0, 'listeners': 1.0, 'host': 2.0}
     """
-    behind = held * handling / max(handling + reading, 1e-9)
-    device = min(seconds, held - behind if busy is None else busy)
+    behind = blocked * handling / max(handling + reading, 1e-9)
+    device = min(seconds, blocked - behind if busy is None else busy)
     left = seconds - device
     data = min(data, left)
     listeners = min(behind, left - data)

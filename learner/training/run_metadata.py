@@ -1,4 +1,4 @@
-"""What a run is made of, in words that JSON can say: for its journal and for loggers."""
+"""The metadata of a run, as JSON, for its journal and for loggers."""
 
 import os
 import platform
@@ -16,46 +16,46 @@ from learner.util.distribution import versions
 from learner.util.json_values import encode
 from learner.util.text import name_of
 
-PLAIN = (
-    "num_epochs",
-    "num_steps",
-    "valid_every",
-    "valid_batches",
-    "accumulate",
-    "steps_per_dispatch",
-    "seed",
-    "batch_size",
-)
-KEYS = {"accumulate": "grads_accumulation", "batch_size": "with_batch_size"}
 PACKAGES = ("learner", "flax", "optax", "orbax-checkpoint", "numpy")
 SECONDS = 5.0  # for git
 
 
-def facts(options: Options, step: Step, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`config`, `environment` and `commit` of a run; `settings`: those of its fingerprint."""
+def run_metadata(options: Options, step: Step, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `config`, `environment` and `commit` of a run.
+
+    Args:
+      options: of the builder.
+      step: the definition of its steps.
+      settings: the settings of its fingerprint.
+    """
     return {"config": hyperparameters(options, step, settings), "environment": environment(), "commit": commit()}
 
 
 def hyperparameters(options: Options, step: Step, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was told to do: the content of its config file; of a run from Python what can be said by its
-    builder. What only watches it (`metric_loggers`, `renderer`) is left out.
+    """Return the content of a run's config file, without listeners (`metric_loggers`, `renderer`). For a run started
+    from Python, return the options and names that JSON can express.
     """
     if options.config_text is not None:
         from learner.config.safe_yaml import parse_yaml
 
-        said = parse_yaml(options.config_text)
-        return {str(key): encode(value) for key, value in said.items() if key not in UNTOLD}
-    named = {KEYS.get(name, name): getattr(options, name) for name in PLAIN}
+        content = parse_yaml(options.config_text)
+        return {str(key): encode(value) for key, value in content.items() if key not in UNTOLD}
     rate = settings["schedules"].get(OF_RUN, settings["learning rate"])
     optimizer = None if step.optimizer is None else optimizer_text(step.optimizer)
     metrics = {kind: [m.name for m in options.metrics_of(kind)] for kind in ("train", "valid")}
-    how = {"precision": settings["precision"], "strategy": settings["strategy"], "metrics": metrics}
-    said = {"model": step.family.kind, "optimizer": optimizer, "lr": rate, **named, **how}
-    return {key: encode(value) for key, value in said.items() if value is not None}
+    execution = {"precision": settings["precision"], "strategy": settings["strategy"], "metrics": metrics}
+    content = {
+        "model": step.family.kind,
+        "optimizer": optimizer,
+        "lr": rate,
+        **options.recorded("journal"),
+        **execution,
+    }
+    return {key: encode(value) for key, value in content.items() if value is not None}
 
 
 def optimizer_text(optimizer: Callable[..., Any]) -> str:
-    """An optimizer with what is fixed of it.
+    """Return the name of an optimizer, with the arguments that are fixed.
 
     >>> import functools, optax
     >>> optimizer_text(optax.sgd), optimizer_text(functools.partial(optax.adamw, weight_decay=0.1))
@@ -67,7 +67,7 @@ def optimizer_text(optimizer: Callable[..., Any]) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices, processes, and the machine.
+    """Return versions, devices, processes and the machine.
 
     >>> sorted(environment())[:4]
     ['cores', 'device', 'devices', 'flax']
@@ -76,13 +76,14 @@ def environment() -> dict[str, Any]:
 
 
 def commit(directory: str | Path = ".") -> str | None:
-    """The commit of git that is checked out there; `None`: it is no repository, it has no commit, or there is no git.
+    """Return the Git commit that is checked out in a directory. Return None outside of a repository, before the first
+    commit, and without Git.
 
     >>> commit("/")
     """
     command = ["git", "-C", os.fspath(directory), "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return process.stdout.strip() or None if process.returncode == 0 else None

@@ -104,9 +104,9 @@ class RunWriter:
             if self._resume_at is not None:
                 self._continue_at(self._resume_at)
             known = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in self._infos()}
-            told = {"metrics": known, "config": self._config, "environment": environment(), "commit": commit()}
-            place = {"epoch": self._epoch, "step": self._step, "resumed": bool(self._history)}
-            self._files.journal("start", **place, **told)
+            metadata = {"metrics": known, "config": self._config, "environment": environment(), "commit": commit()}
+            position = {"epoch": self._epoch, "step": self._step, "resumed": bool(self._history)}
+            self._files.journal("start", **position, **metadata)
             self._began = self._clock()
             self._stack = stack.pop_all()
         return self
@@ -151,10 +151,10 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._stack:  # releases the lock last
-            place = {"epoch": max(self._epoch - 1, 1), "step": self._step}
+            position = {"epoch": max(self._epoch - 1, 1), "step": self._step}
             if error is not None and not isinstance(error, KeyboardInterrupt):
                 with contextlib.suppress(Exception):  # the error of the loop is the one to raise
-                    self._files.journal("error", **place, error=repr(error))
+                    self._files.journal("error", **position, error=repr(error))
                 return
             reason = END if error is None else "ctrl-c"
             summary = summarize(
@@ -169,7 +169,7 @@ class RunWriter:
             self._files.write_summary(summary)
             seconds = {"total": round(self._clock() - self._began, 6)}
             event = "end" if error is None else "stop"
-            self._files.journal(event, **place, stopped_by=reason, seconds=seconds)
+            self._files.journal(event, **position, stopped_by=reason, seconds=seconds)
 
     def _continue_at(self, step: int) -> None:
         """Remove the lines of later epochs, and take over the history of the others."""
@@ -187,7 +187,11 @@ class RunWriter:
         """Return the metrics that have values, or before there are any, those of the splits that a loop has."""
         keys = list(self._history) or [f"{split}/{name}" for split in ("train", "valid") for name in self._metrics]
         pairs = [key.split("/", 1) for key in keys]
-        return [MetricInfo(split, name, *self._metrics.get(name, ("", None))) for split, name in pairs]
+        return [self._info(*pair) for pair in pairs]
+
+    def _info(self, split: str, name: str) -> MetricInfo:
+        unit, higher_is_better = self._metrics.get(name, ("", None))
+        return MetricInfo(split, name, unit, higher_is_better)
 
 
 def _split(name: str) -> str:

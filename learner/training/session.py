@@ -47,7 +47,7 @@ from learner.training.dispatch_plan import (
 from learner.training.executor import Runner
 from learner.training.feed.dispatches import Feeder, Plan, bytes_of
 from learner.training.initialization import InitReport
-from learner.training.oom import Needs, explained
+from learner.training.oom import MemoryFootprint, explain_oom
 from learner.training.options import Options
 from learner.training.preflight import Inputs, run_length, unused_batch_size
 from learner.training.profiler import Profiler
@@ -62,7 +62,7 @@ from learner.training.resume import (
     tally_in_flight,
 )
 from learner.training.run import Position, Run
-from learner.training.run_metadata import facts
+from learner.training.run_metadata import run_metadata
 from learner.training.stopping import StopRequest
 from learner.training.timing import TimeBreakdown, said
 from learner.training.watchdog import Watchdog
@@ -178,7 +178,7 @@ def _started(
     saver = None if store is None else _saver(store, options, files, the_run, threads)
     threads.push(_saving_best(start.hosts, submit_best))  # if the worker could not
     worker = _worker(start, runner, files, outlets, pace, the_run)
-    threads.enter_context(explained(needs, lambda: worker.failure))
+    threads.enter_context(explain_oom(needs, lambda: worker.failure))
     threads.push(_closing(worker.close))  # before the saver, which its last items may still need
     threads.push(_saving_best(start.hosts, finish_best))  # while the worker can still tell of it
     batches = inputs.source("train").batches
@@ -282,10 +282,10 @@ def _feeders(
     limit: Callable[[int], int],
     log: logging.Logger,
     warn: Callable[[str], None],
-) -> tuple[Feeder, Plan, dict[str, Feeder], Needs]:
+) -> tuple[Feeder, Plan, dict[str, Feeder], MemoryFootprint]:
     """That of the train split with its plan, those of the validation splits, and what of memory they need."""
     options, inputs = start.options, start.inputs
-    needs = Needs(inputs.first_batches, bytes_of(start.state), options.accumulate, start.step.update is None)
+    needs = MemoryFootprint(inputs.first_batches, bytes_of(start.state), options.accumulate, start.step.update is None)
     made: dict[str, tuple[Feeder, Plan]] = {}
     if text := unused_batch_size(options, inputs):
         warn(text)
@@ -408,7 +408,7 @@ def _asking(run: Run) -> asking.Requests:
 def _announce(run: Run, start: RunSpec, infos: tuple[MetricInfo, ...], parameters: int) -> None:
     """The run begins: in the journal, to its listeners, in its log."""
     p, options, resumed = run.position, run.options, start.restored is not None
-    told = facts(options, start.step, run.fingerprint["settings"]) if start.hosts.index == 0 else {}
+    told = run_metadata(options, start.step, run.fingerprint["settings"]) if start.hosts.index == 0 else {}
     metrics = {info.key: {"unit": info.unit, "higher_is_better": info.higher_is_better} for info in infos}
     started = {"epoch": p.epoch, "step": p.step, "resumed": resumed, "metrics": metrics, **told}
     started |= {"steps_per_epoch": run.steps_per_epoch, "fingerprint": run.fingerprint}

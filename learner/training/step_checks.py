@@ -60,11 +60,11 @@ def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
         else:
             returned, after = step.run_train(state.params, state.model_state, batch, key)
             seen.append(returned)
-        own = isinstance(seen[-1], TrainOutput)
-        if own and step.update is None:
+        own_grads = isinstance(seen[-1], TrainOutput)
+        if own_grads and step.update is None:
             step.grads_like(state.params, seen[-1].grads)
-            problems.extend(_wrong_with_own_grads(step))
-        output = seen[-1].output if own else seen[-1]
+            problems.extend(_own_grads_problems(step))
+        output = seen[-1].output if own_grads else seen[-1]
         problems.extend(_problems(step, output, step.train_measure, name, batch, values, state))
         return _arrays((seen[-1], after))
 
@@ -136,8 +136,8 @@ def _differing_twice(one: Any, other: Any) -> str | None:
                 return f"{x.aval.dtype}{list(shapes[0])}"
         for p, q in zip(a.params.values(), b.params.values(), strict=False):
             for inner in zip(inner_jaxprs(p), inner_jaxprs(q), strict=False):
-                if found := _differing_twice(*inner):
-                    return found
+                if array := _differing_twice(*inner):
+                    return array
     return None
 
 
@@ -152,10 +152,10 @@ def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, spli
             return jax.make_jaxpr(once)(*arguments)
     except KeyError as error:
         if missed := _missed(once, arguments):
-            what, key, there = missed
+            what, key, keys = missed
             which = "a batch" if what == "batch" else what
             raise LearnerError(
-                f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, there))}"
+                f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, keys))}"
             ) from error
         raise
 
@@ -251,7 +251,7 @@ class Tracing:
             error.add_note(f"while tracing {self._name} with {which}")
             return
         raise LearnerError(
-            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({_place(error)})"
+            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({_code_location(error)})"
         ) from error
 
 
@@ -261,16 +261,16 @@ def _may_be_of_shapes(error: Exception) -> bool:
     return isinstance(error, TypeError | ValueError) or (flax is not None and isinstance(error, flax.FlaxError))
 
 
-def _place(error: Exception) -> str:
+def _code_location(error: Exception) -> str:
     """The last line of a code that is nobody's package, or the last one that there is."""
     frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parents[1])
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((here, "<"))]
-    frame = (own or frames)[-1]
+    package = str(Path(__file__).parents[1])
+    user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((package, "<"))]
+    frame = (user_frames or frames)[-1]
     return f"{frame.filename}, line {frame.lineno}"
 
 
-def _wrong_with_own_grads(step: Step) -> list[str]:
+def _own_grads_problems(step: Step) -> list[str]:
     """Options that act on the gradients that the learner computes."""
     computes = "but train_step computes its own gradients (TrainOutput)"
     problems = []
@@ -287,16 +287,16 @@ def _wrong_with_own_grads(step: Step) -> list[str]:
 def _problems(
     step: Step, output: Any, measure: MetricCollection, name: str, traced: PyTree, batch: PyTree, state: TrainState
 ) -> list[str]:
-    wrong = _wrong_output(output, name)
-    if wrong:
-        return [wrong]
+    problem = _output_problem(output, name)
+    if problem:
+        return [problem]
     if wrong_dtypes := step.policy.problems(output, name):
         return wrong_dtypes
     output = step.policy.returned(output)
     return [*_wrong_labels(output, measure, name, traced, batch), *_wrong_metrics(output, measure, name, traced, state)]
 
 
-def _wrong_output(output: Any, name: str) -> str | None:
+def _output_problem(output: Any, name: str) -> str | None:
     needs = "return an output with a loss, such as ClassificationOutput.from_logits(logits, labels)"
     if output is None:
         return f"{name} returned nothing (None); {needs}"
@@ -376,8 +376,8 @@ def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyT
 
 def _outside(labels: np.ndarray, classes: int) -> int:
     """The label outside of the classes that is there most often."""
-    found, counts = np.unique(labels[(labels < 0) | (labels >= classes)], return_counts=True)
-    return int(found[counts.argmax()])
+    outside, counts = np.unique(labels[(labels < 0) | (labels >= classes)], return_counts=True)
+    return int(outside[counts.argmax()])
 
 
 def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:
@@ -407,10 +407,10 @@ def _tried(metric: Metric | CollectingMetric, output: Any, info: Info) -> list[s
         return []
     first = jax.tree.map(jnp.asarray, metric.init())
     state = metric.update(first, None if metric.per_step else output, info)
-    for made, new in (("update", state), ("merge", metric.merge(first, first))):
+    for method, new in (("update", state), ("merge", metric.merge(first, first))):
         if _types(new) != _types(first):
             return [
-                f"{made} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
+                f"{method} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
                 "they must be the same"
             ]
     value = metric.compute(state)
@@ -423,7 +423,7 @@ def _types(tree: PyTree) -> list[str]:
     return [f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in jax.tree.leaves(tree)]
 
 
-def wrong_values(params: PyTree) -> list[str]:
+def init_problems(params: PyTree) -> list[str]:
     """What is wrong with the numbers that a model is initialised with."""
     bad = nonfinite_leaves(params)
     shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")

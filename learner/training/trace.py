@@ -50,7 +50,7 @@ def read_trace(directory: Path) -> Trace:
         warnings.simplefilter("ignore", DeprecationWarning)
         for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
             for line in plane.lines:
-                for device, events in _of_devices(plane.name, line.events).items():
+                for device, events in _operations_by_device(plane.name, line.events).items():
                     lines.setdefault(device, []).append(events)
     return summed(lines)
 
@@ -63,7 +63,7 @@ def summed(devices: dict[str, list[list[tuple[float, float, str]]]]) -> Trace:
         its operations. An operation may hold others of its line, and none that it overlaps otherwise.
 
     >>> trace = summed({"0": [[(0, 8e9, "while.1"), (1e9, 3e9, "dot.2"), (4e9, 5e9, "dot.7")], [(6e9, 9e9, "copy")]]})
-    >>> trace.busy, [(each.name, each.seconds) for each in trace.operations]
+    >>> trace.busy, [(kind.name, kind.seconds) for kind in trace.operations]
     (9.0, [('while', 5.0), ('dot', 3.0), ('copy', 3.0)])
     """
     if not devices:
@@ -72,23 +72,23 @@ def summed(devices: dict[str, list[list[tuple[float, float, str]]]]) -> Trace:
     kinds: dict[str, list[float]] = {}
     for lines in devices.values():
         for line in lines:
-            for name, own in _own(line):
-                kinds.setdefault(name.split(".")[0], []).append(own)
-    each = 1e-9 / len(devices)
-    operations = [Operations(name, sum(spans) * each, len(spans)) for name, spans in kinds.items()]
-    return Trace(busy * each, tuple(sorted(operations, key=lambda each: -each.seconds)))
+            for name, seconds in _exclusive_times(line):
+                kinds.setdefault(name.split(".")[0], []).append(seconds)
+    scale = 1e-9 / len(devices)
+    operations = [Operations(name, sum(spans) * scale, len(spans)) for name, spans in kinds.items()]
+    return Trace(busy * scale, tuple(sorted(operations, key=lambda kind: -kind.seconds)))
 
 
-def _of_devices(plane: str, events: Iterable[Any]) -> dict[str, list[tuple[float, float, str]]]:
+def _operations_by_device(plane: str, events: Iterable[Any]) -> dict[str, list[tuple[float, float, str]]]:
     """The operations among the events of a line, by device. A CPU's are on its threads, each with its device."""
-    found: dict[str, list[tuple[float, float, str]]] = {}
+    by_device: dict[str, list[tuple[float, float, str]]] = {}
     for event in events:
-        said = dict(event.stats)
-        if "hlo_op" in said:
-            device = f"{plane} {said.get('device_ordinal', '')}"
+        stats = dict(event.stats)
+        if "hlo_op" in stats:
+            device = f"{plane} {stats.get('device_ordinal', '')}"
             span = event.start_ns, event.start_ns + event.duration_ns
-            found.setdefault(device, []).append((*span, str(said["hlo_op"])))
-    return found
+            by_device.setdefault(device, []).append((*span, str(stats["hlo_op"])))
+    return by_device
 
 
 def _covered(spans: Iterable[Span]) -> float:
@@ -100,15 +100,15 @@ def _covered(spans: Iterable[Span]) -> float:
     return total
 
 
-def _own(line: Sequence[tuple[float, float, str]]) -> list[tuple[str, float]]:
+def _exclusive_times(line: Sequence[tuple[float, float, str]]) -> list[tuple[str, float]]:
     """Each operation with its time, less that of those directly inside of it."""
-    own: list[list[Any]] = []
+    times: list[list[Any]] = []
     inside: list[tuple[float, int]] = []  # those that are open: their ends, and where they are in `own`
     for begin, end, name in sorted(line, key=lambda event: (event[0], -event[1])):
         while inside and inside[-1][0] <= begin:
             inside.pop()
         if inside:
-            own[inside[-1][1]][1] -= end - begin
-        inside.append((end, len(own)))
-        own.append([name, end - begin])
-    return [(name, max(0.0, seconds)) for name, seconds in own]
+            times[inside[-1][1]][1] -= end - begin
+        inside.append((end, len(times)))
+        times.append([name, end - begin])
+    return [(name, max(0.0, seconds)) for name, seconds in times]

@@ -53,10 +53,10 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     most = LARGEST if most is None else most
     descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise LearnerError(f"{os.fspath(path)} is {kind_of(found.st_mode)}; a file is needed")
-        refuse_larger(path, found.st_size, most)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise LearnerError(f"{os.fspath(path)} is {kind_of(status.st_mode)}; a file is needed")
+        refuse_larger(path, status.st_size, most)
     except BaseException:
         os.close(descriptor)
         raise
@@ -147,8 +147,8 @@ def problem_with_name(path: Path) -> str | None:
         return "it contains a null character"
     if (longest := max(map(len, names), default=0)) > LONGEST_NAME:
         return f"a name in it has {longest} bytes, and {LONGEST_NAME} are the most"
-    if (whole := len(os.fspath(path).encode())) > LONGEST_PATH:
-        return f"it has {whole} bytes, and {LONGEST_PATH} are the most"
+    if (length := len(os.fspath(path).encode())) > LONGEST_PATH:
+        return f"it has {length} bytes, and {LONGEST_PATH} are the most"
     return None
 
 

@@ -32,12 +32,12 @@ def duration(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole // 60 % 60:02} min"
-    return f"{whole // 86400} d {whole // 3600 % 24:02} h"
+    rounded = round(seconds)
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02} s"
+    if rounded < 48 * 3600:
+        return f"{rounded // 3600} h {rounded // 60 % 60:02} min"
+    return f"{rounded // 86400} d {rounded // 3600 % 24:02} h"
 
 
 def count(number: int, what: str) -> str:

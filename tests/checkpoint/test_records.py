@@ -19,8 +19,8 @@ from learner import (
     load_scheduler,
 )
 from learner.checkpoint.records import records_of, write_record
-from learner.cli.keys import names_for
 from learner.cli.options import option
+from learner.cli.schema import names_for
 from learner.records import BinRecorder, CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -7,7 +7,7 @@ import yaml
 from flax import nnx
 
 from learner import LossScale, Policy
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.config.safe_yaml import parse_yaml
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
@@ -20,7 +20,7 @@ def reloaded(config):
 
 
 def test_the_text_is_complete_and_comes_back(importable, line_config):
-    config = Config(line_config | {"metrics": ["LearningRate"], "early_stopping": "MetricEarlyStopping"})
+    config = RunConfig(line_config | {"metrics": ["LearningRate"], "early_stopping": "MetricEarlyStopping"})
     said = reloaded(config)
     assert list(said) == [*line_config, "metrics", "early_stopping", "seed", "grads_accumulation"]
     assert said["model"] == {"class_path": "mymodule.linear", "init_args": {"size": 3}}
@@ -29,35 +29,38 @@ def test_the_text_is_complete_and_comes_back(importable, line_config):
     assert said["train"]["dataset"]["init_args"] == {"count": 12, "size": 3}
     assert said["with_file_checkpointer"]["keep_best"] == 1
     assert said["early_stopping"]["init_args"]["patience"] == 5
-    assert Config(said).text() == config.text()
+    assert RunConfig(said).text() == config.text()
 
 
 def test_what_is_about_one_start_is_not_in_the_text(importable, line_config):
-    config = Config(line_config | {"overwrite": True, "resume": True, "checkpoint": 3})
-    assert config.text() == Config(line_config).text()
+    config = RunConfig(line_config | {"overwrite": True, "resume": True, "checkpoint": 3})
+    assert config.text() == RunConfig(line_config).text()
     assert config.resumes
     assert not {"overwrite", "resume", "checkpoint"} & set(config.unset())
 
 
 def test_what_is_not_set(importable, line_config):
-    unset = Config(line_config | {"valid": None}).unset()
+    unset = RunConfig(line_config | {"valid": None}).unset()
     assert {"update", "trainable", "metrics", "num_steps"} <= set(unset)
     assert not {"model", "num_epochs", "directory", "seed"} & set(unset)
 
 
 def test_num_steps_leaves_the_epochs_open(importable, line_config):
     del line_config["num_epochs"]
-    assert reloaded(Config(line_config))["num_epochs"] == 1
-    assert "num_epochs" not in reloaded(Config(line_config | {"num_steps": 4}))
+    assert reloaded(RunConfig(line_config))["num_epochs"] == 1
+    assert "num_epochs" not in reloaded(RunConfig(line_config | {"num_steps": 4}))
 
 
 def test_null_leaves_an_option_unset_unless_it_means_something(importable, line_config):
-    said = reloaded(Config(line_config | {"early_stopping": None, "num_steps": None, "renderer": None, "seed": None}))
+    said = reloaded(
+        RunConfig(line_config | {"early_stopping": None, "num_steps": None, "renderer": None, "seed": None})
+    )
     assert said["renderer"] is None
     assert "early_stopping" not in said
     assert "num_steps" not in said
     assert (
-        reloaded(Config(line_config | {"with_file_checkpointer": None}))["with_file_checkpointer"]["keep_last"] is None
+        reloaded(RunConfig(line_config | {"with_file_checkpointer": None}))["with_file_checkpointer"]["keep_last"]
+        is None
     )
 
 
@@ -76,7 +79,7 @@ def test_all_mistakes_are_told_together(importable, line_config):
         "directory": None,
     }
     with pytest.raises(LearnerError) as error:
-        Config(wrong).learner()
+        RunConfig(wrong).learner()
     for message in (
         "this config cannot be used, 11 problems",
         "there is no option 'num_epoch': did you mean 'num_epochs'",
@@ -97,14 +100,14 @@ def test_all_mistakes_are_told_together(importable, line_config):
 @pytest.mark.parametrize("lr", ["fast", [1], True, float("nan"), {"rate": 1}])
 def test_rates_that_are_none(importable, line_config, lr):
     with pytest.raises(LearnerError, match=r"lr( is|: there is no)"):
-        Config(line_config | {"lr": lr}).text()
+        RunConfig(line_config | {"lr": lr}).text()
 
 
 @pytest.mark.parametrize("key", ["directory", "model", "optimizer", "lr", "train"])
 def test_what_is_needed(importable, line_config, key):
     del line_config[key]
     with pytest.raises(LearnerError, match=f"{key} is missing: give it in the config, or as --{key}=..."):
-        Config(line_config).text()
+        RunConfig(line_config).text()
 
 
 class Recorder:
@@ -130,7 +133,7 @@ class Recorder:
 
 def built(config, **changes):
     config = {key: value for key, value in config.items() if key != "with_file_checkpointer"}
-    return Config(config | changes, Recorder).learner()
+    return RunConfig(config | changes, Recorder).learner()
 
 
 def test_what_the_builder_gets(importable, line_config):
@@ -188,7 +191,7 @@ def test_a_class_is_a_function_that_makes_the_model(importable, line_config):
 
 
 def test_without_data(importable, line_config):
-    given = Config({k: v for k, v in line_config.items() if k != "with_file_checkpointer"}, Recorder).learner(
+    given = RunConfig({k: v for k, v in line_config.items() if k != "with_file_checkpointer"}, Recorder).learner(
         with_data=False
     )
     assert not {"train", "valid"} & set(given)
@@ -204,7 +207,7 @@ def test_an_update_needs_no_optimizer(importable, line_config):
 
 def test_the_home_directory(importable, line_config, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert Config(line_config | {"directory": "~/runs"}).directory == "/home/somebody/runs"
+    assert RunConfig(line_config | {"directory": "~/runs"}).directory == "/home/somebody/runs"
 
 
 FLOAT16 = {"class_path": "Policy", "init_args": {"compute": "float16", "loss_scale": {"start": 8.0, "every": 3}}}
@@ -227,10 +230,10 @@ NESTED = {"class_path": "Policy", "init_args": {"compute": "float16", "loss_scal
     ],
 )
 def test_precision(importable, line_config, said, policy, matmul):
-    config = Config(line_config | {"precision": said})
+    config = RunConfig(line_config | {"precision": said})
     options = config.learner()._options
     assert (options.precision, options.matmul) == (policy, matmul)
-    again = Config(reloaded(config))
+    again = RunConfig(reloaded(config))
     assert again.text() == config.text()
     assert again.learner()._options.precision == policy
 
@@ -252,24 +255,24 @@ def test_optimizers_of_optimizers(importable, line_config):
     }
     clipped = {"class_path": "Clipped", "init_args": {"optimizer": grouped, "tensor_norm": 1.0}}
     said = {"class_path": "Ema", "init_args": {"optimizer": clipped, "decay": 0.99}}
-    config = Config(line_config | {"optimizer": said})
+    config = RunConfig(line_config | {"optimizer": said})
     learner = config.learner()
     rest = AdamW(weight_decay_on="kernels")
     groups = Groups(rest, [Group("^w", lr=Cosine(0.1, over=9), weight_decay=0.0)])
     assert learner._step.optimizer == Ema(Clipped(groups, tensor_norm=1.0), decay=0.99)
-    assert Config(reloaded(config)).text() == config.text()
+    assert RunConfig(reloaded(config)).text() == config.text()
 
 
 def test_freezing(importable, line_config):
     for said in ("hidden", ["hidden", "norm"]):
         with pytest.raises(LearnerError, match="freeze: 'hidden' matches no parameter: there are: 'w'"):
-            Config(line_config | {"freeze": said}).learner()
+            RunConfig(line_config | {"freeze": said}).learner()
 
 
 def test_remat(importable, line_config):
-    options = Config(line_config | {"remat": "dots_saveable"}).learner()._options
+    options = RunConfig(line_config | {"remat": "dots_saveable"}).learner()._options
     assert options.remat is jax.checkpoint_policies.dots_saveable
-    assert Config(line_config | {"remat": None}).learner()._options.remat is None
+    assert RunConfig(line_config | {"remat": None}).learner()._options.remat is None
 
 
 @pytest.mark.parametrize(
@@ -289,7 +292,7 @@ def test_remat(importable, line_config):
 )
 def test_precision_that_is_none(importable, line_config, said, message):
     with pytest.raises(LearnerError, match=message):
-        Config(line_config | said).learner()
+        RunConfig(line_config | said).learner()
 
 
 def test_a_class_of_learners(importable, line_config):
@@ -298,11 +301,11 @@ def test_a_class_of_learners(importable, line_config):
     (importable / "mymodule.py").write_text(
         "from learner import Learner\n" + (importable / "mymodule.py").read_text() + own
     )
-    config = Config(line_config | {"learner_class": "mymodule.Own"})
+    config = RunConfig(line_config | {"learner_class": "mymodule.Own"})
     assert reloaded(config)["learner_class"] == "mymodule.Own"
     assert type(config.learner()).__name__ == "Own"
     with pytest.raises(LearnerError, match="learner_class"):
-        Config(line_config | {"learner_class": "mymodule.step"}).learner()
+        RunConfig(line_config | {"learner_class": "mymodule.step"}).learner()
 
 
 LOGGERS = [
@@ -316,12 +319,12 @@ LOGGERS = [
 
 def test_loggers_have_short_names(importable, line_config, monkeypatch):
     monkeypatch.setattr("learner.loggers.mlflow.refuse_missing", lambda *names: None)  # whatever is installed
-    config = Config(line_config | {"metric_loggers": LOGGERS})
+    config = RunConfig(line_config | {"metric_loggers": LOGGERS})
     said = reloaded(config)["metric_loggers"]
     assert [each["class_path"] for each in said] == ["JsonLines", "TensorBoard", "Csv", "Webhook", "MLflow"]
     assert said[0]["init_args"] == {"path": None, "every_steps": 10, "every_epochs": 1}
     assert said[3]["init_args"]["on"] == ["end", "failure"]
-    assert Config(reloaded(config)).text() == config.text()
+    assert RunConfig(reloaded(config)).text() == config.text()
     loggers = config.learner(with_data=False)._options.loggers
     assert [type(each).__name__ for each in loggers] == [each["class_path"] for each in said]
     assert [(each.every_steps, each.every_epochs) for each in loggers[:3]] == [(10, 1), (5, 1), (None, 2)]
@@ -329,7 +332,7 @@ def test_loggers_have_short_names(importable, line_config, monkeypatch):
 
 @pytest.mark.parametrize("value", [{"only": ["JsonLines"]}, {"only": [{"class_path": "Csv", "init_args": {}}]}])
 def test_loggers_that_replace_the_metric_files(importable, line_config, value):
-    config = Config(line_config | {"metric_loggers": value})
+    config = RunConfig(line_config | {"metric_loggers": value})
     options = config.learner(with_data=False)._options
     assert (options.metric_files, [type(each).__name__ for each in options.loggers]) == (
         False,
@@ -338,7 +341,7 @@ def test_loggers_that_replace_the_metric_files(importable, line_config, value):
     assert [each["init_args"]["every_steps"] for each in yaml.safe_load(config.text())["metric_loggers"]["only"]] == [
         10
     ]
-    again = Config(yaml.safe_load(config.text())).learner(with_data=False)
+    again = RunConfig(yaml.safe_load(config.text())).learner(with_data=False)
     assert (again._options.metric_files, len(again._options.loggers)) == (False, 1)
 
 
@@ -352,7 +355,7 @@ def test_loggers_that_replace_the_metric_files(importable, line_config, value):
 )
 def test_wrong_lists_of_loggers_are_told(importable, line_config, value, message):
     with pytest.raises(LearnerError, match=re.escape(message)):
-        Config(line_config | {"metric_loggers": value}).learner(with_data=False)
+        RunConfig(line_config | {"metric_loggers": value}).learner(with_data=False)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +371,7 @@ def test_wrong_lists_of_loggers_are_told(importable, line_config, value, message
 )
 def test_wrong_loggers_are_told(importable, line_config, said, message):
     with pytest.raises(LearnerError) as error:
-        Config(line_config | {"metric_loggers": [said]}).learner(with_data=False)
+        RunConfig(line_config | {"metric_loggers": [said]}).learner(with_data=False)
     assert message in str(error.value)
 
 
@@ -376,6 +379,6 @@ def test_an_argument_named_on_is_a_text_in_a_file_too(importable, line_config):
     """YAML 1.1 has `true` in its place."""
     logger = "{class_path: Webhook, init_args: {url: 'http://127.0.0.1:9/', on: [end, failure]}}"
     loggers = parse_yaml(f"[{logger}]")
-    text = Config({**line_config, "metric_loggers": loggers}).text()
+    text = RunConfig({**line_config, "metric_loggers": loggers}).text()
     assert yaml.safe_load(text)["metric_loggers"][0]["init_args"]["on"] == ["end", "failure"]
-    assert Config(parse_yaml(text)).text() == text
+    assert RunConfig(parse_yaml(text)).text() == text

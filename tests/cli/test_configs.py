@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.overrides import read_yaml
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -52,13 +52,13 @@ def test_it_trains(name, at_root, learner, tmp_path, recwarn):
     key, which, least, most = ENDS[name]
     assert least <= summary["metrics"][key][which]["value"] <= most
     saved = yaml.safe_load((directory / "config.yaml").read_text())
-    assert Config(saved).text() == yaml.safe_dump(saved, sort_keys=False, default_flow_style=None, width=100)
+    assert RunConfig(saved).text() == yaml.safe_dump(saved, sort_keys=False, default_flow_style=None, width=100)
 
 
 @pytest.mark.parametrize("name", SHORTER)
 def test_comments_are_right_about_the_data(name, at_root):
     content = read_yaml(f"configs/{name}.yaml")
-    config = Config(content)
+    config = RunConfig(content)
     assert content["directory"] == f"runs/{name}"
     if isinstance(content["lr"], dict) and "decay_steps" in content["lr"]["init_args"]:
         steps = content["num_epochs"] * len(config.data("train"))
@@ -70,6 +70,6 @@ def test_comments_are_right_about_the_data(name, at_root):
 def test_the_models_are_made_from_the_seed(at_root, monkeypatch):
     monkeypatch.syspath_prepend(str(at_root))
     content = read_yaml("configs/digits.yaml")
-    kernels = [Config({**content, "seed": seed})._model()().layers[0].kernel[...] for seed in (0, 0, 1)]
+    kernels = [RunConfig({**content, "seed": seed})._model()().layers[0].kernel[...] for seed in (0, 0, 1)]
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert (kernels[0] != kernels[2]).any()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.help import key_help
 from learner.cli.sources import source
 from learner.errors import LearnerError
@@ -196,7 +196,7 @@ def test_a_run_from_a_file(learner, workplace, line_config):
     assert code == 0, err
     saved = yaml.safe_load(Path("run/config.yaml").read_text())
     assert saved["train"]["dataset"]["init_args"]["fields"] == fields
-    assert Config(saved).text() == Path("run/config.yaml").read_text().partition("code.\n")[2]
+    assert RunConfig(saved).text() == Path("run/config.yaml").read_text().partition("code.\n")[2]
     assert learner("data", "run/config.yaml")[0] == 0
 
 

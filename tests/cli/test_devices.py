@@ -13,7 +13,7 @@ import yaml
 from jax.sharding import PartitionSpec as P
 from runs import tree_of
 
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.devices import table
 from learner.cli.help import fit_help, key_help
 from learner.runs.lock import locked
@@ -32,7 +32,7 @@ def config(workplace, line_config):
 
 
 def strategy_of(config):
-    return Config(config).learner()._strategy
+    return RunConfig(config).learner()._strategy
 
 
 @pytest.mark.parametrize(
@@ -57,22 +57,22 @@ def strategy_of(config):
     ],
 )
 def test_where_it_runs_and_the_saved_config_says_the_same(importable, line_config, said, description):
-    config = Config(line_config | said)
+    config = RunConfig(line_config | said)
     assert strategy_of(line_config | said).description == description
     saved = yaml.safe_load(config.text())
     assert [key for key in ("devices", "strategy") if key in saved] == [k for k, v in said.items() if v is not None]
-    assert Config(saved).text() == config.text()
+    assert RunConfig(saved).text() == config.text()
     assert strategy_of(saved).description == description
 
 
 def test_a_mesh_with_rules(importable, line_config):
     arguments = {"mesh": {"data": 4, "model": 2}, "rules": RULES, "batch": "data"}
-    config = Config(line_config | {"strategy": {"class_path": "Sharded", "init_args": arguments}})
+    config = RunConfig(line_config | {"strategy": {"class_path": "Sharded", "init_args": arguments}})
     saved = yaml.safe_load(config.text())
     filled = {"class_path": "fsdp", "init_args": {"min_size": 1024, "axis": "data"}}
     said = {**arguments, "rules": [RULES[0], filled], "devices": None}
     assert saved["strategy"] == {"class_path": "Sharded", "init_args": said}
-    assert Config(saved).text() == config.text()
+    assert RunConfig(saved).text() == config.text()
     strategy = strategy_of(saved)
     assert dict(strategy.mesh.shape) == {"data": 4, "model": 2}
     specs = [strategy.rules.spec(path, (64, 64), strategy.mesh.shape) for path in ("attention.kernel", "out.kernel")]
@@ -85,7 +85,7 @@ def test_a_mesh_with_rules(importable, line_config):
 def test_fsdp_needs_no_import_path(importable, line_config, rules):
     said = {"strategy": {"class_path": "Sharded", "init_args": {"rules": rules}}}
     assert strategy_of(line_config | said).rules.spec("w", (64, 64), {"data": 8}) == P("data")
-    assert strategy_of(yaml.safe_load(Config(line_config | said).text())).rules.rows
+    assert strategy_of(yaml.safe_load(RunConfig(line_config | said).text())).rules.rows
 
 
 @pytest.mark.parametrize(

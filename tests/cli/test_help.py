@@ -2,9 +2,9 @@ import pytest
 
 from learner.builder import LearnerBuilder
 from learner.cli.help import fit_help, key_help
-from learner.cli.keys import PARTS
 from learner.cli.options import methods
 from learner.cli.schedules import SCHEDULES
+from learner.cli.schema import PARTS
 from learner.errors import LearnerError
 from learner.optimizers.configs import OPTIMIZERS
 

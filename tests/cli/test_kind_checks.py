@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.kind_checks import check_target
 from learner.cli.recipes import recipe
 from learner.errors import LearnerError
@@ -128,13 +128,13 @@ def test_nothing_of_the_users_is_called_where_a_config_has_mistakes(own, line_co
     line_config["metrics"] = ["own.marked"]
     for key, wrong in {"early_stoping": True, "optimizer": "os.system", "num_epochs": "many"}.items():
         with pytest.raises(LearnerError) as caught:
-            Config(
+            RunConfig(
                 {**line_config, "patience": 0, "train": {"dataset": "own.marked", "batch_size": 0}, key: wrong}
             ).learner()
         assert "batch_size is 0" in str(caught.value)
         assert not os.path.exists("called")
     with pytest.raises(LearnerError):
-        Config(line_config).learner()  # the control: without a mistake that shows before, they are called
+        RunConfig(line_config).learner()  # the control: without a mistake that shows before, they are called
     assert os.path.exists("called")
 
 

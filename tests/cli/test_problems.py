@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.cli.problems import Problems, placed
+from learner.cli.problems import Problems, at_path
 from learner.errors import LearnerError, one_error
 
 
@@ -16,11 +16,11 @@ def noted_error():
 def test_problems_of_several_errors_are_one_list():
     problems = Problems()
     problems.raise_all()
-    with problems.noted():
+    with problems.collect():
         raise one_error(["a is 1", "b is 2"])
-    with problems.noted("train: "):
+    with problems.collect("train: "):
         raise noted_error()
-    with problems.noted():
+    with problems.collect():
         pass
     with pytest.raises(LearnerError, match="this config cannot be used, 3 problems") as raised:
         problems.raise_all()
@@ -28,15 +28,15 @@ def test_problems_of_several_errors_are_one_list():
 
 
 def test_a_place_is_told_of_every_problem():
-    with pytest.raises(LearnerError) as raised, placed("train.views.1"):
+    with pytest.raises(LearnerError) as raised, at_path("train.views.1"):
         raise one_error(["a is 1", "b is 2"])
     assert raised.value.problems == ("train.views.1: a is 1", "train.views.1: b is 2")
-    with pytest.raises(LearnerError) as raised, placed("train"):
+    with pytest.raises(LearnerError) as raised, at_path("train"):
         raise noted_error()
     assert str(raised.value) == "train: it has no rows (while calling large in filter)"
 
 
 def test_other_exceptions_stay_what_they_are():
-    with pytest.raises(OSError, match="full") as raised, placed("valid.dev.dataset"):
+    with pytest.raises(OSError, match="full") as raised, at_path("valid.dev.dataset"):
         raise OSError("full")
     assert raised.value.__notes__ == ["while making valid.dev.dataset"]

@@ -7,7 +7,7 @@ import yaml
 from processes import free_port, together
 
 from learner.cli.overrides import split
-from learner.cli.processes import SWITCHES, connected, taken
+from learner.cli.processes import SWITCHES, connected, pop_process_options
 from learner.errors import LearnerError
 
 THREE = ["--coordinator", "10:30", "--num_processes=2", "--process_id", "1"]
@@ -27,13 +27,13 @@ THREE = ["--coordinator", "10:30", "--num_processes=2", "--process_id", "1"]
 )
 def test_they_are_taken_out_of_the_command_line(words, arguments):
     line = split([*words, "line.yaml", "--num_epochs=3"], SWITCHES)
-    assert taken(line) == arguments
+    assert pop_process_options(line) == arguments
     assert (line.positional, line.overrides, line.switches) == (["line.yaml"], [("num_epochs", "3")], {})
 
 
 def test_a_switch_that_is_neither_is_refused():
     with pytest.raises(LearnerError, match="--distributed is '2': it needs true or false"):
-        taken(split(["--distributed=2"], SWITCHES))
+        pop_process_options(split(["--distributed=2"], SWITCHES))
 
 
 def test_one_process_is_not_connected(monkeypatch):

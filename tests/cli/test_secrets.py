@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from learner import LearnerError
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.loggers import Webhook
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -208,9 +208,9 @@ def test_a_file_that_is_no_yaml_shows_no_line_of_it(learner, config):
     ids=str,
 )
 def test_a_config_is_private_where_a_logger_has_a_text_of_its_own(importable, line_config, loggers, private):
-    config = Config(line_config | {"metric_loggers": loggers})
+    config = RunConfig(line_config | {"metric_loggers": loggers})
     assert config.is_private == private
-    again = Config(yaml.safe_load(config.text()))  # as `learner resume` reads it: with all defaults
+    again = RunConfig(yaml.safe_load(config.text()))  # as `learner resume` reads it: with all defaults
     assert again.is_private == private
     assert yaml.safe_load(config.kept_text())["metric_loggers"] == [
         each if isinstance(each, str) else each["class_path"] for each in loggers
@@ -220,7 +220,7 @@ def test_a_config_is_private_where_a_logger_has_a_text_of_its_own(importable, li
 
 
 def test_a_config_without_loggers_is_kept_as_it_is(importable, line_config):
-    config = Config(line_config)
+    config = RunConfig(line_config)
     assert (config.kept_text(), config.is_private) == (config.text(), False)
 
 
@@ -232,7 +232,7 @@ def test_values_of_other_objects_are_resolved_too(importable, line_config, monke
         "import mymodule, pathlib\n\ndef read(path: str):\n    assert pathlib.Path(path).exists()\n"
         "    return mymodule.rows()\n"
     )
-    config = Config(line_config | {"train": {**line_config["train"], **train}})
+    config = RunConfig(line_config | {"train": {**line_config["train"], **train}})
     assert config.learner().fit().stopped_by == "num_epochs"
     assert "${env:MY_DATA}/data.txt" in Path("run/config.yaml").read_text()
 

@@ -106,7 +106,7 @@ def test_a_fold_a_sample_and_windows(importable):
 def test_several(importable):
     made = sources({"dev": {"dataset": DATASET, "batch_size": 2}, "ood": DATASET}, "valid", 0)
     assert {name: type(each.make()).__name__ for name, each in made.items()} == {"dev": "DataLoader", "ood": "dict"}
-    assert sources(DATASET, "valid", 0).whole
+    assert sources(DATASET, "valid", 0).is_bare
 
 
 def test_all_mistakes_of_a_source_are_told_together(importable):

@@ -8,7 +8,7 @@ import yaml
 
 from learner.config.base import Config
 from learner.config.mappings import json_text, read_mapping, yaml_text
-from learner.config.safe_yaml import find_duplicate_key, parse_yaml, too_large
+from learner.config.safe_yaml import check_yaml_size, find_duplicate_key, parse_yaml
 from learner.errors import LearnerError
 
 
@@ -51,7 +51,7 @@ def test_files_that_are_too_large(tmp_path):
 )
 def test_a_key_that_is_said_twice(text, found):
     assert find_duplicate_key(text) == found
-    assert too_large(text) is None
+    assert check_yaml_size(text) is None
 
 
 @pytest.mark.parametrize("word", ["yes", "no", "on", "off", "Yes", "NO", "On", "y"])

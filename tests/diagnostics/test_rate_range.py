@@ -13,7 +13,7 @@ from flax import nnx
 from runs import batches, build_line, line, line_step, model_bits, quiet, valid_data
 
 from learner import Interrupter, LearnerError, RangeTest, ReduceOnPlateau, RegressionOutput
-from learner.diagnostics.rate_range import Watcher, smoothed
+from learner.diagnostics.rate_range import RangeTestListener, smoothed
 from learner.events import StepsEnded
 from learner.loggers import MemoryLogger
 from learner.metrics import MeanAbsoluteError
@@ -176,7 +176,7 @@ def test_the_table():
 def watched(losses, smoothing):
     """After these losses of the training, and a validation that is not looked at."""
     interrupter = Interrupter()
-    watcher = Watcher(interrupter, smoothing, 4.0)
+    watcher = RangeTestListener(interrupter, smoothing, 4.0)
     for split, column in (("valid", [math.nan]), ("train", losses)):
         values = {"Loss": np.array(column)}
         ones = np.ones(len(column))

@@ -14,7 +14,7 @@ from runs import ROWS, STEPS, batches, bits, build_line, journal_of, line, line_
 from learner import LearnerError, OutOfMemoryError
 from learner.metrics import CollectingMetric
 from learner.runs.history import History
-from learner.training.oom import Needs, OomContext, explained
+from learner.training.oom import MemoryFootprint, OomContext, explain_oom
 from learner.training.reporter import Call, Made, Pace, Worker
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -223,7 +223,7 @@ def test_a_hook_s_own_error_is_left_alone(tmp_path):
 
 
 def advice(rows, **more):
-    needs = Needs({"train": {"x": np.zeros((rows, 2**20), np.float32)}}, 10, **more)
+    needs = MemoryFootprint({"train": {"x": np.zeros((rows, 2**20), np.float32)}}, 10, **more)
     return needs.explain("train", None).partition("takes 10 bytes. ")[2]
 
 
@@ -244,7 +244,7 @@ def test_buffers_that_were_asked_for():
 
 def test_other_errors_pass():
     for error in (JaxRuntimeError("INTERNAL: no"), ValueError("RESOURCE_EXHAUSTED: not of a device")):
-        with pytest.raises(type(error)) as caught, explained(Needs({}, 0)), OomContext("train"):
+        with pytest.raises(type(error)) as caught, explain_oom(MemoryFootprint({}, 0)), OomContext("train"):
             raise error
         assert caught.value is error
 

@@ -16,7 +16,7 @@ from learner.events import RunStarted
 from learner.loggers import MemoryLogger
 from learner.metrics import LearningRate
 from learner.schedules import Cosine
-from learner.training import run_metadata as facts
+from learner.training import run_metadata
 from learner.training.run_metadata import commit, environment
 from learner.util.distribution import VERSION
 
@@ -63,7 +63,7 @@ def test_a_git_that_hangs_is_not_waited_for(monkeypatch, tmp_path):
     (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(facts, "SECONDS", 0.01)
+    monkeypatch.setattr(run_metadata, "SECONDS", 0.01)
     assert commit(".") is None
 
 

@@ -1,4 +1,4 @@
-"""The terminal program: it asks `Watched` for what is new, and draws it by `View`."""
+"""The terminal program: it asks `RunWatcher` for what is new, and draws it by `PlotView`."""
 
 import asyncio
 import contextlib
@@ -22,9 +22,9 @@ from learner.reports.live import texts
 from learner.reports.live.drawing import Drawing, draw
 from learner.reports.live.keys import KEYS, SHOWN, Keys
 from learner.reports.live.live import LiveRun
-from learner.reports.live.view import View
-from learner.reports.live.watched import Watched
-from learner.reports.live.widgets import Lines, Plot
+from learner.reports.live.view import PlotView
+from learner.reports.live.watched import RunWatcher
+from learner.reports.live.widgets import PlotPanel, TextPanel
 from learner.util.text import printable
 
 WIDE = 120, 30
@@ -32,7 +32,7 @@ WIDE = 120, 30
 PLOT = 56, 11
 """Columns and rows that a plot should have where there are several."""
 MOST_PLOTS = 9
-SAID = 6.0
+MESSAGE_SECONDS = 6.0
 """Seconds for which a message stays; a second press of a key counts as long."""
 PAUSE = 0.002
 """Seconds between two parts of what is read."""
@@ -59,8 +59,8 @@ class WatchApp(App[int]):
     #body { layout: vertical; height: 1fr; }
     #plots { layout: grid; grid-size: 1; width: 1fr; height: 1fr; }
     #panels { layout: vertical; height: 8; }
-    #panels > Lines { border-top: solid $primary; height: 1fr; display: none; }
-    #panels > Lines.shown { display: block; }
+    #panels > TextPanel { border-top: solid $primary; height: 1fr; display: none; }
+    #panels > TextPanel.shown { display: block; }
     .wide #body { layout: horizontal; }
     .wide #panels { width: 36%; height: 1fr; padding-left: 1; }
     #waiting { display: none; padding: 1 2; }
@@ -78,7 +78,7 @@ class WatchApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
 
-    def __init__(self, watched: Watched, view: View, every: float = 1.0):
+    def __init__(self, watched: RunWatcher, view: PlotView, every: float = 1.0):
         self.colours = not os.environ.get("NO_COLOR")
         super().__init__()
         self._watched, self._view, self._every = watched, view, every
@@ -88,25 +88,25 @@ class WatchApp(App[int]):
         self._state: object = None
         self._reading: Timer | None = None
         self._shown: list[str] = []
-        self._plots = [Plot(self._source(number), lambda: view.log, self.colours) for number in range(MOST_PLOTS)]
+        self._plots = [PlotPanel(self._source(number), lambda: view.log, self.colours) for number in range(MOST_PLOTS)]
 
     # -- the screen ----------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
         """Two lines, the plots, the panels, the keys."""
-        yield Lines(lambda width, _: self._head(width), id="head")
-        yield Lines(lambda width, _: Text(self._how(), no_wrap=True, overflow="ellipsis"), id="how")
+        yield TextPanel(lambda width, _: self._header(width), id="head")
+        yield TextPanel(lambda width, _: Text(self._status_line(), no_wrap=True, overflow="ellipsis"), id="how")
         with Container(id="body"):
-            yield Lines(lambda *_: texts.waiting(self._watched.waiting, self._watched.odd), id="waiting")
+            yield TextPanel(lambda *_: texts.waiting(self._watched.waiting, self._watched.odd), id="waiting")
             with Container(id="plots"):
                 yield from self._plots
             with Container(id="panels"):
-                yield Lines(self._of_run(lambda run, width, _: texts.table(run, width)), "metrics", "table")
-                yield Lines(
+                yield TextPanel(self._of_run(lambda run, width, _: texts.table(run, width)), "metrics", "table")
+                yield TextPanel(
                     lambda *room: texts.table_of_runs(self._watched.runs, self._view.run, *room), "runs", "runs"
                 )
-                yield Lines(self._of_run(texts.log), "log", "log")
-                yield Lines(self._of_run(lambda run, width, _: texts.system(run, width)), "system", "system")
+                yield TextPanel(self._of_run(texts.log), "log", "log")
+                yield TextPanel(self._of_run(lambda run, width, _: texts.system(run, width)), "system", "system")
         yield Footer(show_command_palette=False, compact=True)
 
     def _source(self, number: int) -> Callable[[int], Drawing | None]:
@@ -124,19 +124,19 @@ class WatchApp(App[int]):
     def _run(self) -> LiveRun:
         return self._watched.runs[self._view.run % len(self._watched.runs)]
 
-    def _head(self, width: int) -> Text:
-        return texts.head(self._run, width) if self._watched.runs else Text("no run yet", "bold")
+    def _header(self, width: int) -> Text:
+        return texts.header_line(self._run, width) if self._watched.runs else Text("no run yet", "bold")
 
-    def _how(self) -> str:
+    def _status_line(self) -> str:
         if self._watched.now < self._until:
             return self._said
         odd = texts.waiting(self._watched.waiting, self._watched.odd) if self._watched.runs else []
-        return "  ".join([texts.how(self._view, len(self._watched.runs)), *odd])
+        return "  ".join([texts.view_description(self._view, len(self._watched.runs)), *odd])
 
     def say(self, text: str) -> None:
         """Shows a message for some seconds."""
-        self._said, self._until = printable(text), self._watched.now + SAID
-        self.set_timer(SAID, lambda: self.redraw(anew=False))
+        self._said, self._until = printable(text), self._watched.now + MESSAGE_SECONDS
+        self.set_timer(MESSAGE_SECONDS, lambda: self.redraw(anew=False))
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class WatchApp(App[int]):
     def redraw(self, anew: bool = True) -> None:
         """Draws the texts, and the plots where there is something new, or where they are to be drawn `anew`."""
         self._drawn = self._watched.now
-        for widget in self.query(Lines):
+        for widget in self.query(TextPanel):
             widget.refresh()
         if anew or self._watched.state != self._state:
             self._state = self._watched.state
@@ -271,7 +271,7 @@ class WatchApp(App[int]):
         if run.status.word != "running":
             return self.say(f"{run.name} does not run ({run.status.word}): there is nobody to ask")
         if what == "stop" and not (armed and now < armed):
-            self._armed = now + SAID
+            self._armed = now + MESSAGE_SECONDS
             return self.say(f"press k again to ask {run.name} to stop; any other key: no")
         from learner.runs.control_files import ask
 
@@ -283,7 +283,7 @@ class WatchApp(App[int]):
         return self.say(f"asked {run.name} to {what}: its log will say what it does")
 
 
-def watch(watched: Watched, view: View, every: float) -> int:
+def watch(watched: RunWatcher, view: PlotView, every: float) -> int:
     """Shows runs on the terminal until it is told to quit; returns the exit code."""
     app = WatchApp(watched, view, every)
     result = app.run(mouse=False)

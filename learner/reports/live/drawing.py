@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from learner.reports.live.live import TRAIN, LiveRun
-from learner.reports.live.view import View
+from learner.reports.live.view import PlotView
 from learner.reports.live.watched import keys_of
 from learner.reports.pictures import LABELS, smoothed
 from learner.reports.plots import drawable
@@ -20,7 +20,7 @@ FINER = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class PlotCurve:
     """One line.
 
     Attributes:
@@ -50,12 +50,12 @@ class Drawing:
 
     title: str
     x: str
-    curves: Sequence[Curve]
+    curves: Sequence[PlotCurve]
     window: tuple[float, float] | None
     note: str = ""
 
 
-def draw(runs: Sequence[LiveRun], view: View, metric: str, columns: int) -> Drawing:
+def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> Drawing:
     """A metric of runs.
 
     Args:
@@ -64,14 +64,14 @@ def draw(runs: Sequence[LiveRun], view: View, metric: str, columns: int) -> Draw
       metric: a name or a key.
       columns: of the plot.
     """
-    chosen = [(run, key) for run in _drawn(runs, view) for key in keys_of(run, metric)]
-    whole = [(run, key, *_values(run, key, view)) for run, key in chosen]
-    places = [x for _, _, x, _ in whole if len(x)]
+    chosen = [(run, key) for run in _visible_runs(runs, view) for key in keys_of(run, metric)]
+    series = [(run, key, *_values(run, key, view)) for run, key in chosen]
+    places = [x for _, _, x, _ in series if len(x)]
     low, high = min((float(x[0]) for x in places), default=0.0), max((float(x[-1]) for x in places), default=0.0)
     window = view.window(low, high)
     splits = list(dict.fromkeys(key.split("/", 1)[0] for run in runs for key in run.keys))
     curves, lost = [], False
-    for run, key, x, y in whole:
+    for run, key, x, y in series:
         if view.zoom and view.x == "step":
             # Newest steps are known one by one. A mean begins further back, where it has forgotten what it began with.
             x, y = _values(run, key, view, since=window[0] - (MEMORY / (1 - view.smooth) if view.smooth else 0))
@@ -84,18 +84,19 @@ def draw(runs: Sequence[LiveRun], view: View, metric: str, columns: int) -> Draw
         label = printable(f"{run.name} {split}" if len(runs) > 1 else split)
         number = runs.index(run) * len(splits) + splits.index(split)
         if inside.any():
-            curves.append(Curve(label, number, *_fewer(x[inside], y[inside], FINER * max(columns, 1))))
+            x, y = _fewer(x[inside], y[inside], FINER * max(columns, 1))
+            curves.append(PlotCurve(label, number, x, y))
     units = dict.fromkeys(run.info(key).unit for run, key in chosen)
     unit = " ".join(f"({unit})" for unit in units if unit)
-    note = _note(curves, whole, view) or ("what is not above 0 is left out" if lost else "")
+    note = _note(curves, series, view) or ("what is not above 0 is left out" if lost else "")
     return Drawing(printable(f"{metric} {unit}".strip()), LABELS[view.x], curves, window if curves else None, note)
 
 
-def _drawn(runs: Sequence[LiveRun], view: View) -> Sequence[LiveRun]:
+def _visible_runs(runs: Sequence[LiveRun], view: PlotView) -> Sequence[LiveRun]:
     return runs[view.run % len(runs) :][:1] if view.alone and runs else runs
 
 
-def _values(run: LiveRun, key: str, view: View, since: float = 0) -> tuple[Floats, Floats]:
+def _values(run: LiveRun, key: str, view: PlotView, since: float = 0) -> tuple[Floats, Floats]:
     """Places on the axis, and values: of each step where these are looked at and known, else of whole splits."""
     step, y = run.each_step(key, since) if view.is_each and key.startswith(TRAIN) else (np.zeros(0), np.zeros(0))
     if not len(step):
@@ -117,13 +118,13 @@ def _fewer(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
     return np.append(places, x[-1]), np.append(grouped, y[-1])
 
 
-def _note(curves: Sequence[Curve], whole: Sequence[tuple[LiveRun, str, Floats, Floats]], view: View) -> str:
+def _note(curves: Sequence[PlotCurve], series: Sequence[tuple[LiveRun, str, Floats, Floats]], view: PlotView) -> str:
     if curves:
         return ""
-    if not whole:
+    if not series:
         return "no run has it yet"
-    if not any(len(x) for _, _, x, _ in whole):
+    if not any(len(x) for _, _, x, _ in series):
         return "no value yet" if view.is_each else "no epoch has ended yet"
-    if view.log and any((y <= 0).any() for *_, y in whole):
+    if view.log and any((y <= 0).any() for *_, y in series):
         return "no value above 0, which a logarithmic axis needs"
     return "no value here"

@@ -22,7 +22,7 @@ RATE_OVER = 20.0  # seconds
 TRAIN = "train/"
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """A metric in the table: at the newest step, over the newest whole split, and at its best.
 
     `epoch` is that of the best value. What there is not is `None`.
@@ -118,7 +118,7 @@ class LiveRun:
         """Reads values of steps of training metrics, some bytes of each.
 
         Args:
-          keys: of those that are wanted.
+          keys: of the metrics to read.
           limit: bytes of each.
 
         Returns:
@@ -157,13 +157,13 @@ class LiveRun:
 
     def _find_keys(self) -> list[str]:
         """As the run names them, but the losses first."""
-        found = sorted(dict.fromkeys([*self.run.known, *self.run.history]), key=lambda key: not key.endswith("/Loss"))
-        files = {key: place_of(Path(), *key.split("/", 1))[1] for key in found if key.startswith(TRAIN)}
+        keys = sorted(dict.fromkeys([*self.run.known, *self.run.history]), key=lambda key: not key.endswith("/Loss"))
+        files = {key: place_of(Path(), *key.split("/", 1))[1] for key in keys if key.startswith(TRAIN)}
         if self._epochs:
             newest = self.directory / "train" / f"epoch-{self._epochs[-1]}"
             names = sorted(path.name for path in newest.glob("*.log"))
-            found += [TRAIN + name.removesuffix(".log") for name in names if name not in files.values()]
-        return found
+            keys += [TRAIN + name.removesuffix(".log") for name in names if name not in files.values()]
+        return keys
 
     def info(self, key: str) -> MetricInfo:
         """What is known of a metric."""
@@ -188,11 +188,11 @@ class LiveRun:
         values = [math.nan if isinstance(point.value, str) else point.value for point in points]
         return np.array([point.step for point in points], np.float64), np.array(values, np.float64)
 
-    def row(self, key: str) -> Row:
+    def row(self, key: str) -> MetricRow:
         """The metric in the table."""
         last, best = self.run.history.last(key), self.run.best(key)
-        found = Row(key, self.info(key).unit, self.newest(key), last and last.value, None, None)
-        return found._replace(best=best.value, epoch=best.epoch) if best else found
+        entry = MetricRow(key, self.info(key).unit, self.newest(key), last and last.value, None, None)
+        return entry._replace(best=best.value, epoch=best.epoch) if best else entry
 
     def newest(self, key: str) -> float | None:
         """The value of a training metric at the newest step; of other metrics the newest there is."""

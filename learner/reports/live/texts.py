@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from learner.reports.live.live import LiveRun
-from learner.reports.live.view import View
+from learner.reports.live.view import PlotView
 from learner.runs.layout import read_summary
 from learner.util.text import aligned, count, duration, printable, short
 
@@ -22,7 +22,7 @@ SILENT = 30.0
 """Seconds after which a running run that writes nothing is odd."""
 
 
-def head(run: LiveRun, width: int) -> Text:
+def header_line(run: LiveRun, width: int) -> Text:
     """The run, what became of it, how far it has come and since when it says nothing."""
     status = run.status
     parts = [_of("epoch", run.epoch, run.epochs), _of("step", run.step, run.steps)]
@@ -34,15 +34,15 @@ def head(run: LiveRun, width: int) -> Text:
         parts.append(f"silent for {duration(run.age or 0)}")
     if status.why:
         parts.append(short(status.why))
-    asked = Text(f"  {' and '.join(run.pending)}: asked, not yet taken", "bold yellow") if run.pending else Text()
+    requests = Text(f"  {' and '.join(run.pending)}: asked, not yet taken", "bold yellow") if run.pending else Text()
     text = Text.assemble(
-        (printable(run.name), "bold"), " ", (status.word, STYLES.get(status.word, "")), asked, "  ", "  ".join(parts)
+        (printable(run.name), "bold"), " ", (status.word, STYLES.get(status.word, "")), requests, "  ", "  ".join(parts)
     )
     text.truncate(width, overflow="ellipsis")
     return text
 
 
-def how(view: View, runs: int) -> str:
+def view_description(view: PlotView, runs: int) -> str:
     """How the plots look at the values."""
     parts = [f"axis: {view.x}", "each step" if view.is_each else "whole epochs"]
     parts += ["log scale"] if view.log else []
@@ -118,10 +118,10 @@ def system(run: LiveRun, width: int) -> list[str]:
 
 def _seconds(run: LiveRun) -> list[tuple[str, str]]:
     """Where the time went, once the run says so."""
-    said = (read_summary(run.directory) or {}).get("seconds") if run.status.word == "ended" else None
-    if not isinstance(said, Mapping):
+    seconds = (read_summary(run.directory) or {}).get("seconds") if run.status.word == "ended" else None
+    if not isinstance(seconds, Mapping):
         return []
-    parts: dict[str, Any] = {name: said[name] for name in said if isinstance(said[name], int | float)}
+    parts: dict[str, Any] = {name: seconds[name] for name in seconds if isinstance(seconds[name], int | float)}
     total = parts.pop("total", 0)
     shares = [f"{name} {100 * value / total:.0f} %" for name, value in parts.items() if total > 0 and value > 0]
     return [("time", ", ".join(shares))] if shares else []
@@ -133,8 +133,8 @@ def waiting(texts: Sequence[str], odd: Sequence[str]) -> list[str]:
     return lines + [printable(line) for text in odd for line in text.split("\n")]
 
 
-def _of(what: str, done: int, total: int | None) -> str:
-    return f"{what} {done}/{total}" if total else count(done, what) if what == "step" else f"{what} {done}"
+def _of(what: str, current: int, total: int | None) -> str:
+    return f"{what} {current}/{total}" if total else count(current, what) if what == "step" else f"{what} {current}"
 
 
 def _cell(value: float | str) -> str:

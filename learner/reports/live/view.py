@@ -12,11 +12,11 @@ CLOSEST = 12
 
 
 @dataclasses.dataclass
-class View:
+class PlotView:
     """What is looked at.
 
     Attributes:
-      wanted: names or keys of metrics; empty: all that there are.
+      metric_names: names or keys of metrics; empty: all that there are.
       x: the horizontal axis: `step`, `epoch` or `time` (of training, in minutes).
       each: whether training metrics are drawn at each step rather than over whole epochs; `None`: but for epochs.
       log: whether the vertical axis is logarithmic.
@@ -33,7 +33,7 @@ class View:
       LearnerError: there is no such axis, or `smooth` is out of range.
     """
 
-    wanted: Sequence[str] = ()
+    metric_names: Sequence[str] = ()
     x: str = "step"
     each: bool | None = None
     log: bool = False
@@ -64,7 +64,7 @@ class View:
           there: names of metrics.
           most: for how many there is room.
         """
-        metrics = list(self.wanted or there)
+        metrics = list(self.metric_names or there)
         if not metrics:
             return []
         first = self.first % len(metrics)

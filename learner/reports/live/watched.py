@@ -16,7 +16,7 @@ PART = 1 << 18
 """Bytes of a metric that are read before the terminal is looked after again."""
 
 
-class Watched:
+class RunWatcher:
     """The runs in some directories, which may begin later.
 
     Args:
@@ -46,7 +46,7 @@ class Watched:
     def refresh(self) -> None:
         """Looks what the files say now, and now and then for further runs."""
         now = self._clock()
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if self.waiting or not self.runs or not 0 <= now - self._searched < SEARCH_EVERY:
                 self._searched = now
@@ -56,7 +56,7 @@ class Watched:
                     self._note(str(error))
             for run in self.runs:
                 self._refresh(run, now)
-        for warning in said:
+        for warning in caught:
             self._note(str(warning.message))
 
     def _search(self, now: float) -> None:

@@ -19,7 +19,7 @@ LEAST = 16, 5
 """Columns and rows of a plot."""
 
 
-class Lines(Widget):
+class TextPanel(Widget):
     """Lines of text, made for the room that there is.
 
     Args:
@@ -28,7 +28,7 @@ class Lines(Widget):
       id: of the widget.
     """
 
-    DEFAULT_CSS = "Lines { height: 1fr; }"
+    DEFAULT_CSS = "TextPanel { height: 1fr; }"
 
     def __init__(self, source: Callable[[int, int], Text | list[str]], title: str = "", id: str | None = None):
         super().__init__(id=id)
@@ -42,7 +42,7 @@ class Lines(Widget):
         return found if isinstance(found, Text) else Text("\n".join(found[:height]), no_wrap=True, overflow="ellipsis")
 
 
-class Plot(Vertical):
+class PlotPanel(Vertical):
     """A plot under its title and its legend.
 
     Args:
@@ -52,14 +52,14 @@ class Plot(Vertical):
     """
 
     DEFAULT_CSS = """
-    Plot { height: 1fr; width: 1fr; }
-    Plot > .legend { height: 1; }
+    PlotPanel { height: 1fr; width: 1fr; }
+    PlotPanel > .legend { height: 1; }
     """
 
     def __init__(self, source: Callable[[int], Drawing | None], log: Callable[[], bool], colours: bool):
         super().__init__()
         self.canvas = Canvas(source, log, colours)
-        self.legend = Lines(lambda width, _: legend(self.canvas.drawing, width, colours))
+        self.legend = TextPanel(lambda width, _: legend(self.canvas.drawing, width, colours))
         self.legend.add_class("legend")
 
     def compose(self) -> list[Widget]:

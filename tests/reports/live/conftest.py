@@ -5,7 +5,7 @@ import platform
 import pytest
 from written import write_run, write_steps
 
-from learner.reports.live.watched import Watched
+from learner.reports.live.watched import RunWatcher
 
 HELD = json.dumps({"host": platform.node(), "pid": os.getpid()})
 VALUES = {
@@ -33,7 +33,7 @@ def watch():
     """Watches places, with a clock that stands at `now[0]`, until all is read."""
 
     def watched(*places, now=(1100.0,)):
-        made = Watched(places, clock=lambda: now[0])
+        made = RunWatcher(places, clock=lambda: now[0])
         made.refresh()
         while made.read(["Loss", "Accuracy"]):
             pass

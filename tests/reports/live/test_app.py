@@ -9,7 +9,7 @@ from written import write_run
 
 from learner.reports.live.app import WatchApp
 from learner.reports.live.keys import KEYS
-from learner.reports.live.view import View
+from learner.reports.live.view import PlotView
 
 SIZES = [(80, 24), (200, 50)]
 BRAILLE = re.compile("[\u2801-\u28ff]")
@@ -25,7 +25,7 @@ def play(watched, steps, size=(80, 24), view=None):
     """Runs the program, and `steps(app, pilot)` in it; returns its exit code."""
 
     async def played():
-        app = WatchApp(watched, view or View(), every=3600)
+        app = WatchApp(watched, view or PlotView(), every=3600)
         async with app.run_test(size=size) as pilot:
             await settled(app, pilot)
             await steps(app, pilot)

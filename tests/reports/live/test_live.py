@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from written import write_run, write_steps
 
-from learner.reports.live.live import LiveRun, Row
+from learner.reports.live.live import LiveRun, MetricRow
 
 
 def append(directory, **entry):
@@ -28,9 +28,11 @@ def test_what_is_known_of_a_run(runs):
     run = live(runs / "a")
     assert (run.status.word, run.epoch, run.step) == ("running", 3, 6)
     assert run.keys == ["train/Loss", "valid/Loss", "train/Accuracy", "valid/Confusion"]
-    assert run.row("train/Loss") == Row("train/Loss", "", 0.5 / 3, 0.4, 0.4, 3)
-    assert run.row("valid/Loss") == Row("valid/Loss", "", 0.7, 0.7, 0.6, 2)
-    assert run.row("train/Accuracy") == Row("train/Accuracy", "", None, 0.8, None, None)  # its direction is not known
+    assert run.row("train/Loss") == MetricRow("train/Loss", "", 0.5 / 3, 0.4, 0.4, 3)
+    assert run.row("valid/Loss") == MetricRow("valid/Loss", "", 0.7, 0.7, 0.6, 2)
+    assert run.row("train/Accuracy") == MetricRow(
+        "train/Accuracy", "", None, 0.8, None, None
+    )  # its direction is not known
     assert [column.tolist() for column in run.each_split("valid/Loss")] == [[2, 4, 6], [0.8, 0.6, 0.7]]
     step, value = run.each_step("train/Loss")
     assert (step.tolist(), value.tolist()) == ([1, 2, 3, 4, 5, 6], [1, 0.5, 0.5, 0.25, 1 / 3, 0.5 / 3])

@@ -7,7 +7,7 @@ import pytest
 from written import write_run
 
 from learner.reports.live import texts
-from learner.reports.live.view import View
+from learner.reports.live.view import PlotView
 
 
 def append(directory, **entry):
@@ -23,20 +23,20 @@ def aged(directory, time):
 def test_the_head(runs, watch):
     aged(runs / "a", 1095)
     (run,) = watch("runs/a").runs
-    assert texts.head(run, 80).plain == "a running  epoch 3  6 steps"
+    assert texts.header_line(run, 80).plain == "a running  epoch 3  6 steps"
     append(runs / "a", event="start", time=1050.0, steps_per_epoch=2, config={"num_epochs": 10})
     aged(runs / "a", 1020)
     (run,) = watch("runs/a").runs
-    assert texts.head(run, 80).plain == "a running  epoch 3/10  step 6/20  30 %  silent for 1 min 20 s"
-    assert texts.head(run, 20).plain == "a running  epoch 3/…"
+    assert texts.header_line(run, 80).plain == "a running  epoch 3/10  step 6/20  30 %  silent for 1 min 20 s"
+    assert texts.header_line(run, 20).plain == "a running  epoch 3/…"
 
 
 def test_the_head_of_a_run_that_is_over(tmp_path, watch):
     (run,) = watch(write_run(tmp_path / "a")).runs
-    assert texts.head(run, 80).plain == "a ended  epoch 3  6 steps  num_epochs"
+    assert texts.header_line(run, 80).plain == "a ended  epoch 3  6 steps  num_epochs"
     append(tmp_path / "a", event="error", error="ValueError('a\\nb')")
     (run,) = watch(tmp_path / "a").runs
-    assert texts.head(run, 80).plain.startswith("a failed  epoch 3  6 steps  ValueError(")
+    assert texts.header_line(run, 80).plain.startswith("a failed  epoch 3  6 steps  ValueError(")
 
 
 def test_the_time_left(runs, watch):
@@ -48,27 +48,27 @@ def test_the_time_left(runs, watch):
     append(runs / "a", event="validation", epoch=4, step=8, values={})
     watched.refresh()
     watched.read([])
-    assert "40 %  24.0 s left" in texts.head(watched.runs[0], 100).plain  # 12 steps, 2 in 4 s
+    assert "40 %  24.0 s left" in texts.header_line(watched.runs[0], 100).plain  # 12 steps, 2 in 4 s
 
 
 def test_what_was_asked_for(runs, watch):
     aged(runs / "a", 1100)
     (runs / "a" / "save.ask").write_text("{}")
     (run,) = watch("runs/a").runs
-    assert texts.head(run, 80).plain == "a running  save: asked, not yet taken  epoch 3  6 steps"
+    assert texts.header_line(run, 80).plain == "a running  save: asked, not yet taken  epoch 3  6 steps"
 
 
 @pytest.mark.parametrize(
     ("view", "said"),
     [
-        (View(), "axis: step  each step  2 runs"),
-        (View(x="epoch", log=True, smooth=0.9), "axis: epoch  whole epochs  log scale  smooth 0.9  2 runs"),
-        (View(zoom=2, alone=True), "axis: step  each step  zoom x4  this run only"),
-        (View(zoom=1, end=0.7), "axis: step  each step  zoom x2 (not at the end)  2 runs"),
+        (PlotView(), "axis: step  each step  2 runs"),
+        (PlotView(x="epoch", log=True, smooth=0.9), "axis: epoch  whole epochs  log scale  smooth 0.9  2 runs"),
+        (PlotView(zoom=2, alone=True), "axis: step  each step  zoom x4  this run only"),
+        (PlotView(zoom=1, end=0.7), "axis: step  each step  zoom x2 (not at the end)  2 runs"),
     ],
 )
 def test_how_it_is_looked_at(view, said):
-    assert texts.how(view, 2) == said
+    assert texts.view_description(view, 2) == said
 
 
 def test_the_table(runs, watch):

@@ -3,32 +3,32 @@
 import pytest
 
 from learner import LearnerError
-from learner.reports.live.view import CLOSEST, View
+from learner.reports.live.view import CLOSEST, PlotView
 
 
 def test_which_metrics_are_drawn():
-    view = View()
+    view = PlotView()
     assert view.shown([], 4) == []
     assert view.shown(["a", "b", "c"], 2) == ["a", "b"]
     view.first = -1
     assert view.shown(["a", "b", "c"], 2) == ["c", "a"]
     view.many = False
     assert view.shown(["a", "b", "c"], 2) == ["c"]
-    assert View(["valid/a"]).shown(["a", "b"], 2) == ["valid/a"]
+    assert PlotView(["valid/a"]).shown(["a", "b"], 2) == ["valid/a"]
 
 
 def test_axes_and_values_at_each_step():
-    view = View()
+    view = PlotView()
     seen = []
     for _ in range(4):
         seen.append((view.x, view.is_each))
         view.next_axis()
     assert seen == [("step", True), ("epoch", False), ("time", True), ("step", True)]
-    assert View(x="epoch", each=True).is_each
+    assert PlotView(x="epoch", each=True).is_each
 
 
 def test_smoother_and_back():
-    view, seen = View(), []
+    view, seen = PlotView(), []
     for _ in range(7):
         seen.append(view.smooth)
         view.smoother()
@@ -36,7 +36,7 @@ def test_smoother_and_back():
 
 
 def test_closer_at_the_end_goes_on_with_the_run():
-    view = View()
+    view = PlotView()
     view.zoom_in()
     assert view.window(0, 100) == (50, 100)
     assert view.window(0, 200) == (100, 200)
@@ -45,7 +45,7 @@ def test_closer_at_the_end_goes_on_with_the_run():
 
 
 def test_closer_elsewhere_keeps_the_middle():
-    view = View()
+    view = PlotView()
     view.zoom_in()
     view.pan(-0.5)
     assert view.window(0, 100) == (25, 75)
@@ -60,7 +60,7 @@ def test_closer_elsewhere_keeps_the_middle():
 
 
 def test_the_window_stays_inside():
-    view = View()
+    view = PlotView()
     view.pan(-1)
     assert view.window(0, 100) == (0, 100)
     view.zoom_in()
@@ -80,4 +80,4 @@ def test_the_window_stays_inside():
 @pytest.mark.parametrize(("how", "said"), [({"x": "epochs"}, "did you mean 'epoch'"), ({"smooth": 1.0}, "below 1")])
 def test_wrong_input(how, said):
     with pytest.raises(LearnerError, match=said):
-        View(**how)
+        PlotView(**how)

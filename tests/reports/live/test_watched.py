@@ -4,7 +4,7 @@ import pytest
 from written import write_run
 
 from learner import LearnerError
-from learner.reports.live.watched import SEARCH_EVERY, Watched, keys_of
+from learner.reports.live.watched import SEARCH_EVERY, RunWatcher, keys_of
 
 
 def test_a_directory_of_runs(runs, watch):
@@ -65,7 +65,7 @@ def test_a_damaged_config_is_odd_and_hides_no_run(runs, watch):
 def test_a_file_is_no_place(tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(LearnerError, match="x is a file; learner watch needs the directory of a run"):
-        Watched([tmp_path / "x"])
+        RunWatcher([tmp_path / "x"])
 
 
 def test_near_names(runs, watch, tmp_path):

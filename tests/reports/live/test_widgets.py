@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from learner.reports.live.drawing import Curve, Drawing
+from learner.reports.live.drawing import Drawing, PlotCurve
 from learner.reports.live.widgets import legend
 
 
 def drawing(*labels, note=""):
     line = np.array([1.0, 2.0])
-    return Drawing("Loss", "step", [Curve(label, n, line, line) for n, label in enumerate(labels)], (1, 2), note)
+    return Drawing("Loss", "step", [PlotCurve(label, n, line, line) for n, label in enumerate(labels)], (1, 2), note)
 
 
 def test_a_legend():

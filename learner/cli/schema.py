@@ -22,7 +22,7 @@ OBJECTS: dict[str, dict[str, bool]] = {
 _RATE = "the learning rate, a number or a schedule, is lr"
 _ARGUMENT = "it is an argument of the optimizer, as in --optimizer=AdamW --optimizer."
 
-MEANT = {
+COMMON_GUESSES = {
     **dict.fromkeys(("schedule", "scheduler", "lr_schedule", "lr_scheduler", "learning_rate"), _RATE),
     **{name: f"{_ARGUMENT}{name}=..." for name in ("weight_decay", "clip_norm", "momentum")},
 }

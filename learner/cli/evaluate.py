@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.cli.config import Config
+from learner.cli.config import RunConfig
 from learner.cli.overrides import read_yaml, split
-from learner.cli.processes import HELP, SWITCHES, connected, taken
+from learner.cli.processes import HELP, SWITCHES, connected, pop_process_options
 from learner.cli.sources import source
 from learner.cli.training import changed, run_directory, saved_config
 from learner.cli.trust import HELP as TRUST_HELP
@@ -48,7 +48,7 @@ BATCH_SIZE = 256
 def evaluate(words: Sequence[str]) -> int:
     """`learner evaluate DIR [--KEY=VALUE ...]`."""
     line = split(words, (*SWITCHES, TRUST))
-    processes = taken(line)
+    processes = pop_process_options(line)
     if "help" in line.switches:
         print(EVALUATE, end="")
         return 0
@@ -56,7 +56,7 @@ def evaluate(words: Sequence[str]) -> int:
     require_trust(directory, line)
     with connected(processes):
         content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
-        config = _standing(changed(content, line), directory)
+        config = _checkpoint_config(changed(content, line), directory)
         learner = config.learner(with_data=False)
         data = config.data("valid")
         if data is None:
@@ -76,17 +76,17 @@ def predict(words: Sequence[str]) -> int:
     if "help" in line.switches:
         print(PREDICT, end="")
         return 0
-    wanted = dict(line.overrides)
-    if len(line.positional) != 2 or "output" not in wanted:
+    options = dict(line.overrides)
+    if len(line.positional) != 2 or "output" not in options:
         raise LearnerError("learner predict needs a run, data and a file: learner predict DIR DATA -o FILE")
     directory, data = line.positional
-    output = Path(wanted["output"])
+    output = Path(options["output"])
     if output.suffix != ".npz" or not output.parent.is_dir():
         raise LearnerError(f"the output is {output}; it needs the name of an .npz file in a directory that exists")
     line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
     require_trust(directory, line)
     content = saved_config(directory, "predicts", call=".predict(data)")
-    config = _standing(changed(content, line), directory)
+    config = _checkpoint_config(changed(content, line), directory)
     rows: list[int] = []
     arrays = joined(config.learner(with_data=False).predict(_counted(_loader(data), rows)), rows)
     np.savez(output, allow_pickle=False, **arrays)
@@ -120,12 +120,12 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
     return {name: np.concatenate(parts) for name, parts in by_row.items()}
 
 
-def _standing(content: dict[str, Any], directory: str) -> Config:
+def _checkpoint_config(content: dict[str, Any], directory: str) -> RunConfig:
     """The config of a run whose checkpoint is only looked at: the newest, if no other is wanted."""
     if not holds_run(Path(directory)):
         raise LearnerError(f"{directory} holds no run: it has neither a journal nor checkpoints")
     checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
-    return Config({**content, **checkpoint, "directory": directory, "renderer": None, "metric_loggers": None})
+    return RunConfig({**content, **checkpoint, "directory": directory, "renderer": None, "metric_loggers": None})
 
 
 def _text(value: float | str) -> str:

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from optax import contrib
 
-from learner.cli.config import Config
-from learner.cli.places import kind_of
+from learner.cli.config import RunConfig
+from learner.cli.object_kinds import kind_of
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups
 from learner.optimizers.configs import SGD, Adam, AdamW, ScheduleFree
@@ -34,21 +34,21 @@ def said(name, **init_args):
     ],
 )
 def test_names_alone_inside_of_optimizers(importable, line_config, optimizer, expected):
-    config = Config(line_config | {"optimizer": optimizer})
+    config = RunConfig(line_config | {"optimizer": optimizer})
     assert config.learner()._step.optimizer == expected
-    assert Config(yaml.safe_load(config.text())).text() == config.text()
+    assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
 
 
 def test_functions_of_ones_own_by_import_path(importable, line_config):
     groups = [
         {"match": "^w", "lr": "mymodule.halved", "optimizer": said("mymodule.momentum", decay=0.9)},
     ]
-    config = Config(line_config | {"optimizer": said("Groups", optimizer="optax.adamw", groups=groups)})
+    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="optax.adamw", groups=groups)})
     made = config.learner()._step.optimizer
     assert made.optimizer is optax.adamw
     assert float(made.groups[0].lr(1)) == pytest.approx(0.05)
     assert made.groups[0].optimizer.keywords == {"decay": 0.9}
-    assert Config(yaml.safe_load(config.text())).text() == config.text()
+    assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
 
 
 def test_predicates_by_import_path(importable, line_config):
@@ -58,24 +58,24 @@ def test_predicates_by_import_path(importable, line_config):
         "    def __call__(self, path, array):\n        return path == self.wanted\n"
     )
     groups = [{"match": said("choices.large", least=3), "lr": 0.5}]
-    config = Config(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
+    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
     assert config.learner()._step.optimizer.labels({"w": np.zeros(3), "b": np.zeros(1)}) == {"w": "0", "b": "rest"}
-    assert Config(yaml.safe_load(config.text())).text() == config.text()
+    assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
     for match, named in (({"class_path": "choices.large"}, "large"), (said("choices.Named", wanted="w"), "Named")):
-        config = Config(line_config | {"freeze": [match]})
+        config = RunConfig(line_config | {"freeze": [match]})
         with pytest.raises(LearnerError, match=rf"nothing is left to train: freeze \({named}\) matches all"):
             config.learner()
-        assert Config(yaml.safe_load(config.text())).text() == config.text()
+        assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
     with pytest.raises(LearnerError, match="freeze: Named chooses no parameter of w"):
-        Config(line_config | {"freeze": [said("choices.Named", wanted="v")]}).learner()
+        RunConfig(line_config | {"freeze": [said("choices.Named", wanted="v")]}).learner()
 
 
 def test_a_group_by_its_class(importable, line_config):
     groups = [said("Group", match="w", optimizer="Adam"), {"match": "b", "lr": 2.0}]
-    config = Config(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
+    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
     made = config._recipes["optimizer"].make()
     assert made.groups == (Group("w", optimizer=Adam()), Group("b", lr=2.0))
-    assert Config(yaml.safe_load(config.text())).text() == config.text()
+    assert RunConfig(yaml.safe_load(config.text())).text() == config.text()
 
 
 def test_on_the_command_line(learner, workplace, line_config):
@@ -149,7 +149,7 @@ OPTIMIZER = "an optimizer, which belongs under optimizer: it needs a number or a
 )
 def test_what_stands_in_the_place_of_the_other(importable, line_config, changed, message):
     with pytest.raises(LearnerError) as error:
-        Config(line_config | changed).learner()
+        RunConfig(line_config | changed).learner()
     assert message in str(error.value)
     assert "problems" not in str(error.value)
 
@@ -162,7 +162,7 @@ def test_kinds():
 
 def test_a_group_may_count_in_parts_of_the_run(importable, line_config):
     groups = [{"match": "w", "lr": said("Cosine", first=0.1)}]
-    config = Config(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
+    config = RunConfig(line_config | {"optimizer": said("Groups", optimizer="SGD", groups=groups)})
     learner = config.learner()
     learner.init()
     assert repr(learner._step.optimizer.groups[0].lr) == "Cosine(first=0.1) in 6 steps"

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from learner.cli.importing import import_path
-from learner.cli.keys import names_for
+from learner.cli.schema import names_for
 from learner.errors import LearnerError
 
 BASES = {
     "optimizer": ("learner.optimizers.OptimizerFactory", "learner.optimizers.configs.OptimizerConfig"),
-    "lr": ("learner.schedules.Schedule", "learner.schedules.ReduceOnPlateau", "learner.cli.schedules.Schedule"),
+    "lr": ("learner.schedules.Schedule", "learner.schedules.ReduceOnPlateau", "learner.cli.schedules.OptaxSchedule"),
 }
 """What is an optimizer, and what a schedule, by the key that they belong to."""
 
@@ -80,12 +80,12 @@ def named_kind(name: Any) -> str | None:
     return next((kind for kind in BASES if isinstance(name, str) and name in names_for(kind)), None)
 
 
-def inner_places(target: Any) -> Mapping[str, str | Mapping[str, str]]:
+def argument_kinds(target: Any) -> Mapping[str, str | Mapping[str, str]]:
     """Which arguments of an optimizer or a schedule are optimizers and schedules again: for each its kind, or that of
     the parts of the mappings in it.
 
     >>> from learner.optimizers import Groups
-    >>> inner_places(Groups)
+    >>> argument_kinds(Groups)
     {'optimizer': 'optimizer', 'groups': {'match': 'predicate', 'optimizer': 'optimizer', 'lr': 'lr'}}
     """
     if not inspect.isclass(target) or not dataclasses.is_dataclass(target):
