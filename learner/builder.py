@@ -1,6 +1,7 @@
 """The builder: options in, a learner out."""
 
 import copy
+import dataclasses
 import logging
 import math
 import os
@@ -10,7 +11,7 @@ from typing import Any, Self
 
 import jax
 
-from learner.checkpoint.load import made, makes_model, refuse_unknown
+from learner.checkpoint.load import makes_model, materialize, refuse_unknown
 from learner.checkpoint.options import CheckpointOptions
 from learner.errors import LearnerError, one_error
 from learner.events import Listener
@@ -19,18 +20,19 @@ from learner.loggers.once import ExactlyOnceLogger
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
 from learner.models.adapters import ModelAdapter, NothingToTrainError, abstract_adapter, adapter_of, refuse_abstract
-from learner.models.freezing import nothing_left, trained_of, unfrozen
+from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, trained_of
 from learner.models.matching import Match, matcher
-from learner.optimizers.lengths import with_placeholder_schedules
+from learner.optimizers.schedule_resolution import OptimizerDefinition, with_placeholder_schedules
 from learner.records import Recorder
 from learner.runs.metric_logs import refuse_same_files
-from learner.schedules import ReduceOnPlateau, Schedule
+from learner.schedules import ReduceOnPlateau
+from learner.schedules.base import needs_run_length
+from learner.steps.definition import StepDefinition, StepFn, step_fn
 from learner.steps.finite import POLICIES, NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
 from learner.steps.precision import MATMUL, Policy, policy_of
 from learner.steps.remat import remat_of
-from learner.steps.step import Step, step_fn
 from learner.strategies import Strategy, choose_devices
 from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
@@ -143,7 +145,9 @@ class LearnerBuilder:
         return self
 
     def renderer(self, renderer: Listener | None) -> Self:
-        """How a person sees the run; `None`: silent. Default: what suits a notebook, a terminal, or a file."""
+        """Set how the progress of the run is shown; `None`: silent. Default: chosen for a notebook, a terminal, or a
+        file.
+        """
         if renderer is not None and not isinstance(renderer, Listener):
             raise LearnerError(f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None")
         self._options.renderer = renderer
@@ -173,12 +177,12 @@ class LearnerBuilder:
     # -- length and steps ----------------------------------------------------------------------------------------------
 
     def num_epochs(self, n: int) -> Self:
-        """How many times to go through the training data (default: 1)."""
+        """Set how many times to go through the training data (default: 1)."""
         self._options.num_epochs = _whole("num_epochs", n, 1)
         return self
 
     def num_steps(self, n: int) -> Self:
-        """How many optimizer steps to make, over as many epochs as that takes."""
+        """Set how many optimizer steps to make, over as many epochs as that takes."""
         self._options.num_steps = _whole("num_steps", n, 1)
         return self
 
@@ -196,7 +200,7 @@ class LearnerBuilder:
         return self
 
     def grads_accumulation(self, n: int) -> Self:
-        """How many micro-batches make one optimizer step (default: 1), weighted by `output.weight`.
+        """Set how many micro-batches make one optimizer step (default: 1), weighted by `output.weight`.
 
         For a loss that is a mean over rows a step is that of one batch of all their rows. A loss over pairs of rows
         (in-batch negatives) sees the rows of one micro-batch at a time, of which a run warns.
@@ -239,8 +243,8 @@ class LearnerBuilder:
         return self
 
     def strategy(self, strategy: Strategy) -> Self:
-        """How it runs on which devices: `SingleDevice(device)`, `Replicated(devices)`, or `Sharded(mesh, rules)`, which
-        splits the model as well. It takes the place of `devices`.
+        """Set the devices and the way the run uses them: `SingleDevice(device)`, `Replicated(devices)`, or
+        `Sharded(mesh, rules)`, which splits the model as well. It takes the place of `devices`.
         """
         if not isinstance(strategy, Strategy):
             raise LearnerError(f"strategy got {strategy!r}; it needs Replicated(), Sharded(mesh, rules) or the like")
@@ -356,38 +360,34 @@ class LearnerBuilder:
           record_items: what `record` writes: `"model"`, and in full precision `"optim"` (`optim-<epoch>.mpk.gz`, for
             `load_optimizer`) and `"scheduler"` (`scheduler-<epoch>.mpk.gz`, for `load_scheduler`).
         """
-        newest = 2 if isinstance(keep_last, Recorder) else keep_last
         if isinstance(keep_last, Recorder):
-            if record is not None:
-                raise LearnerError(
-                    f"with_file_checkpointer got two recorders, {keep_last!r} and record={record!r}; give one"
-                )
-            record = keep_last
-        items: Any = record_items if isinstance(record_items, list | tuple) else [record_items]
-        if newest is None:
+            record = _one_recorder(keep_last, record)
+            keep_last = 2
+        if keep_last is None:
             self._options.checkpoints = None
-        else:
-            place = None if directory is None else absolute(directory)
-            if every_epochs is None and every_steps is None and every_seconds is None:
-                every_epochs = 1
-            self._options.checkpoints = CheckpointOptions(
-                newest,
-                keep_best,
-                keep_every,
-                monitor,
-                mode,
-                every_epochs=every_epochs,
-                every_steps=every_steps,
-                every_seconds=every_seconds,
-                record=record,
-                record_items=tuple(items),
-                directory=place,
-            )
+            return self
+        if every_epochs is None and every_steps is None and every_seconds is None:
+            every_epochs = 1
+        items: Any = record_items if isinstance(record_items, list | tuple) else [record_items]
+        self._options.checkpoints = CheckpointOptions(
+            keep_last,
+            keep_best,
+            keep_every,
+            monitor,
+            mode,
+            every_epochs=every_epochs,
+            every_steps=every_steps,
+            every_seconds=every_seconds,
+            record=record,
+            record_items=tuple(items),
+            directory=None if directory is None else absolute(directory),
+        )
         return self
 
     def on_save_error(self, what: str) -> Self:
-        """What a checkpoint that cannot be written does (a full disk, a directory that is gone): `"raise"` (default)
-        ends `fit` with the error after the dispatch under way; `"warn"` goes on, and tries again when the next is due.
+        """Set the response to a checkpoint that cannot be written (a full disk, a directory that is gone): `"raise"`
+        (default) ends `fit` with the error after the current dispatch; `"warn"` continues, and tries again when the
+        next is due.
 
         The checkpoints before it stay as they are in either case.
         """
@@ -480,7 +480,7 @@ class LearnerBuilder:
         return self
 
     def on_sigterm(self, what: str) -> Self:
-        """What `fit` does after SIGTERM, once the dispatch under way has ended, a checkpoint is complete and the logs
+        """Set how `fit` ends after SIGTERM, once the current dispatch has ended, a checkpoint is complete and the logs
         are written: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns the result so far.
         """
         self._options.on_sigterm = _one_of("on_sigterm", what, ("exit", "return"))
@@ -555,7 +555,7 @@ class LearnerBuilder:
         return self
 
     def learner_class(self, kind: type[Learner]) -> Self:
-        """What `build` returns an object of: a subclass of `Learner` that has a `loop` of its own, for instance."""
+        """Set the class that `build` makes an object of: a subclass of `Learner` with its own `loop`, for instance."""
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise LearnerError(f"learner_class got {kind!r}; it needs a subclass of learner.Learner")
         self._options.learner_class = kind
@@ -606,69 +606,99 @@ class LearnerBuilder:
             state.
           trainable: what is differentiated, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
         """
-        options = self._options
+        options, parts = self._options, _ModelParts()
         problems = [
             problem for problem in [problem_with(options.directory) or wrong_name(options.checkpoint_place)] if problem
         ]
-        schedule, scale, plateau, wrong = _rate(lr)
-        problems += wrong
-        family = train_fn = valid_fn = None
+        definition, problems_of_lr = _optimizer_definition(None if update else optimizer, lr)
+        problems += problems_of_lr
+        problems += parts.read(options, model, trainable, train_step, valid_step, update)
+        if update is not None:
+            problems += _wrong_update(update, optimizer, train_step, options)
+        elif parts.family is not None:
+            problems += _optimizer_problems(optimizer, parts.family, parts.train, options)
+        if problems or parts.family is None:
+            raise one_error(problems, "this learner cannot be built")
+        for kind in ("train", "valid"):
+            if not any(m.name == "Loss" for m in options.metrics_of(kind)):
+                self._add(Loss(), kind)
+        # Copies: the builder may build again, and a run changes the state of its early stopping and its plateau.
+        options = options.copy()
+        if options.num_epochs is None and options.num_steps is None:
+            options.num_epochs = 1
+        make: type[Learner] = options.learner_class or Learner
+        return make(options, parts.define(parts.family, options, update), copy.deepcopy(definition), train, valid)
+
+
+@dataclasses.dataclass
+class _ModelParts:
+    """The model and its steps, which are read one after the other. None where a mistake came first."""
+
+    family: ModelAdapter | None = None
+    train: StepFn | None = None
+    valid: StepFn | None = None
+
+    def read(
+        self, options: Options, model: Any, trainable: Any, train_step: Any, valid_step: Any, update: Any
+    ) -> list[str]:
+        """Read the parts from the arguments of `build`. Return all problems that they have."""
+        problems: list[str] = []
         try:
-            wanted = trained_of(trainable, options.freeze) if options.freeze else trainable
-            family, model = _family_of(model, wanted, update is not None, options.devices)
-            problems += unfrozen(options.freeze, family, model)
-            train_fn = None if update is not None else step_fn(model, "train_step", train_step)
-            valid_fn = step_fn(model, "valid_step", valid_step)
-            problems += [] if family.fresh else init_problems(family.params)
-            if options.checkpoints is not None and options.checkpoints.record is not None and not family.fresh:
+            selected = trained_of(trainable, options.freeze) if options.freeze else trainable
+            self.family, model = _family_of(model, selected, update is not None, options.devices)
+            problems += check_freeze_patterns(options.freeze, self.family, model)
+            self.train = None if update is not None else step_fn(model, "train_step", train_step)
+            self.valid = step_fn(model, "valid_step", valid_step)
+            # Arrays that the strategy makes later have no values yet.
+            problems += [] if self.family.fresh else init_problems(self.family.params)
+            if options.checkpoints is not None and options.checkpoints.record is not None and not self.family.fresh:
                 options.checkpoints.record.check(model)
-            if train_fn is None and valid_fn is None and update is None:
+            if self.train is None and self.valid is None and update is None:
                 problems.append(
                     f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, "
                     "batch), or pass "
                     "build(..., train_step=fn) with fn(model, batch)"
                 )
         except NothingToTrainError as error:
-            problems.append(nothing_left(options.freeze, trainable, error.family) or str(error))
+            problems.append(explain_empty_trainable(options.freeze, trainable, error.family) or str(error))
         except LearnerError as error:
             problems.append(str(error))
-        if update is not None:
-            problems += _wrong_update(update, optimizer, train_step, options)
-        elif family is not None:
-            own_grads = train_fn is not None and train_fn.returns_gradients
-            params = jax.eval_shape(options.precision.kept, family.params) if options.precision.casts else family.params
-            problems += check_optimizer(with_placeholder_schedules(optimizer), params, options.accumulate, own_grads)
-        if problems or family is None:
-            raise one_error(problems, "this learner cannot be built")
-        for kind in ("train", "valid"):
-            if not any(m.name == "Loss" for m in options.metrics_of(kind)):
-                self._add(Loss(), kind)
-        options = options.copy()
-        if options.num_epochs is None and options.num_steps is None:
-            options.num_epochs = 1
-        measures = MetricCollection.of(options.train_metrics), MetricCollection.of(options.valid_metrics)
-        step = Step(
+        return problems
+
+    def define(self, family: ModelAdapter, options: Options, update: Callable[..., Any] | None) -> StepDefinition:
+        """Return the definition of the steps, once nothing is wrong with the parts."""
+        return StepDefinition(
             family,
-            None if update else optimizer,
-            schedule,
-            train_fn,
+            self.train,
             update,
-            valid_fn,
-            *measures,
+            self.valid,
+            MetricCollection.of(options.train_metrics),
+            MetricCollection.of(options.valid_metrics),
             options.accumulate,
             watch=options.on_nonfinite,
             policy=options.precision,
             matmul=options.matmul,
             remat=options.remat,
         )
-        made: type[Learner] = options.learner_class or Learner
-        return made(options, step, scale, copy.deepcopy(plateau), train, valid)
+
+
+def _optimizer_problems(optimizer: Any, family: ModelAdapter, train: StepFn | None, options: Options) -> list[str]:
+    own_grads = train is not None and train.returns_gradients
+    params = jax.eval_shape(options.precision.kept, family.params) if options.precision.casts else family.params
+    return check_optimizer(with_placeholder_schedules(optimizer), params, options.accumulate, own_grads)
 
 
 def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise LearnerError(f"{name} is {value!r}; it needs a whole number, {least} or more")
     return value
+
+
+def _one_recorder(first: Recorder, record: Recorder | None) -> Recorder:
+    """Return the recorder given as the first argument of `with_file_checkpointer`, unless there are two."""
+    if record is not None:
+        raise LearnerError(f"with_file_checkpointer got two recorders, {first!r} and record={record!r}; give one")
+    return first
 
 
 def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
@@ -707,38 +737,39 @@ def _numeric(metric: Any) -> MetricBase:
     return _metric(metric)
 
 
-def _rate(lr: Any) -> tuple[Callable[[Any], Any] | None, float, ReduceOnPlateau | None, list[str]]:
-    """The schedule, the first scale, the plateau scheduler, and what is wrong."""
+def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition, list[str]]:
+    """Return the optimizer with its learning rate as they are given, and all problems of the learning rate."""
+
+    def refuse(problem: str) -> tuple[OptimizerDefinition, list[str]]:
+        return OptimizerDefinition(optimizer, 0.0), [f"the learning rate is {problem}"]
+
     if isinstance(lr, ReduceOnPlateau):
-        return None, lr.rate, lr, []
-    if isinstance(lr, Schedule) and lr.waits:  # `fit` looks at it, when it knows the length of the run
-        return lr, 1.0, None, []
+        return OptimizerDefinition(optimizer, lr.rate, plateau=lr), []
+    if needs_run_length(lr):  # `fit` checks it, which knows the length of the run
+        return OptimizerDefinition(optimizer, 1.0, lr), []
     if is_schedule(lr):
-        return lr, 1.0, None, check_schedule(lr)
-    what = "it needs a float, an optax schedule or one of learner.schedules, or ReduceOnPlateau(...)"
+        return OptimizerDefinition(optimizer, 1.0, lr), check_schedule(lr)
+    needs = "it needs a float, an optax schedule or one of learner.schedules, or ReduceOnPlateau(...)"
     if problem := no_schedule(lr):
-        return None, 0.0, None, [f"the learning rate is {problem}"]
+        return refuse(problem)
     if hasattr(lr, "init") and hasattr(lr, "update"):
-        return None, 0.0, None, [f"the learning rate is an optimizer; {what}"]
+        return refuse(f"an optimizer; {needs}")
     if isinstance(lr, bool | str) or lr is None or isinstance(lr, type):
-        return None, 0.0, None, [f"the learning rate is {lr!r}; {what}"]
+        return refuse(f"{lr!r}; {needs}")
     try:
-        rate = float(lr)
+        value = float(lr)
     except (TypeError, ValueError):
-        return None, 0.0, None, [f"the learning rate is {lr!r}; {what}"]
-    wrong = (
-        []
-        if 0 <= rate < math.inf
-        else [f"the learning rate is {rate}; it needs a number that is 0 or more, and finite"]
-    )
-    return None, rate, None, wrong
+        return refuse(f"{lr!r}; {needs}")
+    if not 0 <= value < math.inf:
+        return refuse(f"{value}; it needs a number that is 0 or more, and finite")
+    return OptimizerDefinition(optimizer, value), []
 
 
 def _family_of(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[ModelAdapter, Any]:
-    """The family, and the model, or one that has its type."""
+    """Return the adapter of the model, and the model, or one of its type where each device makes its own part."""
     if strategy is not None and strategy.splits and makes_model(model):
         return abstract_adapter(model, trainable, shared=shared)
-    model = made(model)
+    model = materialize(model)
     refuse_abstract(model)
     return adapter_of(model, trainable, shared=shared), model
 

@@ -30,17 +30,16 @@ from learner.diagnostics.sharding_report import ShardingReport, sharding_report
 from learner.distributed.process_group import ProcessGroup, hosts
 from learner.errors import LearnerError, one_error
 from learner.events import Overview
-from learner.optimizers.lengths import describe_schedules, schedules_in, told, with_placeholder_schedules
+from learner.optimizers.schedule_resolution import OptimizerDefinition, ResolvedOptimizer, describe_schedules
 from learner.runs import control_files as asking
 from learner.runs.history import History, read_history
 from learner.runs.layout import read_summary
 from learner.runs.lock import locked
 from learner.runs.metric_logs import file_name
-from learner.schedules import Exponential, ReduceOnPlateau, Schedule
-from learner.schedules.whole import settled
-from learner.steps.evaluated import evaluated, evaluates_others
+from learner.schedules import Exponential
+from learner.steps.definition import StepDefinition
+from learner.steps.eval_params import eval_params, has_eval_params
 from learner.steps.measure import MetricCollection
-from learner.steps.optimizer import check_schedule
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.strategies import Strategy, choose_devices
@@ -126,16 +125,12 @@ class Learner:
     """
 
     def __init__(
-        self, options: Options, step: Step, lr: float, plateau: ReduceOnPlateau | None, train: Any, valid: Any
+        self, options: Options, definition: StepDefinition, optimizer: OptimizerDefinition, train: Any, valid: Any
     ):
         check_process()
-        self._options, self._step, self._lr, self._plateau = options, step, lr, plateau
-        self._schedule = step.schedule if isinstance(step.schedule, Schedule) else None  # for a run of any length
-        self._optimizer = step.optimizer  # the same; its groups may have schedules
-        if self._schedule is not None and self._schedule.waits:
-            self._step = dataclasses.replace(step, schedule=None)
-        self._step = dataclasses.replace(self._step, optimizer=with_placeholder_schedules(step.optimizer))
-        self._settled = False
+        self._options, self._definition, self._optimizer = options, definition, optimizer
+        self._resolved: ResolvedOptimizer | None = None  # until the length of the run is known
+        self._define()
         self._train_data, self._valid_data = train, valid
         self._looked = {"train": False, "valid": False}  # at the steps, by `train_step` and `valid_step`
         self._runner: Runner | None = None
@@ -149,17 +144,25 @@ class Learner:
 
     def init(self) -> TrainState:
         """The state before the first step. Its arrays are copies of the model's, or of what `initial_from` names."""
-        self._settle_alone()
+        self._resolve_alone()
         self._take_initial()
         return self._blank()
 
+    def _define(self, **changes: Any) -> None:
+        """Build the step from its definition, with these changes, and the optimizer, which can train only once the
+        length of the run has resolved its schedules.
+        """
+        self._definition = dataclasses.replace(self._definition, **changes)
+        optimizer = self._resolved or self._optimizer.without_run_length()
+        self._step = Step.of(self._definition, optimizer.optimizer, optimizer.schedule)
+
     def _blank(self) -> TrainState:
-        return self._step.init(self._lr, self._options.seed)
+        return self._step.init(self._optimizer.lr, self._options.seed)
 
     def _placed(self) -> TrainState:
         """The same, where the strategy has its parts."""
         places = None if self._strategy.resident else self._strategy
-        state = self._step.init(self._lr, self._options.seed, places)
+        state = self._step.init(self._optimizer.lr, self._options.seed, places)
         if self._step.family.fresh is not None and (wrong := init_problems(state.params)):
             raise one_error(wrong)
         return state
@@ -178,7 +181,7 @@ class Learner:
         if self._options.initial is not None and self._taken is None:
             with jax.ensure_compile_time_eval():
                 family, self._taken = take_initial(self._options, self._step.family)
-            self._step = dataclasses.replace(self._step, family=family)
+            self._define(family=family)
 
     def train_step(self, state: TrainState, *batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step: the new state, and the step's value of each numeric metric by name, with its `weight`.
@@ -193,13 +196,13 @@ class Learner:
             )
         if self._step.train is None and self._step.update is None:
             raise LearnerError(no_step("train_step"))
-        self._settle_alone()
+        self._resolve_alone()
         if not self._looked["train"]:
             self._look_at_train(state, batches[0])
         if not _is_traced(state, batches):
             with Tracing("train_step", GIVEN, lambda: batches[-1]):
                 return self._alone().train(state, batches)
-        state, metrics, weight = self._step.whole(state, list(batches))
+        state, metrics, weight = self._step.unrolled_step(state, list(batches))
         return state, self._named("train", metrics) | {"weight": weight}
 
     def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
@@ -213,7 +216,7 @@ class Learner:
         if not _is_traced(state, batch):
             with Tracing("valid_step", GIVEN, lambda: batch):
                 return self._alone().valid(state, batch)
-        metrics, weight, _ = self._step.valid_metrics(state, batch, jnp.int32(0))
+        metrics, weight, _ = self._step.validate(state, batch, jnp.int32(0))
         return self._named("valid", metrics) | {"weight": weight}
 
     def _alone(self) -> SingleStepRunner:
@@ -226,7 +229,7 @@ class Learner:
         return self._rebuild(jax.tree.map(jnp.copy, state))
 
     def _named(self, kind: str, metrics: PyTree) -> dict[str, Any]:
-        measure = self._step.train_measure if kind == "train" else self._step.valid_measure
+        measure = self._step.train_metrics if kind == "train" else self._step.valid_metrics
         return dict(zip(measure.step_names, measure.step_values(metrics), strict=True))
 
     def _look_at_train(self, state: TrainState, batch: PyTree) -> None:
@@ -234,7 +237,7 @@ class Learner:
         problems, own_grads = check_train(self._step, state, batch)
         if problems:
             raise one_error(problems)
-        self._step = dataclasses.replace(self._step, own_grads=own_grads)
+        self._define(own_grads=own_grads)
         self._looked["train"] = True
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -293,13 +296,14 @@ class Learner:
             )
         if options.checkpoints is not None:
             inputs.source("train").keep_state()
-        lr = self._lr if self._step.schedule is None and self._plateau is None else None
+        plateau = self._optimizer.plateau
+        lr = self._optimizer.lr if self._step.schedule is None and plateau is None else None
         shapes = jax.eval_shape(self._blank)
-        fingerprint = fingerprint_of(options, self._step, shapes, inputs, lr, self._plateau, self._strategy.description)
+        fingerprint = fingerprint_of(options, self._step, shapes, inputs, lr, plateau, self._strategy.description)
         inputs.programs.clear()  # what they hold in memory
         if here.count > 1:
             refuse_together(options, self._strategy)
-            rate = self._lr, describe_schedules(self._step.schedule, self._step.optimizer), self._plateau is None
+            rate = self._optimizer.lr, describe_schedules(self._step.schedule, self._step.optimizer), plateau is None
             said = description(options, self._step, self._strategy, inputs, rate, going_on, fingerprint)
             here.agree("what they train", said)
             fingerprint = here.once(lambda: fingerprint)  # the first rows of its share, which checkpoints have
@@ -351,13 +355,13 @@ class Learner:
         if restored is None:
             self._take_initial()
         state = self._placed() if restored is None else restored.state
-        if restored is not None and (self._plateau is None or restored.progress["plateau"] is None):
-            lr_scale = self._strategy.place(np.float32(self._lr))  # the rate may be another one now
+        if restored is not None and (self._optimizer.plateau is None or restored.progress["plateau"] is None):
+            lr_scale = self._strategy.place(np.float32(self._optimizer.lr))  # the rate may be another one now
             state = dataclasses.replace(state, lr_scale=lr_scale)
         self._fitted = True
         here.once(lambda: self._prepare(going_on))
         asked = StopRequest()
-        settings = options, self._step, self._plateau, self._rebuild, self._strategy
+        settings = options, self._step, self._optimizer.plateau, self._rebuild, self._strategy
         start = RunSpec(
             *settings, inputs, state, restored, going_on, asked, fingerprint, announce_overview, self._taken, here
         )
@@ -385,44 +389,35 @@ class Learner:
         train = self._train_data if train is None else train
         valid = self._valid_data if valid is None else valid
         inputs = read_inputs(self._options, train, valid, self._strategy)
-        wrong = self._settle(inputs.source("train").batches)
-        shapes = jax.eval_shape(self._blank)
-        self._step = checked_step(self._options, self._step, shapes, inputs, self._plateau, self._strategy, wrong)
+        problems = self._resolve(inputs.source("train").batches)
+        shapes, plateau = jax.eval_shape(self._blank), self._optimizer.plateau
+        step = checked_step(self._options, self._step, shapes, inputs, plateau, self._strategy, problems)
+        self._define(own_grads=step.own_grads)
         return inputs
 
-    def _settle(self, batches: int | None) -> list[str]:
-        """The schedules learn how long the run is; returns what is wrong with them then."""
-        run = run_length(self._options, batches)
-        optimizer, wrong = told(self._optimizer, run)
-        self._step = dataclasses.replace(self._step, optimizer=optimizer)
-        if self._schedule is not None:
-            schedule, wrong_with_rate = settled(self._schedule, run)
-            self._step = dataclasses.replace(self._step, schedule=schedule)
-            wrong = wrong_with_rate + wrong + ([] if schedule is None else check_schedule(schedule))
-        self._settled = not wrong
-        return wrong
+    def _resolve(self, batches: int | None) -> list[str]:
+        """Resolve the schedules for a run of so many batches an epoch. Return all problems that they then have."""
+        self._resolved, problems = self._optimizer.resolve(run_length(self._options, batches))
+        self._define()
+        return problems
 
-    def _settle_alone(self) -> None:
-        """The same without `fit`, which reads the data."""
-        if self._settled:
-            return
-        schedules = schedules_in(self._schedule, self._optimizer)
-        waiting = [(what, each) for what, each in schedules if isinstance(each, Schedule) and each.waits]
-        if not waiting:
+    def _resolve_alone(self) -> None:
+        """Resolve the schedules without `fit`, which reads the data."""
+        if self._resolved is not None or not (unresolved := self._optimizer.needing_run_length()):
             return
         data, options = self._train_data, self._options
         if data is None and options.num_steps is None:
-            what, schedule = waiting[0]
+            place, schedule = unresolved[0]
             raise LearnerError(
-                f"{what or 'the learning rate'}: {schedule!r} counts with the length of the run, which is known with "
+                f"{place or 'the learning rate'}: {schedule!r} counts with the length of the run, which is known with "
                 "the training data: give it to build(..., train=), set num_steps(n), or use "
                 "schedule.resolved(num_steps=..., steps_per_epoch=...)"
             )
         batches = None if data is None else source_of(data, "train", batch_size=options.batch_size).batches
         with jax.ensure_compile_time_eval():
-            wrong = self._settle(batches)
-        if wrong:
-            raise one_error(wrong)
+            problems = self._resolve(batches)
+        if problems:
+            raise one_error(problems)
 
     def _restored(
         self, differing: Differing = lambda progress: [], here: ProcessGroup = SINGLE_PROCESS
@@ -430,7 +425,7 @@ class Learner:
         """The checkpoint to go on from: `None` when there is none and that is all right."""
         start = self._options.start or {}
         allow = start.get("allow", ())
-        store, into = open_store(self._options, hosts=here), (self._shapes(), self._step.filled)
+        store, into = open_store(self._options, hosts=here), (self._shapes(), self._step.fill_missing)
         try:
             if start.get("resume"):
                 return restore_newest(store, *into, allow, differing)
@@ -468,7 +463,7 @@ class Learner:
         return LearningResult(self._rebuild(copied), history, stopped_by, summary, self._best_model)
 
     def _rebuild(self, state: TrainState) -> Any:
-        return self._step.family.rebuild(evaluated(state.params, state.opt_state), state.model_state)
+        return self._step.family.rebuild(eval_params(state.params, state.opt_state), state.model_state)
 
     def _best_model(self) -> Any:
         """Read the model of the best checkpoint that is not damaged.
@@ -485,7 +480,7 @@ class Learner:
         damaged = []
         try:
             state = self._shapes()
-            needed = ("model", "optim") if evaluates_others(named_leaves(state.opt_state)) else ("model",)
+            needed = ("model", "optim") if has_eval_params(named_leaves(state.opt_state)) else ("model",)
             for entry in store.ranked():
                 try:
                     items = store.restore(
@@ -601,9 +596,9 @@ class Learner:
         with tempfile.TemporaryDirectory(prefix="learner-") as place:
             options = self._options.of_a_trial(Path(place) / "run", steps, interrupter, watcher)
             measure = MetricCollection.of(options.train_metrics)
-            step = dataclasses.replace(self._step, schedule=schedule, train_measure=measure, watch=options.on_nonfinite)
-            step = dataclasses.replace(step, optimizer=self._optimizer)
-            trial = Learner(options, step, 1.0, None, self._train_data if train is None else train, None)
+            definition = dataclasses.replace(self._definition, train_metrics=measure, watch=options.on_nonfinite)
+            optimizer = OptimizerDefinition(self._optimizer.optimizer, 1.0, schedule)
+            trial = Learner(options, definition, optimizer, self._train_data if train is None else train, None)
             if trial.fit().stopped_by == "ctrl-c":
                 raise KeyboardInterrupt
         losses = watcher.losses
@@ -656,9 +651,8 @@ class Learner:
             options = self._options.of_a_trial(Path(place) / "run", (last or first + MOST) + 1, interrupter)
             options.train_metrics, options.on_nonfinite = self._options.train_metrics, self._options.on_nonfinite
             options.profile = Window(first, last, Path(directory), done, not_done)
-            schedule = self._step.schedule if self._schedule is None else self._schedule
-            step = dataclasses.replace(self._step, optimizer=self._optimizer, schedule=schedule)
-            trial = Learner(options, step, self._lr, None, self._train_data if train is None else train, None)
+            optimizer = dataclasses.replace(self._optimizer, plateau=None)
+            trial = Learner(options, self._definition, optimizer, self._train_data if train is None else train, None)
             if trial.fit().stopped_by == "ctrl-c":
                 raise KeyboardInterrupt
         if not found:

@@ -102,7 +102,7 @@ def test_a_model_of_a_function_is_made_in_parts(tmp_path, made_since):
     learner = build(tmp_path / "run", Sharded(rules=fsdp()))
     state = learner._placed()
     assert all_have_an_eighth(made_since(), STATE)
-    program, given = learner._step.beginning(1e-3, 0, learner._strategy)
+    program, given = learner._step.init_program(1e-3, 0, learner._strategy)
     memory = program.lower(*given).compile().memory_analysis()
     assert memory.argument_size_in_bytes < SMALL
     assert is_eighth(memory.output_size_in_bytes, STATE)

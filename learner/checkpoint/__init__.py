@@ -1,4 +1,4 @@
-"""What is saved, when, what is kept, and how it comes back."""
+"""Checkpoints: their contents, when they are saved, which are kept, and how they are restored."""
 
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.options import CheckpointOptions, Retention

@@ -22,7 +22,7 @@ MOST_UNDECIDED = 64
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Everything that a checkpoint is written from.
+    """The data that a checkpoint is written from.
 
     Attributes:
       state: a copy of its own, on the devices or on the host.

@@ -28,7 +28,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class RestoredState:
-    """What `Checkpointer.restore` read.
+    """The state and the metadata that `Checkpointer.restore` read.
 
     Attributes:
       step: of the checkpoint.
@@ -75,7 +75,7 @@ class Checkpointer:
 
     @property
     def steps(self) -> list[int]:
-        """Those that have a checkpoint, oldest first."""
+        """Return the steps that have a checkpoint, oldest first."""
         return self._store.steps
 
     def save(

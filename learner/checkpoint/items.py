@@ -57,7 +57,7 @@ def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
 
 
 def key_impl(keys: Any) -> Any:
-    """How random keys, or their shapes, are implemented."""
+    """Return the implementation of random keys, or of their shapes."""
     if not isinstance(keys, jax.ShapeDtypeStruct):
         return jax.random.key_impl(keys)
     found: list[Any] = []
@@ -118,7 +118,7 @@ def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str
 
 
 def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], what: str) -> None:
-    """One error that lists them all; `what` is the checkpoint, for the message."""
+    """Raise one error that lists all differences; `what` names the checkpoint in the message."""
     if rows := differences(saved, needed):
         raise LearnerError(difference_text(rows, what))
 

@@ -25,11 +25,11 @@ from learner.errors import LearnerError, one_error
 from learner.models.adapters import Linen, ModelAdapter, adapter_of, is_instance_of
 from learner.models.freezing import trained_of
 from learner.models.matching import Match
-from learner.optimizers.lengths import with_placeholder_schedules
+from learner.optimizers.schedule_resolution import with_placeholder_schedules
 from learner.records import load_model
 from learner.runs.history import History
 from learner.runs.journal import read_journal
-from learner.steps.evaluated import evaluated_leaves, evaluates_others
+from learner.steps.eval_params import eval_leaves, has_eval_params
 from learner.steps.optimizer import check_optimizer, init_optimizer
 from learner.steps.state import TrainState
 from learner.util.text import printable
@@ -44,7 +44,7 @@ SHOWN = 20  # of a long list
 
 @dataclasses.dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What `load_checkpoint` read.
+    """The model and the metadata that `load_checkpoint` read.
 
     Attributes:
       path: where it lies.
@@ -206,7 +206,7 @@ def load_scheduler(path: str | Path) -> SchedulerRecord:
 
 def _family(model: Any, trainable: Any, freeze: Match | Sequence[Match]) -> ModelAdapter:
     several = [freeze] if isinstance(freeze, str | re.Pattern) or callable(freeze) else list(freeze)
-    return adapter_of(made(model), trained_of(trainable, several) if several else trainable, shared=True)
+    return adapter_of(materialize(model), trained_of(trainable, several) if several else trainable, shared=True)
 
 
 def _advice(optimizer: Any) -> str:
@@ -225,17 +225,17 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
         raise LearnerError(f"step of {name} is {step!r}; it needs a whole number, 0 or more")
 
 
-def made(model: Any) -> Any:
+def materialize(model: Any) -> Any:
     """The model, also of a function without arguments that makes it.
 
-    >>> made(lambda: {"w": 1.0})
+    >>> materialize(lambda: {"w": 1.0})
     {'w': 1.0}
     """
     return model() if makes_model(model) else model
 
 
 def makes_model(model: Any) -> bool:
-    """Whether it is a function that makes a model, and none itself."""
+    """Return True for a function that makes a model and is not a model itself."""
     if isinstance(model, Linen) or is_instance_of(model, "flax.nnx", "Module"):
         return False
     return isinstance(model, types.FunctionType | types.MethodType | functools.partial | type)
@@ -305,7 +305,7 @@ def _unescape(name: str) -> str:
 
 def evaluated_params(params: PyTree, opt_state: Arrays) -> PyTree:
     """The parameters to evaluate; the state of the optimizer is that of the checkpoint, by path."""
-    others = evaluated_leaves(named_leaves(params), _on_device(_unescaped(opt_state)))
+    others = eval_leaves(named_leaves(params), _on_device(_unescaped(opt_state)))
     return jax.tree.unflatten(
         jax.tree.structure(params), [others.get(name, x) for name, x in named_leaves(params).items()]
     )
@@ -317,7 +317,7 @@ def has_averages(store: CheckpointStore, entry: Entry) -> bool:
         optim = store.shapes(entry.step, ("optim",))["optim"]
     except DamagedError:  # who reads the model says so
         return False
-    return evaluates_others(optim.get("opt_state") or {})
+    return has_eval_params(optim.get("opt_state") or {})
 
 
 def _on_device(arrays: Arrays) -> Arrays:
@@ -378,7 +378,7 @@ class PathMatch:
         return self._saved[part][path], self._shapes["model"][part_here][path_here]
 
     def refuse_differences(self, what: str, advice: str, opt_state: Arrays | None = None) -> None:
-        """One error that lists all arrays that are not the same on both sides, the optimizer's too."""
+        """Raise one error that lists all arrays that differ, those of the optimizer included."""
         saved = {
             _shown(self._here.get(name, place)): self._saved[place[0]][place[1]] for name, place in self._there.items()
         }

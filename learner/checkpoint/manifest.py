@@ -1,5 +1,5 @@
-"""What makes a directory a complete checkpoint: `manifest.json`, written last, with the size and the SHA-256 of each of
-its files and of itself, and with what decides whether the checkpoint stays.
+"""The manifest that makes a directory a complete checkpoint: `manifest.json`, written last, with the size and the
+SHA-256 of each of its files and of itself, and with the facts that decide whether the checkpoint stays.
 """
 
 import contextlib

@@ -78,7 +78,7 @@ class CheckpointOptions:
             raise LearnerError(f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'")
 
     def due(self, ended: int | None, step: int, seconds: float) -> bool:
-        """Whether to save now.
+        """Return True if a save is due now.
 
         Args:
           ended: the epoch that has just ended, or `None` inside of one.
@@ -94,7 +94,7 @@ class CheckpointOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay: the newest, the best, and those of every so many epochs, each for itself.
+    """The rule for which checkpoints stay: the newest, the best, and one of every so many epochs, each independently.
 
     A worsening metric never evicts the newest one; NaN is never among the best; of equal ones the earlier is better.
 

@@ -25,7 +25,7 @@ def record_name(step: int, epoch: int | None, item: str = "model") -> str:
 
 
 def is_record(name: str) -> bool:
-    """Whether a file of that name holds a part of a checkpoint, or was to hold it.
+    """Return True if a file of this name holds a part of a checkpoint, finished or not.
 
     >>> [is_record(name) for name in ("model-3.mpk.gz", "optim-step-7.json.partial", "model.mpk")]
     [True, True, False]

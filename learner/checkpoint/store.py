@@ -99,7 +99,7 @@ class CheckpointStore:
 
     @property
     def _writes(self) -> bool:
-        """Whether this process writes what all of them need once."""
+        """Return True in the one process that writes the files which all processes share."""
         return jax.process_index() == 0  # only here: asking for it connects the devices of all processes
 
     @functools.cached_property
@@ -129,7 +129,7 @@ class CheckpointStore:
 
     @functools.cached_property
     def _table(self) -> dict[int, dict[str, Any]]:
-        """What the manifests say, by step."""
+        """The facts in the manifests, by step."""
         table = {}
         for step in self._steps():
             try:
@@ -346,7 +346,7 @@ class CheckpointStore:
             self._remove(step)
 
     def _remove(self, step: int) -> None:
-        """It is no checkpoint any more before its first file goes."""
+        """Remove a checkpoint. Its name goes first, so that a half-removed one is never taken for a checkpoint."""
         records = self.records(step)
         self._table.pop(step, None)
         self.damaged.pop(step, None)
@@ -472,7 +472,9 @@ class CheckpointStore:
             return dict(self._orbax.restore(self.path(step), args=args)["in_flight"])
 
     def _refuse_claims(self, step: int, tree: Any) -> None:
-        """What is in flight has the shapes that the checkpoint says, so it may not claim more than it could hold."""
+        """Raise if the shapes of `in_flight`, which the checkpoint itself declares, claim more bytes than its files can
+        hold.
+        """
         place = self.path(step) / "in_flight"
         held = sum(path.stat().st_size if self._is_local else path.stat().length for path in place.rglob("*"))
         claimed = sum(int(np.prod(x.shape, dtype=object)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
@@ -505,7 +507,7 @@ class CheckpointStore:
         return wanted[-1]
 
     def _refuse_damaged(self, epoch: int | str | None, step: int | None) -> None:
-        """What a checkpoint is whose manifest is damaged cannot be told: it may be the one that was asked for."""
+        """Raise if a checkpoint with a damaged manifest may be the one requested: its step and epoch are unknown."""
         doubt = ""
         if epoch is None or epoch == "latest":
             suspects = self.steps[-1:] if step is None else [step]
@@ -519,7 +521,7 @@ class CheckpointStore:
                 raise DamagedError(f"{self.damaged[suspect]}{doubt}; {self.others(suspect)}")
 
     def others(self, step: int) -> str:
-        """Which checkpoints there are besides one, for people."""
+        """Return a sentence that lists the other checkpoints."""
         others = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in self.entries if e.step != step]
         return f"there are also {', '.join(others)}" if others else "there is no other"
 
@@ -570,7 +572,7 @@ class CheckpointStore:
 
 
 def _damage(path: Any) -> str:
-    """What is wrong with a checkpoint, or nothing."""
+    """Return the damage of a checkpoint, or an empty text."""
     try:
         refuse_damage(path)
     except DamagedError as error:

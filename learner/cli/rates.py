@@ -12,11 +12,11 @@ from learner.cli.overrides import CommandLine, read_yaml, split, value_of
 from learner.cli.training import changed
 from learner.diagnostics.rate_range import RangeTest
 from learner.errors import LearnerError, one_error
-from learner.optimizers.lengths import schedules_of, told
+from learner.optimizers.schedule_resolution import resolve_schedules, schedules_of
 from learner.reports.plots import Plot, package, refuse_path
 from learner.schedules import Constant, ReduceOnPlateau, RunLength
 from learner.schedules.base import ScheduleFn
-from learner.schedules.whole import early_end, not_reached, rates, settled, text_of
+from learner.schedules.resolve import early_end, not_reached, rates, resolve, text_of
 from learner.steps.optimizer import check_schedule, is_schedule
 from learner.util.distribution import install_hint
 from learner.util.text import count
@@ -114,7 +114,7 @@ def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]
             "the run's length is not known: the training data does not say how many batches it has, and there is no "
             "num_steps: --num_steps=1000"
         )
-    resolved, problems = told(optimizer, run)
+    resolved, problems = resolve_schedules(optimizer, run)
     if problems:
         raise one_error(problems)
     curves = {"learning rate": rates(schedule, run.steps)}
@@ -150,7 +150,7 @@ def _schedule(lr: Any, run: RunLength) -> tuple[ScheduleFn, str]:
         return Constant(lr.rate), f"ReduceOnPlateau begins with {lr.rate:g}, and lowers the rate by what it sees"
     if not is_schedule(lr):
         return Constant(float(lr)), f"{lr:g} in every step"
-    schedule, problems = settled(lr, run)
+    schedule, problems = resolve(lr, run)
     if schedule is None or (problems := problems or check_schedule(schedule)):
         raise one_error(problems)
     return schedule, text_of(schedule)

@@ -112,9 +112,9 @@ def _spread(feed: Feed) -> int:
     """Over how many devices the rows of a batch are spread."""
     if isinstance(feed, ResidentBatches):
         return 1
-    part, is_replicated = (feed.last, feed.wholes[1]) if feed.batches is None else (feed.batches, feed.wholes[0])
+    part, replicated = (feed.last, feed.replicated[1]) if feed.batches is None else (feed.batches, feed.replicated[0])
     first = jax.tree.leaves(part)[0]
-    return 1 if is_replicated else math.prod(first.shape) // math.prod(first.sharding.shard_shape(first.shape))
+    return 1 if replicated else math.prod(first.shape) // math.prod(first.sharding.shard_shape(first.shape))
 
 
 def _room(strategy: Strategy) -> int | None:

@@ -40,7 +40,7 @@ class NothingToTrainError(LearnerError):
 
 
 class ModelAdapter(abc.ABC):
-    """How models of one library are split and merged.
+    """Splits and merges the models of one library.
 
     Attributes:
       params: what is differentiated, under its names.
@@ -94,12 +94,12 @@ class ModelAdapter(abc.ABC):
         """Makes the BatchNorm layers of a merged model use the statistics over a mapped axis too."""
 
     def is_synced(self, model: Any) -> bool:
-        """Whether there were such layers, after the step."""
+        """Return True if the step ran layers whose statistics are synchronized."""
         return False
 
     @property
     def changes_in_place(self) -> bool:
-        """Whether a step changes the model that it is given, rather than returning a new one."""
+        """Return True if a step changes the model that it is given, rather than returning a new one."""
         return True
 
     def grads(self, grads: Any) -> PyTree:
@@ -115,7 +115,7 @@ class ModelAdapter(abc.ABC):
 
 
 def same_tree(a: PyTree, b: PyTree) -> bool:
-    """Whether two trees have the same structure."""
+    """Return True if two trees have the same structure."""
     structures: list[Any] = [jax.tree.structure(a), jax.tree.structure(b)]
     return bool(structures[0] == structures[1])
 
@@ -480,7 +480,7 @@ class TreeAdapter(ModelAdapter):
 
 
 def variable_kind(variable: Any) -> str:
-    """What the variable of an nnx module is: the name that flax has for its type, or that of the type.
+    """Return the kind of an nnx module's variable: the name that flax has for its type, or that of the type.
 
     >>> from flax import nnx
     >>> [variable_kind(nnx_type(0)) for nnx_type in (nnx.Param, nnx.LoRAParam, nnx.BatchStat, nnx.Intermediate)]
@@ -661,7 +661,7 @@ def _first_line(error: Exception) -> str:
 
 
 def is_instance_of(value: Any, module: str, name: str) -> bool:
-    """Whether a value is of a class of an optional library, which is never imported for that."""
+    """Return True if a value is of a class of an optional library, which is never imported to find out."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 

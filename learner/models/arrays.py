@@ -1,4 +1,4 @@
-"""What arrays a model has: for `model.json`, and for people before a run."""
+"""The arrays of a model: for `model.json`, and for the overview before a run."""
 
 import math
 from collections.abc import Sequence

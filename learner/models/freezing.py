@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.models.adapters import LinenAdapter, ModelAdapter, by_path, is_instance_of
-from learner.models.matching import Match, chosen, matcher, said_of
+from learner.models.matching import Match, chosen, match_text, matcher
 from learner.util.trees import named_leaves
 
 
 def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
-    """What `trainable` chooses without what is frozen, as `learner.models.adapters.adapter_of` takes it.
+    """Return the part of `trainable` that is not frozen, as `learner.models.adapters.adapter_of` accepts it.
 
     >>> trained = trained_of(None, ["^backbone"])
     >>> trained("backbone.kernel", None), trained("head.kernel", None)
@@ -34,9 +34,9 @@ def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
     return nnx.All(trainable, nnx.Not(by_path(held)))
 
 
-def unfrozen(frozen: Sequence[Match], family: ModelAdapter, model: Any) -> list[str]:
-    """What is wrong with what is frozen: that which matches no parameter of the model, or one by another path than the
-    one by which it is trained.
+def check_freeze_patterns(frozen: Sequence[Match], family: ModelAdapter, model: Any) -> list[str]:
+    """Return the problems of the frozen patterns: one matches no parameter of the model, or a parameter by another path
+    than the one by which it is trained.
     """
     leaves = {**named_leaves(family.params), **frozen_leaves(family, family.model_state)}
     tied = tied_paths(model, leaves)
@@ -48,8 +48,8 @@ def unfrozen(frozen: Sequence[Match], family: ModelAdapter, model: Any) -> list[
         if by_another:
             rows = ", ".join(f"{path} is {tied[path]}" for path in by_another)
             problems.append(
-                f"freeze: {said_of(each)} matches a parameter that is there twice, by its second path: {rows}. It goes "
-                "by its first path: freeze that one, which freezes both, or none of them"
+                f"freeze: {match_text(each)} matches a parameter that is there twice, by its second path: {rows}. It "
+                "goes by its first path: freeze that one, which freezes both, or none of them"
             )
             continue
         try:
@@ -81,13 +81,13 @@ def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def nothing_left(frozen: Sequence[Match], trainable: Any, family: ModelAdapter) -> str | None:
-    """That a model with these parameters has nothing to train because of what is frozen; `None`: it never had."""
+def explain_empty_trainable(frozen: Sequence[Match], trainable: Any, family: ModelAdapter) -> str | None:
+    """Return the message for a model whose parameters are all frozen, or None if freezing is not the reason."""
     held = list(frozen_leaves(family, family.model_state))
     if not held or not frozen:
         return None
     shown = ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
-    what = f"freeze ({', '.join(map(said_of, frozen))})"
+    what = f"freeze ({', '.join(map(match_text, frozen))})"
     if trainable is not None:
         return f"nothing is left to train: {what} matches all that trainable= selects. The parameters are {shown}"
     return f"nothing is left to train: {what} matches all parameters of the model, {shown}: freeze fewer of them"

@@ -63,10 +63,10 @@ def _is_pattern(pattern: Any) -> bool:
     return isinstance(said, str) and bool(said)
 
 
-def said_of(match: Match) -> str:
-    """What was given to choose parameters, in an error message.
+def match_text(match: Match) -> str:
+    """Return the text of a `Match` for error messages.
 
-    >>> said_of("^head"), said_of(re.compile("bias$"))
+    >>> match_text("^head"), match_text(re.compile("bias$"))
     ("'^head'", "'bias$'")
     """
     patterns = [] if callable(match) else patterns_of(match)
@@ -96,5 +96,5 @@ def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
     found = [path for path, leaf in leaves.items() if wanted(path, leaf)]
     if not found:
         some = ", ".join(list(leaves)[:8]) + (" and others" if len(leaves) > 8 else "")
-        raise LearnerError(f"{what} {said_of(match)} chooses no parameter of {some}")
+        raise LearnerError(f"{what} {match_text(match)} chooses no parameter of {some}")
     return found

@@ -17,7 +17,7 @@ Choice = str | Callable[[str, Array], bool]
 
 
 def parameters(model: Any, trainable: Trainable = None) -> PyTree:
-    """What of a model is differentiated, under its names: a tree of arrays, as optimizers take it.
+    """Return the differentiated arrays of a model under their names: a tree of arrays, as optimizers accept it.
 
     Args:
       model: an `nnx.Module`, a `Linen`, or any pytree (an Equinox module, a dict, gradients).
@@ -188,7 +188,7 @@ def _without_variables(tree: PyTree) -> PyTree:
 
 
 def _replaced(tree: PyTree, new: dict[str, Array]) -> PyTree:
-    """With other arrays at the paths of `new`."""
+    """Return the tree with other arrays at the paths of `new`."""
     old, problems = named_leaves(tree), []
     for name, x in new.items():
         if name not in old:

@@ -17,7 +17,7 @@ from learner.steps.extra import accepting
 class AveragedState(NamedTuple):
     """`averaged_params` as the parameters, float32 at least; `count`: optimizer steps so far, int32.
 
-    The learner finds the average by this name (`learner.steps.evaluated`).
+    The learner finds the average by this name (`learner.steps.eval_params`).
     """
 
     count: Any

@@ -1,4 +1,4 @@
-"""What an optimizer is here: a function of the learning rate."""
+"""The interface of optimizers here: functions of the learning rate."""
 
 import abc
 import dataclasses
@@ -21,8 +21,8 @@ class OptimizerFactory(abc.ABC):
         """The optimizer at this rate, a float or a traced scalar."""
 
     def with_schedules(self, change: Change) -> "OptimizerFactory":
-        """The same with `change(place, schedule)` for each schedule that an optimizer inside has of its own. Those
-        that are in the field `optimizer` are found; a subclass with others has its own way.
+        """Return this optimizer with `change(place, schedule)` in place of each schedule of the optimizers inside it.
+        The field `optimizer` is searched; a subclass with others overrides this.
         """
         inner: Any = getattr(self, "optimizer", None)
         if not (isinstance(inner, OptimizerFactory) and "optimizer" in getattr(self, "__dataclass_fields__", ())):

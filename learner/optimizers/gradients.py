@@ -1,4 +1,4 @@
-"""What is done to gradients before an optimizer sees them, and which parameters decay."""
+"""Transformations of gradients before an optimizer sees them, and the choice of parameters that decay."""
 
 import dataclasses
 import math

@@ -15,7 +15,8 @@ from learner.errors import LearnerError, near, one_error
 from learner.models.matching import Match, chosen, matcher
 from learner.optimizers.base import Change, OptimizerFactory, refuse_no_function
 from learner.optimizers.parts import in_parts
-from learner.schedules import ReduceOnPlateau, Schedule
+from learner.schedules import ReduceOnPlateau
+from learner.schedules.base import needs_run_length
 from learner.steps.extra import accepting
 from learner.steps.optimizer import check_schedule, no_schedule
 from learner.util.trees import named_leaves
@@ -60,7 +61,7 @@ class Group:
         if callable(self.lr):
             if problem := no_schedule(self.lr):
                 raise LearnerError(f"lr of a group is {problem}")
-            if not _waits(self.lr) and (problems := check_schedule(self.lr)):
+            if not needs_run_length(self.lr) and (problems := check_schedule(self.lr)):
                 raise one_error([f"lr of a group: {problem}" for problem in problems])
             return
         if isinstance(self.lr, bool) or not isinstance(self.lr, int | float) or not 0 <= self.lr < math.inf:
@@ -162,7 +163,7 @@ def _transformation(group: Group, rest: Callable[[Any], Any], rate: Any) -> opta
     optimizer = rest if group.optimizer is None else group.optimizer
     if group.weight_decay is not None:
         optimizer = with_weight_decay(optimizer, group.weight_decay)
-    if _waits(group.lr):
+    if needs_run_length(group.lr):
         raise LearnerError(
             f"the schedule of a group is {group.lr!r}, which counts with the length of the run. `fit` tells it that, "
             "unless it is inside of a function of your own (lambda lr: Groups(...)(lr)): give the Groups itself, or "
@@ -171,11 +172,6 @@ def _transformation(group: Group, rest: Callable[[Any], Any], rate: Any) -> opta
     if callable(group.lr):
         return scheduled(optimizer, group.lr)
     return optimizer(rate * group.lr)
-
-
-def _waits(lr: Any) -> bool:
-    """For the length of the run."""
-    return isinstance(lr, Schedule) and lr.waits
 
 
 def with_weight_decay(optimizer: Any, value: float) -> Callable[[Any], Any]:

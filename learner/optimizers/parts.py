@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import optax
 
-from learner.steps.extra import accepting, deaf
+from learner.steps.extra import accepting, ignore_extra_kwargs
 
 PyTree = Any
 
@@ -42,8 +42,8 @@ def in_parts(
 
 
 def _on_part(transformation: Any) -> optax.GradientTransformationExtraArgs:
-    """One whose `grad` is that of the part, as its updates are. Of nothing it keeps nothing: some optimizers cannot do
-    without any parameter.
+    """Return the transformation with `grad` cut to its part, as its updates are. It has no state for an empty part:
+    some optimizers cannot be initialized without parameters.
     """
     inner = accepting(transformation)
 
@@ -62,7 +62,7 @@ def _on_part(transformation: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def _of_part(value_fn: Callable[[PyTree], Any], params: PyTree) -> Callable[..., Any]:
-    return deaf(lambda part: value_fn(_filled(part, params)))
+    return ignore_extra_kwargs(lambda part: value_fn(_filled(part, params)))
 
 
 def _gradient_of_part(grad_fn: Callable[[PyTree, Any], PyTree], params: PyTree) -> Callable[[PyTree, Any], PyTree]:

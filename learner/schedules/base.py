@@ -1,4 +1,4 @@
-"""What a schedule is: a function of the optimizer step whose lengths may be parts of the run.
+"""The interface of schedules: functions of the optimizer step whose lengths may be parts of the run.
 
 A schedule says its lengths in steps, epochs or fractions of the run. Steps mean something at once. The others, and a
 length that is left out (to the end of the run), get their meaning when the run's length is known: `fit` calls
@@ -28,7 +28,7 @@ class LengthNeededError(LearnerError):
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """How long a run is.
+    """The length of a run.
 
     Attributes:
       steps: optimizer steps of the whole run, or `None`: not known.
@@ -105,7 +105,7 @@ class Schedule(abc.ABC):
         return None
 
     def not_reached(self, run: RunLength) -> list[str]:
-        """What of it a run of this length ends before, in words."""
+        """Return, in words, the parts that lie behind the end of a run of this length."""
         return []
 
     def __call__(self, step: Any) -> Array:
@@ -125,11 +125,11 @@ class Schedule(abc.ABC):
             raise LearnerError(f"{self!r}: {error}") from error
 
     @property
-    def waits(self) -> bool:
-        """Whether it has lengths that are parts of the run.
+    def needs_run_length(self) -> bool:
+        """True if any of its lengths is a part of the run.
 
         >>> from learner.schedules import Cosine
-        >>> Cosine(0.1).waits, Cosine(0.1, over=100).waits
+        >>> Cosine(0.1).needs_run_length, Cosine(0.1, over=100).needs_run_length
         (True, False)
         """
         try:
@@ -141,7 +141,7 @@ class Schedule(abc.ABC):
         return False
 
     def resolved(self, num_steps: int | None = None, steps_per_epoch: int | None = None) -> "Resolved":
-        """The same for a run of a certain length.
+        """Return the schedule for a run of a certain length.
 
         Args:
           num_steps: optimizer steps of the whole run.
@@ -161,7 +161,7 @@ class Schedule(abc.ABC):
         return Resolved(self, RunLength(num_steps, steps_per_epoch))
 
     def __repr__(self) -> str:
-        """What is not as by default; functions by their names."""
+        """Show the fields that differ from their defaults, functions by their names."""
         said = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -191,9 +191,14 @@ class Resolved:
 
     def __repr__(self) -> str:
         """The schedule, and the length of the run where it counts with it."""
-        if not self.schedule.waits:
+        if not self.schedule.needs_run_length:
             return repr(self.schedule)
         return f"{self.schedule!r} in {self.run.steps} steps"
+
+
+def needs_run_length(schedule: Any) -> bool:
+    """Return True if this is a `Schedule` whose lengths are parts of a run. Other functions and None never are."""
+    return isinstance(schedule, Schedule) and schedule.needs_run_length
 
 
 def rate_of(function: ScheduleFn, step: Any) -> Array:

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a schedule, told together."""
+"""Checks of the arguments of a schedule, reported together."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ UNITS = ("steps", "epochs", "fraction")
 
 
 class Checks:
-    """What is wrong with the arguments of a schedule, told together.
+    """Collects the problems of the arguments of a schedule, and reports them together.
 
     Args:
       schedule: its fields are looked at.
@@ -21,7 +21,7 @@ class Checks:
         self._schedule, self._problems = schedule, list[str]()
 
     def add(self, problem: str) -> Self:
-        """One more."""
+        """Add one problem."""
         self._problems.append(f"{type(self._schedule).__name__}: {problem}")
         return self
 
@@ -72,5 +72,5 @@ class Checks:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no truth value."""
+    """Return True for a finite number that is not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -11,7 +11,7 @@ from learner.schedules.checks import UNITS, Checks
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Constant(Schedule):
-    """The same rate in every step (`optax.constant_schedule`).
+    """A constant rate (`optax.constant_schedule`).
 
     Args:
       value: the rate.

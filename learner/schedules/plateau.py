@@ -59,12 +59,12 @@ class ReduceOnPlateau:
         self._without, self._resting = 0, 0
 
     def __repr__(self) -> str:
-        """With the rate as things stand."""
+        """Show the current rate and the monitored metric."""
         return f"ReduceOnPlateau(lr={self._rate:g}, monitor={self._best.monitor!r})"
 
     @property
     def settings(self) -> dict[str, float | str]:
-        """What it was made with but for the rate, which it changes.
+        """The arguments, without the rate, which changes.
 
         >>> ReduceOnPlateau(0.1, factor=0.5).settings["factor"]
         0.5
@@ -74,7 +74,7 @@ class ReduceOnPlateau:
 
     @property
     def monitor(self) -> Monitor:
-        """What it follows."""
+        """The monitor of the metric that it follows."""
         return self._best
 
     @property
@@ -101,6 +101,6 @@ class ReduceOnPlateau:
         return {"best": self._best.best, "rate": self._rate, "without": self._without, "resting": self._resting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `get_state` was."""
+        """Continue from a state of `get_state`."""
         self._best.best, self._rate = decode(state["best"]), state["rate"]
         self._without, self._resting = state["without"], state["resting"]

@@ -1,4 +1,4 @@
-"""What steps do where each device has rows of its own: they add up, over a named axis, what belongs to all of them."""
+"""Reductions over a named axis of devices that each have rows of their own."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,7 +33,9 @@ class Axis:
         return summed
 
     def once(self, new: PyTree, old: PyTree) -> PyTree:
-        """What all devices have computed of the same rows counts on the first one only."""
+        """Return `new` on the first device and `old` on the others, for results that all devices computed of the same
+        rows.
+        """
         first = jax.lax.axis_index(self.name) == 0
         return jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
 

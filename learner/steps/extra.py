@@ -1,4 +1,4 @@
-"""What an optimizer is given besides gradients and parameters: the loss, the same loss again, the number of the step.
+"""Arguments of an optimizer beside gradients and parameters: the loss, the loss as a function, the number of the step.
 
 Optax hands such arguments on through `chain` and `partition` to whatever is inside, and leaves it to that to refuse
 those that it does not know. Here each gets what it takes.
@@ -40,10 +40,14 @@ def extra_arguments(
     if value_fn is None:
         return have
     again = jax.grad(value_fn)
-    return have | {"value_fn": deaf(value_fn), "obj_fn": value_fn, "grad_fn": lambda params, number: again(params)}
+    return have | {
+        "value_fn": ignore_extra_kwargs(value_fn),
+        "obj_fn": value_fn,
+        "grad_fn": lambda params, number: again(params),
+    }
 
 
-def deaf(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
+def ignore_extra_kwargs(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
     """Optax's line searches refuse every argument that `value_fn` does not take."""
 
     def value(params: PyTree, obj_fn: Any = None, grad_fn: Any = None, step: Any = None) -> Array:
@@ -52,10 +56,11 @@ def deaf(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
     return value
 
 
-def taken(transformation: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the update of a transformation takes.
+def filter_kwargs(transformation: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the update of a transformation accepts.
 
-    >>> taken(optax.sgd(0.1), {"value": 1.0}), taken(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), {"value": 1.0})
+    >>> sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
+    >>> filter_kwargs(optax.sgd(0.1), {"value": 1.0}), filter_kwargs(sam, {"value": 1.0})
     ({'value': 1.0}, {})
     """
     if type(transformation) is optax.GradientTransformation:
@@ -71,7 +76,7 @@ def taken(transformation: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accepting(transformation: Any) -> optax.GradientTransformationExtraArgs:
-    """The same, for `optax.chain` and `optax.partition`: it may be given any further arguments.
+    """Return the transformation for `optax.chain` and `optax.partition`, which pass on arguments that it does not know.
 
     Raises:
       LearnerError: it is no transformation.
@@ -83,7 +88,9 @@ def accepting(transformation: Any) -> optax.GradientTransformationExtraArgs:
         )
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        changed: tuple[PyTree, PyTree] = transformation.update(updates, state, params, **taken(transformation, extra))
+        changed: tuple[PyTree, PyTree] = transformation.update(
+            updates, state, params, **filter_kwargs(transformation, extra)
+        )
         return changed
 
     return optax.GradientTransformationExtraArgs(transformation.init, update)

@@ -5,6 +5,7 @@ what came after it, and with `stop` and `skip` the parameters are those before i
 """
 
 import dataclasses
+import enum
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ Array = Any
 POLICIES = ("raise", "stop", "skip", "ignore")
 LOSS, NORM, LABELS, WEIGHT = "loss", "gradient norm", "labels", "weight"
 KINDS = {1: LOSS, 2: NORM, 3: LABELS, 4: WEIGHT}  # of labels: a loss that is not finite because of them
+CODES = {kind: code for code, kind in KINDS.items()}
 HALTS = 8  # added to the kind by the step that ends the run
 # In its place, for a step whose gradients overflowed in half precision: the loss scale after it, below 0.
 ADVICE = {
@@ -23,9 +25,26 @@ ADVICE = {
 }
 
 
+class Mark(enum.IntEnum):
+    """The entries of a mark, an int32 `[4]`. It stays one array: each array of a state costs every dispatch time.
+
+    Attributes:
+      HALTED_AT: the step that ended the run, from 1; 0 if none did.
+      SKIPPED: steps skipped so far.
+      IN_A_ROW: the length of the current row of skipped steps.
+      KIND: the code of the newest step, one of `KINDS`, plus `HALTS` if it ended the run; 0 if it is finite; the
+        negated loss scale if its gradients overflowed.
+    """
+
+    HALTED_AT = 0
+    SKIPPED = 1
+    IN_A_ROW = 2
+    KIND = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class NonFinitePolicy:
-    """What is done about them.
+    """The response to losses and gradients that are not finite.
 
     Attributes:
       policy: `raise`: the run ends with an error. `stop`: it ends, and nothing changes the parameters from that step
@@ -38,19 +57,17 @@ class NonFinitePolicy:
 
     @property
     def holds(self) -> bool:
-        """Whether such steps are kept from changing the parameters, which costs a branch around the update."""
+        """True if such steps are kept from changing the parameters, which costs a branch around the update."""
         return self.policy in ("stop", "skip")
 
     def fresh(self) -> Array:
-        """int32 `[4]`, the mark of a state: the step that ended the run (from 1; 0: none), steps skipped so far, those
-        in a row, and the kind of the newest step (0: finite).
-        """
-        return jnp.zeros(4, jnp.int32)
+        """Return the mark of a new state; see `Mark`."""
+        return jnp.zeros(len(Mark), jnp.int32)
 
     def look(
         self, mark: Array, step: Array, weight: Array, loss: Array, norm: Array, wrong_labels: Array | bool = False
     ) -> tuple[Array, Array]:
-        """The mark after a step, and whether the step may change the parameters.
+        """Return the mark after a step, and whether the step may change the parameters.
 
         Args:
           mark: int32 `[4]`, before it.
@@ -71,17 +88,18 @@ class NonFinitePolicy:
         [7 3 2 9] False
         """
         if self.policy == "ignore":
-            return mark.at[3].set(0), jnp.bool_(True)
-        over = mark[0] > 0
-        of_loss = jnp.where(wrong_labels, 3, 1)
-        kind = jnp.where(~jnp.isfinite(loss), of_loss, jnp.where(~jnp.isfinite(norm), 2, 0))
-        kind = jnp.where(~jnp.isfinite(weight), 4, kind).astype(jnp.int32)
+            return mark.at[Mark.KIND].set(0), jnp.bool_(True)
+        over = mark[Mark.HALTED_AT] > 0
+        of_loss = jnp.where(wrong_labels, CODES[LABELS], CODES[LOSS])
+        kind = jnp.where(~jnp.isfinite(loss), of_loss, jnp.where(~jnp.isfinite(norm), CODES[NORM], 0))
+        kind = jnp.where(~jnp.isfinite(weight), CODES[WEIGHT], kind).astype(jnp.int32)
         kind = jnp.where((weight <= 0) | over, 0, kind)  # a weight of NaN is neither
         bad = (kind > 0).astype(jnp.int32)
-        in_a_row = jnp.where(over | (weight <= 0), mark[2], (mark[2] + 1) * bad)
+        in_a_row = jnp.where(over | (weight <= 0), mark[Mark.IN_A_ROW], (mark[Mark.IN_A_ROW] + 1) * bad)
         halts = bad * (in_a_row >= (self.in_a_row if self.policy == "skip" else 1)).astype(jnp.int32)
-        halted = jnp.where(over, mark[0], halts * (step + 1))
-        return jnp.stack([halted, mark[1] + bad, in_a_row, kind + HALTS * halts]), ~over & (bad == 0)
+        halted = jnp.where(over, mark[Mark.HALTED_AT], halts * (step + 1))
+        # In the order of `Mark`.
+        return jnp.stack([halted, mark[Mark.SKIPPED] + bad, in_a_row, kind + HALTS * halts]), ~over & (bad == 0)
 
 
 def nonfinite_text(kind: str, step: int) -> str:
@@ -106,17 +124,17 @@ def advice(kind: str) -> str:
 
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:
     """The mark after a step whose gradients overflowed, if they did; `scale` is the loss scale from here on."""
-    return mark.at[3].set(jnp.where(overflows, -scale.astype(jnp.int32), mark[3]))
+    return mark.at[Mark.KIND].set(jnp.where(overflows, -scale.astype(jnp.int32), mark[Mark.KIND]))
 
 
 def overflowed(mark: Array) -> Array:
-    """Whether the newest step is one whose gradients overflowed.
+    """Return True if the gradients of the newest step overflowed.
 
     >>> mark = mark_overflow(NonFinitePolicy().fresh(), jnp.bool_(True), jnp.float32(512))
     >>> print(mark, overflowed(mark))
     [   0    0    0 -512] True
     """
-    return mark[3] < 0
+    return mark[Mark.KIND] < 0
 
 
 RAISES = NonFinitePolicy()

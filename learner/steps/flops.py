@@ -1,4 +1,4 @@
-"""How many floating-point operations a step makes: counted in its traced program, equation by equation.
+"""Floating-point operations of a step, counted in its traced program, equation by equation.
 
 XLA's own count has the body of a loop once, however often it runs, and is another one on each kind of device. This one
 is of the program as it is traced, before XLA changes anything:
@@ -70,8 +70,8 @@ NONE = Flops(0)
 
 
 def step_flops(step: Step, state: TrainState, batch: PyTree) -> Flops:
-    """Those of one optimizer step: forward, backward, update and metrics, over all devices together. It is traced once
-    more for it, and nothing is compiled.
+    """Return the operations of one optimizer step: forward, backward, update and metrics, over all devices together.
+    The step is traced again, and nothing is compiled.
 
     Args:
       step: the definition of a run's steps.
@@ -80,15 +80,15 @@ def step_flops(step: Step, state: TrainState, batch: PyTree) -> Flops:
     """
     step = dataclasses.replace(step, axis=None, gather=None)  # whole batches and whole arrays
     if step.update is not None or step.accumulate == 1:
-        return flops_of(jax.make_jaxpr(lambda state, batch: step.whole(state, [batch]))(state, batch).jaxpr)
+        return flops_of(jax.make_jaxpr(lambda state, batch: step.unrolled_step(state, [batch]))(state, batch).jaxpr)
     acc, index = jax.eval_shape(step.begin, state), jax.ShapeDtypeStruct((), jnp.int32)
-    micro = jax.make_jaxpr(lambda *given: step.micro(*given))(state, acc, batch, index)
+    micro = jax.make_jaxpr(lambda *given: step.accumulate_micro_batch(*given))(state, acc, batch, index)
     finish = jax.make_jaxpr(lambda *given: step.finish(*given))(state, acc)
     return flops_of(micro.jaxpr) * step.accumulate + flops_of(finish.jaxpr)
 
 
 def flops_of(jaxpr: Any, wanted: Sequence[bool] | None = None) -> Flops:
-    """Those of a traced program.
+    """Return the operations of a traced program.
 
     Args:
       jaxpr: the program.

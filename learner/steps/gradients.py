@@ -24,8 +24,9 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.models.adapters import Trainable, adapter_of, same_structure, same_tree
+from learner.steps.definition import step_fn
 from learner.steps.outputs import TrainOutput
-from learner.steps.step import like, step_fn
+from learner.steps.tree_math import like
 from learner.util.trees import named_leaves
 
 Array = Any

@@ -45,8 +45,8 @@ class MetricCollection:
         return tuple(m.name for m in self.metrics if m.numeric)
 
     @property
-    def asks(self) -> tuple[str, ...]:
-        """What metrics ask for of `Info`, each once."""
+    def requires(self) -> tuple[str, ...]:
+        """The fields of `Info` that metrics require, each once."""
         return tuple(sorted({name for metric in self.metrics for name in metric.asks}))
 
     def init(self) -> PyTree:
@@ -66,7 +66,7 @@ class MetricCollection:
         before = self._unpack(epoch)
         scalars: dict[str, list[tuple[np.ndarray, Array]]] = {}  # by dtype: places, and what is there now
         packed: Packed = {}
-        for alike in self._alike:
+        for alike in self._mergeable_groups:
             metric, slots = self.metrics[alike[0]], list(zip(*(self._slots[i] for i in alike), strict=True))
             if len(alike) == 1:
                 merged = jax.tree.leaves(_strong(metric.merge(before[alike[0]], state[alike[0]])))
@@ -143,16 +143,16 @@ class MetricCollection:
         return tuple(_strong(m.merge(x, y)) for m, x, y in zip(self.metrics, a, b, strict=True))
 
     @functools.cached_property
-    def _alike(self) -> tuple[tuple[int, ...], ...]:
+    def _mergeable_groups(self) -> tuple[tuple[int, ...], ...]:
         """Metrics by number, those together that merge scalars in the same way. Each by itself would make some ten
         small operations of every step, which cost a CPU more than what they compute.
         """
         groups: dict[Any, list[int]] = {}
         for number, metric in enumerate(self.metrics):
-            groups.setdefault(_way(metric) or number, []).append(number)
+            groups.setdefault(_merge_signature(metric) or number, []).append(number)
         return tuple(tuple(group) for group in groups.values())
 
-    def over(self, axis: Axis, state: PyTree) -> PyTree:
+    def all_reduce(self, axis: Axis, state: PyTree) -> PyTree:
         """The states of all devices, merged."""
         packed = axis.merged(lambda a, b: self.add(a, self._unpack(b)), self._pack(state))
         return self._unpack(packed)
@@ -172,8 +172,8 @@ class MetricCollection:
         return tuple(m.collect(output) for m in self.collecting)
 
 
-def _way(metric: Metric) -> str | None:
-    """What a metric computes to merge states of scalars, as a text; `None` where a text cannot say it."""
+def _merge_signature(metric: Metric) -> str | None:
+    """Return the text of the program that merges a metric's scalar states, or None if a text cannot determine it."""
     state = jax.eval_shape(lambda: _strong(metric.init()))
     leaves = jax.tree.leaves(state)
     if not leaves or any(leaf.shape or leaf.dtype.name not in SCALARS for leaf in leaves):
@@ -183,7 +183,7 @@ def _way(metric: Metric) -> str | None:
 
 
 def _is_plain(program: Any) -> bool:
-    """Whether all that a program computes stands in its text: it holds no arrays, and calls no function of Python."""
+    """Return True if the text of a program determines its results: it holds no arrays and calls no Python code."""
     calls = [equation for equation in program.jaxpr.eqns if equation.primitive.name in ("jit", "pjit")]
     others = [equation for equation in program.jaxpr.eqns if equation.primitive.name not in ("jit", "pjit")]
     plain = str, int, float, bool, tuple, np.dtype, type(None)
@@ -195,7 +195,7 @@ def _is_plain(program: Any) -> bool:
 
 
 def _at(array: Array, places: np.ndarray) -> Array:
-    """Some of a vector, which are known to be there."""
+    """Return entries of a vector at places that are within its bounds."""
     if np.array_equal(places, np.arange(array.shape[0])):
         return array
     return array.at[places].get(mode="promise_in_bounds", unique_indices=True)

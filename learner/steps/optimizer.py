@@ -16,8 +16,8 @@ import optax
 import optax.contrib
 
 from learner.errors import LearnerError
-from learner.steps.evaluated import problems_of
-from learner.steps.extra import extra_arguments, taken
+from learner.steps.eval_params import problems_of
+from learner.steps.extra import extra_arguments, filter_kwargs
 from learner.util.text import name_of
 from learner.util.trees import named_leaves
 
@@ -38,7 +38,7 @@ def update_params(
     value_fn: Callable[[PyTree], Array] | None = None,
     step: Array | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """One update: `(params, opt_state)` after a step of `optimizer(rate)`.
+    """Return `(params, opt_state)` after one update of `optimizer(rate)`.
 
     Optimizers that take extra arguments are given those of `learner.steps.extra`: the loss, the gradients, the loss
     as a function of the parameters on the same batch and random keys, and the number of the step.
@@ -53,7 +53,7 @@ def update_params(
     """
     with optax_promotion():
         transformation = optimizer(rate)
-        extra = taken(transformation, extra_arguments(grads, loss, value_fn, step))
+        extra = filter_kwargs(transformation, extra_arguments(grads, loss, value_fn, step))
         updates, opt_state = transformation.update(grads, opt_state, params, **extra)
         new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
         if len(new) == len(old) and [*map(jnp.shape, new)] != [*map(jnp.shape, old)]:
@@ -69,7 +69,7 @@ def optax_promotion() -> Iterator[None]:
 
 
 def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: bool = False) -> list[str]:
-    """What is wrong with an optimizer for these parameters; nothing is compiled.
+    """Return the problems of an optimizer for these parameters; nothing is compiled.
 
     Args:
       optimizer: what the user gave.
@@ -105,7 +105,7 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
 
 
 def unfit(opt_state: PyTree) -> str | None:
-    """What speaks against an optimizer by the kinds of states in its state, or `None`.
+    """Return the reason why the states of an optimizer rule it out, or None.
 
     >>> unfit(optax.adam(0.1).init(jnp.ones(2))) is None
     True
@@ -189,7 +189,7 @@ def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[
 
 
 def _takes_each_example(optimizer: OptimizerFn, params: PyTree) -> bool:
-    """Whether it can update with gradients `[examples, ...]`, as differentially private optimizers do."""
+    """Return True if it can update with gradients `[examples, ...]`, as differentially private optimizers do."""
     try:
         _try_update(optimizer, params, jax.tree.map(lambda p: jax.ShapeDtypeStruct((2, *p.shape), p.dtype), params))
     except Exception:
@@ -211,7 +211,7 @@ def _each_example_problems(optimizer: OptimizerFn, accumulate: int, own_grads: b
 
 
 def not_a_function_of_the_rate(optimizer: Any) -> str | None:
-    """What is wrong with an optimizer that is no function of the rate, or `None`."""
+    """Return the problem of an optimizer that is not a function of the rate, or None."""
     right = (
         "pass the function (optax.adamw), partial(optax.adamw, weight_decay=1e-4), or lambda lr: "
         "optax.chain(..., optax.adamw(lr))"
@@ -244,7 +244,7 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
 
 
 def is_schedule(lr: Any) -> bool:
-    """Whether `lr` is a function of the optimizer step, as optax's schedules are."""
+    """Return True if `lr` is a function of the optimizer step, as optax's schedules are."""
     if not callable(lr) or isinstance(lr, type):
         return False
     try:
@@ -255,7 +255,7 @@ def is_schedule(lr: Any) -> bool:
 
 
 def no_schedule(lr: Any) -> str | None:
-    """What is given in place of a rate, where it is what makes a schedule, and what to do; or `None`.
+    """Return the problem of a factory of schedules that is given in place of a rate, with its remedy, or None.
 
     >>> no_schedule(optax.cosine_decay_schedule)
     'cosine_decay_schedule, which needs init_value and decay_steps: give what it makes, or a function of the step'
@@ -275,7 +275,7 @@ def no_schedule(lr: Any) -> str | None:
 
 
 def check_schedule(schedule: Schedule) -> list[str]:
-    """What is wrong with a schedule: it must map an int32 scalar to a real scalar."""
+    """Return the problems of a schedule: it must map an int32 scalar to a real scalar."""
     number = lambda step: _number(schedule(step), name_of(schedule))  # noqa: E731
     try:
         with optax_promotion():
@@ -319,7 +319,7 @@ def init_optimizer(optimizer: OptimizerFn, schedule: Schedule | None, params: Py
 
 
 def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
-    """Whether the optimizer's first state depends on the rate, as that of `optax.rprop` does.
+    """Return True if the optimizer's first state depends on the rate, as that of `optax.rprop` does.
 
     >>> reads_rate_in_init(optax.rprop, jnp.ones(2)), reads_rate_in_init(optax.adam, jnp.ones(2))
     (True, False)

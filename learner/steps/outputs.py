@@ -1,4 +1,4 @@
-"""What a step returns: a pytree with the loss, its weight, and what the metrics read.
+"""Outputs of a step: pytrees with the loss, its weight, and the fields that metrics read.
 
 Losses are computed in float32, or in float64 where the model's numbers are (`jax_enable_x64`).
 
@@ -22,7 +22,7 @@ Array = Any  # a jax.Array, or a tracer of one
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClassificationOutput:
-    """One label for each row.
+    """Output of a classifier with one label for each row.
 
     Attributes:
       loss: scalar, the mean cross-entropy over the rows.
@@ -141,7 +141,7 @@ class RegressionOutput:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SequenceOutput:
-    """One label for each token.
+    """Output of a sequence model with one label for each token.
 
     Attributes:
       loss: scalar, the mean cross-entropy over the tokens that count.
@@ -187,7 +187,7 @@ class SequenceOutput:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SegmentationOutput:
-    """One label for each pixel (or voxel).
+    """Output of a segmentation model with one label for each pixel (or voxel).
 
     Attributes:
       loss: scalar, the mean cross-entropy over the pixels that count.
@@ -350,7 +350,7 @@ def has_wrong_labels(output: Any) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainOutput:
-    """What a train step returns that computes its own gradients.
+    """Output of a train step that computes its own gradients.
 
     Attributes:
       grads: as `nnx.grad`, `jax.grad` or `eqx.filter_grad` return them for the model, one for each parameter.

@@ -51,7 +51,7 @@ def _cast(tree: PyTree, dtype: Any) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """What the loss is multiplied by before it is differentiated, so that small gradients are not zero in float16.
+    """The factor of the loss before it is differentiated, so that small gradients are not zero in float16.
 
     It is halved at each step whose gradients are not finite, down to 1, and doubled after `every` steps in a row whose
     gradients are, up to 2²⁴. The gradients are divided by it again, which is exact, as it is a power of two.
@@ -88,8 +88,8 @@ class LossScale:
         return {"scale": jnp.float32(self.start), "good": jnp.int32(0)}
 
     def overflows(self, state: dict[str, Array], weight: Array, loss: Array, norm: Array) -> Array:
-        """Whether the gradients of a step overflowed, and a lower scale may help: the loss is finite, the norm of its
-        gradients is not, and the scale is above 1.
+        """Return True if the gradients of a step overflowed and a lower scale may help: the loss is finite, the norm of
+        its gradients is not, and the scale is above 1.
         """
         return (weight > 0) & jnp.isfinite(loss) & ~jnp.isfinite(norm) & (state["scale"] > 1)
 
@@ -140,7 +140,7 @@ class Policy:
 
     @property
     def casts(self) -> bool:
-        """Whether anything is cast."""
+        """True if anything is cast."""
         return (self.param, self.compute, self.output) != ("float32",) * 3
 
     @property
@@ -187,7 +187,7 @@ class Policy:
         return jax.tree.map(lambda x: _cast(x, "float32" if any(x is y for y in float32) else self.output), output)
 
     def problems(self, output: Any, name: str) -> list[str]:
-        """What is wrong with the output of a step, as it is before it is cast."""
+        """Return the problems of the output of a step, as it is before it is cast."""
         weight = getattr(output, "weight", None)
         if not self.casts or weight is None or not _is_float(weight) or weight.dtype.itemsize >= 4:
             return []

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from learner.steps.finite import Mark
 from learner.steps.measure import MetricCollection, Packed
 from learner.steps.state import TrainState
 from learner.steps.step import Accumulated, Step
@@ -40,7 +41,7 @@ class ResidentBatches:
     room: int = dataclasses.field(metadata={"static": True})
 
     @property
-    def wholes(self) -> tuple[bool, bool]:
+    def replicated(self) -> tuple[bool, bool]:
         """See `BatchBuffer`: there is one device."""
         return True, True
 
@@ -66,7 +67,7 @@ class BatchBuffer:
 
     batches: PyTree
     last: PyTree = None
-    wholes: tuple[bool, bool] = dataclasses.field(default=(True, True), metadata={"static": True})
+    replicated: tuple[bool, bool] = dataclasses.field(default=(True, True), metadata={"static": True})
 
     @property
     def room(self) -> int:
@@ -90,7 +91,7 @@ Validated = tuple[Packed, Array, Array, "StepOutputs"]  # the metrics' states, c
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepOutputs:
-    """What a dispatch leaves for the logs, read later by the host.
+    """The outputs of a dispatch for the logs, read later by the host.
 
     Attributes:
       table: float32 `[buffer, metrics + 2]`: of each step the metrics' values, its weight, and what of it is not finite
@@ -119,21 +120,21 @@ class StepOutputs:
         return self.table[:, -1]
 
     @classmethod
-    def of(cls, line: Array, rows: PyTree, tail: PyTree = ()) -> "StepOutputs":
-        """Those of one step: `line` is its row of the table."""
-        return cls(line[None], rows, tail)
+    def of(cls, row: Array, rows: PyTree, tail: PyTree = ()) -> "StepOutputs":
+        """Return the outputs of one step: `row` is its row of the table."""
+        return cls(row[None], rows, tail)
 
-    def put(self, index: Array, line: Array, rows: PyTree) -> "StepOutputs":
-        """With those of one step."""
+    def put(self, index: Array, row: Array, rows: PyTree) -> "StepOutputs":
+        """Return the outputs with those of one step at `index`."""
 
         def set_at(buffer: Array, x: Array) -> Array:
             return jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)
 
         rows = jax.tree.map(set_at, self.rows, rows)
-        return StepOutputs(set_at(self.table, line), rows, self.tail)
+        return StepOutputs(set_at(self.table, row), rows, self.tail)
 
 
-def _line(numbers: Array, weight: Array, nonfinite: Array | float = 0.0) -> Array:
+def _pack_row(numbers: Array, weight: Array, nonfinite: Array | float = 0.0) -> Array:
     return jnp.concatenate([numbers, jnp.stack([weight, jnp.asarray(nonfinite, jnp.float32)])])
 
 
@@ -145,9 +146,9 @@ def _no_values(measure: MetricCollection, buffer: int, rows: PyTree) -> StepOutp
 class Programs:
     """All programs of a run, as pure functions on the flat leaves of a `TrainState`.
 
-    Arguments that they share: `leaves` of the state and `epoch`, the packed metrics' states of the split so far (both
-    donated where they are returned), `feed`, where micro-batches come from, `cursor`, int32, the first micro-batch in
-    the feed, and `count`, int32, how many.
+    Arguments that they share: `leaves` of the state and `epoch_metrics`, the packed metrics' states of the split so
+    far (both donated where they are returned), `feed`, where micro-batches come from, `cursor`, int32, the first
+    micro-batch in the feed, and `count`, int32, their number.
 
     Attributes:
       step: what they compute.
@@ -157,33 +158,33 @@ class Programs:
     step: Step
     tree: Any
 
-    def train(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
+    def train(self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
         """Optimizer steps over `count` micro-batches in one loop; the last group may be short."""
-        measure, size = self.step.train_measure, self.step.accumulate
+        measure, size = self.step.train_metrics, self.step.accumulate
 
-        def one(leaves: Leaves, epoch: Packed, i: Array) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
+        def one(leaves: Leaves, epoch_metrics: Packed, i: Array) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
             first = i * size
-            return self._step(leaves, epoch, feed, cursor + first, jnp.minimum(size, count - first))
+            return self._step(leaves, epoch_metrics, feed, cursor + first, jnp.minimum(size, count - first))
 
         def body(i: Array, carry: tuple[Leaves, Packed, StepOutputs]) -> tuple[Leaves, Packed, StepOutputs]:
-            leaves, epoch, values = carry
-            leaves, epoch, line, rows, _ = one(leaves, epoch, i)
-            return leaves, epoch, values.put(i, line, rows)
+            leaves, epoch_metrics, values = carry
+            leaves, epoch_metrics, row, rows, _ = one(leaves, epoch_metrics, i)
+            return leaves, epoch_metrics, values.put(i, row, rows)
 
-        shapes = jax.eval_shape(lambda: one(leaves, epoch, jnp.int32(0))[3]) if measure.collecting else ()
+        shapes = jax.eval_shape(lambda: one(leaves, epoch_metrics, jnp.int32(0))[3]) if measure.collecting else ()
         steps = (count + (size - 1)) // size
-        carry = leaves, epoch, _no_values(measure, -(-feed.room // size), shapes)
-        leaves, epoch, values = jax.lax.fori_loop(0, steps, body, carry)
-        return leaves, epoch, cursor + count, values
+        carry = leaves, epoch_metrics, _no_values(measure, -(-feed.room // size), shapes)
+        leaves, epoch_metrics, values = jax.lax.fori_loop(0, steps, body, carry)
+        return leaves, epoch_metrics, cursor + count, values
 
-    def train_tail(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
-        """One step over `count` full micro-batches and the feed's ragged one."""
-        result = self._step(leaves, epoch, feed, cursor, count, with_tail=True)
+    def train_tail(self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
+        """Make one step over `count` full micro-batches and the feed's ragged one."""
+        result = self._step(leaves, epoch_metrics, feed, cursor, count, with_tail=True)
         return self._single(result, cursor + count + 1)
 
-    def train_single(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
-        """One step of one micro-batch, as a program without a loop."""
-        return self._single(self._step(leaves, epoch, feed, cursor, count), cursor + count)
+    def train_single(self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
+        """Make one step of one micro-batch, as a program without a loop."""
+        return self._single(self._step(leaves, epoch_metrics, feed, cursor, count), cursor + count)
 
     def begin(self, leaves: Leaves) -> Leaves:
         """The accumulator of a step as leaves: nothing added yet."""
@@ -195,51 +196,59 @@ class Programs:
         """Adds one micro-batch to `acc` (donated), as a program without a loop; `index` is its number within the
         step.
         """
-        return self._add(leaves, acc, feed.micro(cursor), feed.wholes[0], cursor, index)
+        return self._add(leaves, acc, feed.micro(cursor), feed.replicated[0], cursor, index)
 
     def add_tail(
         self, leaves: Leaves, acc: Leaves, feed: Feed, cursor: Array, index: Array
     ) -> tuple[Leaves, Array, Array, PyTree]:
-        """The same for the feed's ragged micro-batch."""
-        return self._add(leaves, acc, feed.tail(), feed.wholes[1], cursor, index)
+        """Add the feed's ragged micro-batch; see `add`."""
+        return self._add(leaves, acc, feed.tail(), feed.replicated[1], cursor, index)
 
-    def finish(self, leaves: Leaves, acc: Leaves, epoch: Packed) -> tuple[Leaves, PyTree, StepOutputs]:
+    def finish(self, leaves: Leaves, acc: Leaves, epoch_metrics: Packed) -> tuple[Leaves, PyTree, StepOutputs]:
         """The update of a step whose micro-batches were added one by one. The rows they collected were returned
         there.
         """
         state, empty = self._begin(leaves)
-        leaves, epoch, line = self._finish(state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch)
-        return leaves, epoch, StepOutputs.of(line, ())
+        leaves, epoch_metrics, row = self._finish(
+            state, jax.tree.unflatten(jax.tree.structure(empty), acc), epoch_metrics
+        )
+        return leaves, epoch_metrics, StepOutputs.of(row, ())
 
-    def valid(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array, count: Array) -> Validated:
+    def valid(
+        self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, number: Array, count: Array
+    ) -> Validated:
         """Validation of `count` batches in one loop. It reads the state and changes nothing of it.
 
         `number`, int32, is the first batch's number within the split, which its random key is made from.
         """
-        measure, state = self.step.valid_measure, self.tree.unflatten(leaves)
+        measure, state = self.step.valid_metrics, self.tree.unflatten(leaves)
 
         def body(i: Array, carry: tuple[Packed, StepOutputs]) -> tuple[Packed, StepOutputs]:
-            epoch, values = carry
-            metrics, weight, rows = self.step.valid_metrics(state, feed.micro(cursor + i), number + i, feed.wholes[0])
-            values = values.put(i, _line(measure.step_values(metrics), weight), _grouped(rows))
-            return measure.add(epoch, metrics), values
+            epoch_metrics, values = carry
+            metrics, weight, rows = self.step.validate(state, feed.micro(cursor + i), number + i, feed.replicated[0])
+            values = values.put(i, _pack_row(measure.step_values(metrics), weight), _grouped(rows))
+            return measure.add(epoch_metrics, metrics), values
 
         shapes: PyTree = ()
         if measure.collecting:
-            whole = feed.wholes[0]
+            replicated = feed.replicated[0]
             shapes = jax.eval_shape(
-                lambda: _grouped(self.step.valid_metrics(state, feed.micro(cursor), number, whole)[2])
+                lambda: _grouped(self.step.validate(state, feed.micro(cursor), number, replicated)[2])
             )
-        epoch, values = jax.lax.fori_loop(0, count, body, (epoch, _no_values(measure, feed.room, shapes)))
-        return epoch, cursor + count, number + count, values
+        epoch_metrics, values = jax.lax.fori_loop(
+            0, count, body, (epoch_metrics, _no_values(measure, feed.room, shapes))
+        )
+        return epoch_metrics, cursor + count, number + count, values
 
-    def valid_single(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
+    def valid_single(
+        self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, number: Array
+    ) -> Validated:
         """Validation of one batch, as a program without a loop."""
-        return self._valid_one(leaves, epoch, feed.micro(cursor), feed.wholes[0], cursor, number)
+        return self._valid_one(leaves, epoch_metrics, feed.micro(cursor), feed.replicated[0], cursor, number)
 
-    def valid_tail(self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
+    def valid_tail(self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
         """Validation of the feed's ragged batch."""
-        return self._valid_one(leaves, epoch, feed.tail(), feed.wholes[1], cursor, number)
+        return self._valid_one(leaves, epoch_metrics, feed.tail(), feed.replicated[1], cursor, number)
 
     def outputs(self, leaves: Leaves, batch: PyTree, number: Array) -> PyTree:
         """The valid step's output for a batch."""
@@ -248,28 +257,30 @@ class Programs:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _step(
-        self, leaves: Leaves, epoch: Packed, feed: Feed, cursor: Array, count: Array, with_tail: bool = False
+        self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, count: Array, with_tail: bool = False
     ) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
-        """One step over `count` micro-batches and, if wanted, the ragged one: leaves, states, the line of its values,
-        rows, the tail's rows.
+        """Make one step over `count` micro-batches and, with `with_tail`, the ragged one. Return the leaves, the
+        metrics' states, the row of the table, the collected rows, and those of the tail.
         """
-        step, measure, tail_rows = self.step, self.step.train_measure, ()
+        step, measure, tail_rows = self.step, self.step.train_metrics, ()
         if step.accumulate == 1:
-            batch, whole = (feed.tail(), feed.wholes[1]) if with_tail else (feed.micro(cursor), feed.wholes[0])
+            batch, replicated = (
+                (feed.tail(), feed.replicated[1]) if with_tail else (feed.micro(cursor), feed.replicated[0])
+            )
         if step.update is not None:
             state, metrics, weight, rows = step.custom(self.tree.unflatten(leaves), batch)
-            line = self._line_of(state, metrics, weight)
-            return self._flat(state), measure.add(epoch, metrics), line, _grouped(rows), ()
+            row = self._pack_row_of(state, metrics, weight)
+            return self._flat(state), measure.add(epoch_metrics, metrics), row, _grouped(rows), ()
         state, acc = self._begin(leaves)
         value_fn = None
         if step.accumulate == 1:
-            acc, rows = step.micro(state, acc, batch, jnp.int32(0), whole)
+            acc, rows = step.accumulate_micro_batch(state, acc, batch, jnp.int32(0), replicated)
             rows, value_fn = _grouped(rows), None if step.axis else step.value_fn(state, batch)
         else:
             acc, rows = self._accumulate(state, acc, feed, cursor, count)
             if with_tail:
-                acc, tail_rows = step.micro(state, acc, feed.tail(), count, feed.wholes[1])
-        return *self._finish(state, acc, epoch, value_fn), rows, tail_rows
+                acc, tail_rows = step.accumulate_micro_batch(state, acc, feed.tail(), count, feed.replicated[1])
+        return *self._finish(state, acc, epoch_metrics, value_fn), rows, tail_rows
 
     def _begin(self, leaves: Leaves) -> tuple[TrainState, Accumulated]:
         state = self.tree.unflatten(leaves)
@@ -280,44 +291,56 @@ class Programs:
     ) -> tuple[Accumulated, PyTree]:
         def body(j: Array, carry: tuple[Accumulated, PyTree]) -> tuple[Accumulated, PyTree]:
             acc, buffer = carry
-            acc, rows = self.step.micro(state, acc, feed.micro(cursor + j), j, feed.wholes[0])
+            acc, rows = self.step.accumulate_micro_batch(state, acc, feed.micro(cursor + j), j, feed.replicated[0])
             return acc, jax.tree.map(lambda b, x: jax.lax.dynamic_update_index_in_dim(b, x, j, 0), buffer, rows)
 
         shapes: PyTree = ()
-        if self.step.train_measure.collecting:
-            zero, whole = jnp.int32(0), feed.wholes[0]
-            shapes = jax.eval_shape(lambda: self.step.micro(state, acc, feed.micro(cursor), zero, whole)[1])
+        if self.step.train_metrics.collecting:
+            zero, replicated = jnp.int32(0), feed.replicated[0]
+            shapes = jax.eval_shape(
+                lambda: self.step.accumulate_micro_batch(state, acc, feed.micro(cursor), zero, replicated)[1]
+            )
         added: tuple[Accumulated, PyTree] = acc, _buffers(shapes, self.step.accumulate)
         added = jax.lax.fori_loop(0, count, body, added)
         return added  # noqa: RET504 (its type is known by name only)
 
     def _add(
-        self, leaves: Leaves, acc: Leaves, batch: PyTree, whole: bool, cursor: Array, index: Array
+        self, leaves: Leaves, acc: Leaves, batch: PyTree, replicated: bool, cursor: Array, index: Array
     ) -> tuple[Leaves, Array, Array, PyTree]:
         state, empty = self._begin(leaves)
-        added, rows = self.step.micro(state, jax.tree.unflatten(jax.tree.structure(empty), acc), batch, index, whole)
+        added, rows = self.step.accumulate_micro_batch(
+            state, jax.tree.unflatten(jax.tree.structure(empty), acc), batch, index, replicated
+        )
         return jax.tree.leaves(added), cursor + 1, index + 1, rows
 
     def _finish(
-        self, state: TrainState, acc: Accumulated, epoch: Packed, value_fn: Callable[[PyTree], Array] | None = None
+        self,
+        state: TrainState,
+        acc: Accumulated,
+        epoch_metrics: Packed,
+        value_fn: Callable[[PyTree], Array] | None = None,
     ) -> tuple[Leaves, Packed, Array]:
         new, metrics, weight = self.step.finish(state, acc, value_fn)
-        return self._flat(new), self.step.train_measure.add(epoch, metrics), self._line_of(new, metrics, weight)
+        return (
+            self._flat(new),
+            self.step.train_metrics.add(epoch_metrics, metrics),
+            self._pack_row_of(new, metrics, weight),
+        )
 
-    def _line_of(self, new: TrainState, metrics: PyTree, weight: Array) -> Array:
-        return _line(self.step.train_measure.step_values(metrics), weight, new.extra["nonfinite"][3])
+    def _pack_row_of(self, new: TrainState, metrics: PyTree, weight: Array) -> Array:
+        return _pack_row(self.step.train_metrics.step_values(metrics), weight, new.extra["nonfinite"][Mark.KIND])
 
     def _single(self, result: tuple[Leaves, Packed, Array, PyTree, PyTree], cursor: Array) -> Trained:
-        leaves, epoch, line, rows, tail = result
-        return leaves, epoch, cursor, StepOutputs.of(line, _grouped(rows), tail)
+        leaves, epoch_metrics, row, rows, tail = result
+        return leaves, epoch_metrics, cursor, StepOutputs.of(row, _grouped(rows), tail)
 
     def _valid_one(
-        self, leaves: Leaves, epoch: Packed, batch: PyTree, whole: bool, cursor: Array, number: Array
+        self, leaves: Leaves, epoch_metrics: Packed, batch: PyTree, replicated: bool, cursor: Array, number: Array
     ) -> Validated:
-        measure = self.step.valid_measure
-        metrics, weight, rows = self.step.valid_metrics(self.tree.unflatten(leaves), batch, number, whole)
-        values = StepOutputs.of(_line(measure.step_values(metrics), weight), _grouped(_grouped(rows)))
-        return measure.add(epoch, metrics), cursor + 1, number + 1, values
+        measure = self.step.valid_metrics
+        metrics, weight, rows = self.step.validate(self.tree.unflatten(leaves), batch, number, replicated)
+        values = StepOutputs.of(_pack_row(measure.step_values(metrics), weight), _grouped(_grouped(rows)))
+        return measure.add(epoch_metrics, metrics), cursor + 1, number + 1, values
 
     def _flat(self, state: TrainState) -> Leaves:
         leaves, tree = jax.tree.flatten(state)
@@ -334,7 +357,7 @@ def _grouped(rows: PyTree) -> PyTree:
 
 
 def has_convolution(jaxpr: Any) -> bool:
-    """Whether a traced program contains a convolution, at any depth."""
+    """Return True if a traced program contains a convolution, at any depth."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "conv_general_dilated":
             return True

@@ -78,7 +78,7 @@ def rematerialised(forward: Callable[[Any], Any], policy: Policy) -> Callable[[A
 
 
 def has_loop(jaxpr: Any) -> bool:
-    """Whether a traced function has a scan, be it inside a jitted function."""
+    """Return True if a traced function has a scan, in nested functions too."""
     return any(e.primitive.name == "scan" or (_is_jit(e) and has_loop(e.params["jaxpr"].jaxpr)) for e in jaxpr.eqns)
 
 

@@ -1,4 +1,4 @@
-"""What a run carries from step to step: one pytree of arrays."""
+"""The state of a run between steps: one pytree of arrays."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ PyTree = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that an optimizer step reads and writes. It is donated to each dispatch.
+    """The arrays that an optimizer step reads and writes. They are donated to each dispatch.
 
     Attributes:
       step: int32 scalar, optimizer steps made so far.

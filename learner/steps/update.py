@@ -16,7 +16,7 @@ from learner.steps.optimizer import (
     reads_rate_in_init,
     update_params,
 )
-from learner.steps.step import like
+from learner.steps.tree_math import like
 from learner.util.text import name_of
 from learner.util.trees import named_leaves, path_name
 

@@ -17,7 +17,7 @@ from learner.errors import LearnerError
 from learner.metrics.base import CollectingMetric
 from learner.models.freezing import frozen_leaves
 from learner.steps.axis import Axis
-from learner.steps.evaluated import evaluates_others
+from learner.steps.eval_params import has_eval_params
 from learner.steps.program import Feed, Programs, has_convolution
 from learner.steps.state import TrainState
 from learner.steps.step import Step
@@ -188,7 +188,7 @@ def describe(log: logging.Logger, options: Options, step: Step, state: TrainStat
         log.info(step.family.note)
     log.info("precision: %s", options.precision_text)
     log.info("seed %d, %d micro-batches per step", options.seed, options.accumulate)
-    if evaluates_others(named_leaves(state.opt_state)):
+    if has_eval_params(named_leaves(state.opt_state)):
         log.info("validation, hooks and the result have averaged parameters, as the optimizer keeps them")
     return count
 

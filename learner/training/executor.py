@@ -77,7 +77,7 @@ class Runner:
             True: self._compiled(programs.add_tail, *add, (2,)),
         }
         self._outputs = self._compiled(programs.outputs, ("same", "same"))
-        measures = {"train": programs.step.train_measure, "valid": programs.step.valid_measure}
+        measures = {"train": programs.step.train_metrics, "valid": programs.step.valid_metrics}
         # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
         self._fresh = {kind: strategy.compile(measure.fresh) for kind, measure in measures.items()}
         self._values = {
@@ -223,7 +223,7 @@ class Runner:
         def rows(state: TrainState, batch: PyTree) -> PyTree:
             if step.update is not None:
                 return step.custom(state, batch)[3]
-            return step.micro(state, step.begin(state), batch, jnp.int32(0))[1]
+            return step.accumulate_micro_batch(state, step.begin(state), batch, jnp.int32(0))[1]
 
         return [jax.tree.structure(each) for each in jax.eval_shape(rows, self.state, batch)]
 

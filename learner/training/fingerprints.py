@@ -20,7 +20,7 @@ import numpy as np
 from learner.metrics.base import CollectingMetric, Metric
 from learner.optimizers.base import OptimizerFactory
 from learner.optimizers.description import describe_optimizer, optimizer_change
-from learner.optimizers.lengths import OF_RUN, describe_schedules, schedules_in
+from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules, schedules_in
 from learner.runs.flat import flat
 from learner.schedules import Constant, ReduceOnPlateau
 from learner.steps.fingerprint import jaxpr_fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 from jax.errors import JaxRuntimeError
 
 from learner.errors import OutOfMemoryError
-from learner.steps.step import rows_of
+from learner.steps.tree_math import rows_of
 from learner.training.feed.dispatches import BUFFER_BYTES, bytes_of
 from learner.util.text import size
 from learner.util.trees import named_leaves

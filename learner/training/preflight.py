@@ -18,7 +18,8 @@ from learner.runs.metric_logs import refuse_same_files
 from learner.schedules import ReduceOnPlateau, RunLength
 from learner.steps.optimizer import check_replicas
 from learner.steps.state import TrainState
-from learner.steps.step import Step, rows_of
+from learner.steps.step import Step
+from learner.steps.tree_math import rows_of
 from learner.strategies import Strategy
 from learner.training import directory
 from learner.training.feed.dispatches import signature_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from learner.optimizers.lengths import OF_RUN
+from learner.optimizers.schedule_resolution import OF_RUN
 from learner.runs.journal import UNTOLD
 from learner.steps.step import Step
 from learner.training.options import Options

@@ -19,13 +19,13 @@ from learner.loggers.application import close_application_log, open_application_
 from learner.loggers.unlogged import RunFilesWithoutMetrics
 from learner.metrics.base import CollectingMetric, Metric
 from learner.models.arrays import arrays_of, model_json
-from learner.optimizers.lengths import schedules_in
+from learner.optimizers.schedule_resolution import schedules_in
 from learner.runs import control_files as asking
 from learner.runs.history import History, summarize
 from learner.runs.log_cutting import refuse_changed
 from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.schedules import ReduceOnPlateau
-from learner.schedules.whole import early_end, not_reached
+from learner.schedules.resolve import early_end, not_reached
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.strategies import Strategy

@@ -14,7 +14,8 @@ import numpy as np
 from learner.steps.measure import MetricCollection
 from learner.steps.program import BatchBuffer, Programs, has_convolution
 from learner.steps.state import TrainState
-from learner.steps.step import Step, rows_of
+from learner.steps.step import Step
+from learner.steps.tree_math import rows_of
 from learner.training.feed.dispatches import bytes_of, steps_for
 
 Array = Any
@@ -82,12 +83,12 @@ class SingleStepRunner:
 
     def _trained(self, programs: Programs, result: Any) -> tuple[TrainState, StepOutputs]:
         leaves, *_, values = result
-        return programs.tree.unflatten(leaves), _named(self.step.train_measure, values.table[0])
+        return programs.tree.unflatten(leaves), _named(self.step.train_metrics, values.table[0])
 
     def _in_loop(self, state: TrainState, batches: tuple[PyTree, ...], count: Array) -> tuple[TrainState, StepOutputs]:
         programs, leaves = self._programs(state)
         feed = BatchBuffer(_buffer(batches, 2 * self.step.accumulate))
-        fresh = self.step.train_measure.fresh()
+        fresh = self.step.train_metrics.fresh()
         return self._trained(programs, programs.train(leaves, fresh, feed, jnp.int32(0), count))
 
     def _with_tail(
@@ -95,7 +96,7 @@ class SingleStepRunner:
     ) -> tuple[TrainState, StepOutputs]:
         programs, leaves = self._programs(state)
         feed = BatchBuffer(_buffer(full, self.step.accumulate) if full else None, last)
-        fresh = self.step.train_measure.fresh()
+        fresh = self.step.train_metrics.fresh()
         return self._trained(programs, programs.train_tail(leaves, fresh, feed, jnp.int32(0), count))
 
     def _begun(self, state: TrainState) -> list[Array]:
@@ -108,19 +109,19 @@ class SingleStepRunner:
 
     def _finished(self, state: TrainState, acc: list[Array]) -> tuple[TrainState, StepOutputs]:
         programs, leaves = self._programs(state)
-        return self._trained(programs, programs.finish(leaves, acc, self.step.train_measure.fresh()))
+        return self._trained(programs, programs.finish(leaves, acc, self.step.train_metrics.fresh()))
 
     def _valid_in_loop(self, state: TrainState, batch: PyTree, count: Array) -> StepOutputs:
         programs, leaves = self._programs(state)
-        fresh, zero = self.step.valid_measure.fresh(), jnp.int32(0)
+        fresh, zero = self.step.valid_metrics.fresh(), jnp.int32(0)
         *_, values = programs.valid(leaves, fresh, BatchBuffer(_buffer((batch,), 2)), zero, zero, count)
-        return _named(self.step.valid_measure, values.table[0])
+        return _named(self.step.valid_metrics, values.table[0])
 
     def _valid_one(self, state: TrainState, batch: PyTree) -> StepOutputs:
         programs, leaves = self._programs(state)
-        fresh, zero = self.step.valid_measure.fresh(), jnp.int32(0)
+        fresh, zero = self.step.valid_metrics.fresh(), jnp.int32(0)
         *_, values = programs.valid_tail(leaves, fresh, BatchBuffer(None, batch), zero, zero)
-        return _named(self.step.valid_measure, values.table[0])
+        return _named(self.step.valid_metrics, values.table[0])
 
 
 def _named(measure: MetricCollection, line: Array) -> StepOutputs:

@@ -21,7 +21,8 @@ from learner.steps.measure import MetricCollection
 from learner.steps.outputs import OF_LABELS, TrainOutput
 from learner.steps.program import inner_jaxprs
 from learner.steps.state import TrainState
-from learner.steps.step import Step, weight_of
+from learner.steps.step import Step
+from learner.steps.tree_math import weight_of
 from learner.training.feed.dispatches import listed
 from learner.util.trees import named_leaves, nonfinite_leaves
 
@@ -65,7 +66,7 @@ def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
             step.grads_like(state.params, seen[-1].grads)
             problems.extend(_own_grads_problems(step))
         output = seen[-1].output if own_grads else seen[-1]
-        problems.extend(_problems(step, output, step.train_measure, name, batch, values, state))
+        problems.extend(_problems(step, output, step.train_metrics, name, batch, values, state))
         return _arrays((seen[-1], after))
 
     def gradients(state: TrainState, batch: PyTree) -> PyTree:
@@ -93,7 +94,7 @@ def trace_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> tup
 
     def once(state: TrainState, traced: PyTree) -> PyTree:
         output = step.run_valid(state, traced, jnp.int32(0))
-        problems.extend(_problems(step, output, step.valid_measure, "valid_step", traced, batch, state))
+        problems.extend(_problems(step, output, step.valid_metrics, "valid_step", traced, batch, state))
         return _arrays(output)
 
     return problems, _trace(once, (state, batch), f"valid_step (on {split})", batch, split)
@@ -383,7 +384,7 @@ def _outside(labels: np.ndarray, classes: int) -> int:
 def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:
     problems = []
     weight, known = jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale
-    info = Info(state.step, weight, known, known, **dict.fromkeys(measure.asks, known))
+    info = Info(state.step, weight, known, known, **dict.fromkeys(measure.requires, known))
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
     for metric in metrics:
         missing = [f for f in metric.fields if getattr(output, f, None) is None]

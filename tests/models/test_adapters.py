@@ -29,8 +29,9 @@ from small_models import (
 
 from learner import LearnerBuilder, LearnerError, Linen, RegressionOutput
 from learner.models.adapters import MOST_CONSTANT, ModelAdapter, abstract_adapter, adapter_of
+from learner.steps.definition import step_fn
 from learner.steps.measure import MetricCollection
-from learner.steps.step import Step, step_fn
+from learner.steps.step import Step
 from learner.strategies import Sharded, SingleDevice
 from learner.util.trees import named_leaves
 
@@ -55,13 +56,13 @@ def step_of(case: Case, model: Any = None, trainable: Any = None) -> Step:
     model = case.make() if model is None else model
     train, valid = (step_fn(model, name, case.step) for name in ("train_step", "valid_step"))
     nothing = MetricCollection.of([])
-    return Step(adapter_of(model, trainable), optax.sgd, None, train, None, valid, nothing, nothing)
+    return Step(adapter_of(model, trainable), train, None, valid, nothing, nothing, optimizer=optax.sgd)
 
 
 def one_step(step: Step, batch: Any = BATCH, state: Any = None, lr: float = 0.1) -> Any:
     """The state after a step, compiled."""
     state = step.init(lr, 0) if state is None else state
-    return jax.jit(lambda state, batch: step.whole(state, [batch])[0])(state, batch)
+    return jax.jit(lambda state, batch: step.unrolled_step(state, [batch])[0])(state, batch)
 
 
 @functools.cache
@@ -210,7 +211,7 @@ def losses_with(step: Step, keys: list[Any]) -> list[float]:
     @jax.jit
     def loss(key):
         fixed = dataclasses.replace(state, rng=key)
-        return step.micro(fixed, step.begin(fixed), BATCH, jnp.int32(0))[0].loss
+        return step.accumulate_micro_batch(fixed, step.begin(fixed), BATCH, jnp.int32(0))[0].loss
 
     return [float(loss(key)) for key in keys]
 
@@ -237,7 +238,7 @@ def test_masks_differ_from_step_to_step_and_from_micro_batch_to_micro_batch():
     @jax.jit
     def loss(number, index):
         at = dataclasses.replace(state, step=number)
-        return step.micro(at, step.begin(at), BATCH, index)[0].loss
+        return step.accumulate_micro_batch(at, step.begin(at), BATCH, index)[0].loss
 
     numbers = [float(loss(jnp.int32(i), jnp.int32(j))) for i in range(2) for j in range(2)]
     assert len(set(numbers)) == 4

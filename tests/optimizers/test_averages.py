@@ -14,7 +14,7 @@ from learner import load_checkpoint, load_model
 from learner.errors import LearnerError
 from learner.optimizers import Clipped, Ema, Group, Groups, Swa
 from learner.records import MessagePackRecorder
-from learner.steps.evaluated import evaluated
+from learner.steps.eval_params import eval_params
 from learner.strategies import Replicated, Sharded, fsdp
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -151,7 +151,7 @@ def test_a_group_may_be_averaged_alone():
     state = made.init(params)
     updates, state = made.update({"w": jnp.float32(-4), "b": jnp.float32(-4)}, state, params)
     params = optax.apply_updates(params, updates)
-    assert {name: float(x) for name, x in evaluated(params, state).items()} == {"w": 2.0, "b": 5.0}
+    assert {name: float(x) for name, x in eval_params(params, state).items()} == {"w": 2.0, "b": 5.0}
 
 
 @pytest.mark.parametrize("optimizer", [Ema(optax.sgd, decay=0.9), optax.contrib.schedule_free_sgd], ids=["ema", "free"])
@@ -174,7 +174,7 @@ def test_a_model_that_is_one_array_begins_with_the_average(tmp_path, optimizer):
 )
 def test_parameters_may_be_called_as_what_averages_are_found_by(names, optimizer):
     params = {name: {"w": jnp.ones(2), "b1": jnp.ones(2)} for name in names} | {"w": jnp.ones(2), "b1": jnp.ones(2)}
-    assert evaluated(params, optimizer(0.1).init(params)) is params
+    assert eval_params(params, optimizer(0.1).init(params)) is params
 
 
 def test_half_precision_is_averaged_in_float32():
@@ -182,7 +182,7 @@ def test_half_precision_is_averaged_in_float32():
     params = {"w": jnp.bfloat16(1)}
     state = made.init(params)
     assert state[1].averaged_params["w"].dtype == jnp.float32
-    assert evaluated(params, state)["w"].dtype == jnp.bfloat16
+    assert eval_params(params, state)["w"].dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(

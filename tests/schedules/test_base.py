@@ -23,7 +23,7 @@ from learner.schedules import (
     WarmupStableDecay,
 )
 from learner.schedules.base import LengthNeededError
-from learner.schedules.whole import rates, settled
+from learner.schedules.resolve import rates, resolve
 
 # In a run of 120 steps, each epoch of 24, the two of a pair are the same.
 SAME = {
@@ -70,8 +70,8 @@ QUICK |= {"fractions in a sequence are of the run"}
 @pytest.mark.parametrize("name", some(SAME, QUICK))
 def test_lengths_are_parts_of_the_run(name):
     schedule, in_steps = SAME[name]
-    assert schedule.waits
-    assert not in_steps.waits
+    assert schedule.needs_run_length
+    assert not in_steps.needs_run_length
     found = schedule.resolved(num_steps=120, steps_per_epoch=24)
     (steps, ours), (_, theirs) = rates(found, 120), rates(in_steps, 120)
     assert steps == list(range(120))
@@ -112,7 +112,7 @@ def test_a_part_that_is_never_reached_does_no_harm():
     ],
 )
 def test_what_does_not_fit_the_run(schedule, run, said):
-    found, (problem,) = settled(schedule, run)
+    found, (problem,) = resolve(schedule, run)
     assert found is None
     with pytest.raises(LearnerError, match=said):
         raise LearnerError(problem)

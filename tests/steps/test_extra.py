@@ -13,7 +13,7 @@ from runs import batches, build_line, line, line_step, quiet
 
 from learner import LearnerError
 from learner.optimizers import Clipped, Ema
-from learner.steps.extra import accepting, extra_arguments, taken
+from learner.steps.extra import accepting, extra_arguments, filter_kwargs
 from learner.steps.optimizer import check_optimizer
 
 PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.ones((4,))}
@@ -133,6 +133,6 @@ def test_arguments_that_an_update_does_not_take_are_left_out():
     picky = optax.GradientTransformationExtraArgs(lambda params: jnp.float32(0), update)
     extra = extra_arguments(PARAMS, jnp.float32(3), step=jnp.int32(5))
     assert sorted(extra) == ["grad", "step", "value"]
-    assert list(taken(picky, extra)) == ["value"]
-    assert taken(optax.GradientTransformation(picky.init, picky.update), extra) == {}
+    assert list(filter_kwargs(picky, extra)) == ["value"]
+    assert filter_kwargs(optax.GradientTransformation(picky.init, picky.update), extra) == {}
     assert accepting(picky).update(PARAMS, 0, PARAMS, **extra)[1] == 3

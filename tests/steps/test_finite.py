@@ -10,10 +10,11 @@ import pytest
 
 from learner import ClassificationOutput, LearnerBuilder, NonFiniteError, SegmentationOutput, SequenceOutput
 from learner.models.adapters import adapter_of
+from learner.steps.definition import step_fn
 from learner.steps.finite import KINDS, LABELS, LOSS, WEIGHT, NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import has_wrong_labels
-from learner.steps.step import Step, step_fn
+from learner.steps.step import Step
 
 CLASSES = 3
 X = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
@@ -103,7 +104,7 @@ def a_step(policy="skip", **more):
     nothing = MetricCollection.of([])
     train = step_fn(None, "train_step", classify)
     family = adapter_of({"w": jnp.ones((2, CLASSES))})
-    return Step(family, optax.sgd, None, train, None, None, nothing, nothing, watch=NonFinitePolicy(policy), **more)
+    return Step(family, train, None, None, nothing, nothing, optimizer=optax.sgd, watch=NonFinitePolicy(policy), **more)
 
 
 def batch_of(*labels, scale=1.0):
@@ -116,7 +117,7 @@ GOOD, BAD = batch_of(0, 1, 2, 0), batch_of(0, -1, 2, 0)
 def kind_after(batches, **more):
     step = a_step(accumulate=len(batches), **more)
     state = step.init(0.1, 0)
-    after = jax.jit(lambda state, batches: step.whole(state, batches)[0])(state, batches)
+    after = jax.jit(lambda state, batches: step.unrolled_step(state, batches)[0])(state, batches)
     changed = not np.array_equal(after.params["w"], state.params["w"])
     return KINDS.get(int(after.extra["nonfinite"][3])), changed
 

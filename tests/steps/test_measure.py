@@ -196,7 +196,7 @@ def test_metrics_that_merge_in_the_same_way_do_so_at_once_and_keep_their_bits():
     metrics = [Accuracy(), Fading("A", 0.5), Loss(), PerClass(), Fading("B", 0.25), Accuracy(), GradientNorm()]
     metrics += [Fading("C", 0.5), Fading("D", jnp.float32(0.5)), Fading("E", jnp.float32(0.125)), GradientNorm()]
     measure = MetricCollection.of(metrics)
-    assert sorted(measure._alike) == [(0, 5), (1, 7), (2, 6, 10), (3,), (4,), (8,), (9,)]
+    assert sorted(measure._mergeable_groups) == [(0, 5), (1, 7), (2, 6, 10), (3,), (4,), (8,), (9,)]
 
     def states(batch):
         told = info(batch, 2, jnp.float32(1 / 3 + batch))

@@ -23,10 +23,11 @@ from learner import LearnerBuilder, LearnerError, RegressionOutput, TrainOutput
 from learner.metrics import LearningRate
 from learner.models.adapters import adapter_of
 from learner.schedules import Constant, OneCycle
+from learner.steps.definition import step_fn
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, rate_at, update_params
 from learner.steps.program import Programs, ResidentBatches
-from learner.steps.step import Step, step_fn
+from learner.steps.step import Step
 from learner.training.compilation import CompileTimes
 
 # -- the registry ------------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Ours:
         train = each_example_step if own_grads else train_step
         nothing = MetricCollection.of([])
         self.step = Step(
-            adapter_of(PARAMS), make, None, step_fn(PARAMS, "train_step", train), None, None, nothing, nothing
+            adapter_of(PARAMS), step_fn(PARAMS, "train_step", train), None, None, nothing, nothing, optimizer=make
         )
         self.step = dataclasses.replace(self.step, own_grads=own_grads)
         self.tree = jax.tree.structure(self.step.init(0.1, 0))

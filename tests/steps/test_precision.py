@@ -389,7 +389,7 @@ def test_a_step_that_computes_its_own_gradients(tmp_path):
     learner = build(tmp_path, mlp(), "bfloat16", lr=1.0, train_step=step)
     (before, after), _ = trained(learner, images(0))
     assert set(seen[-1].values()) == {"bfloat16"}
-    micro = learner._step.micro
+    micro = learner._step.accumulate_micro_batch
     acc, _ = jax.eval_shape(micro, before, learner._step.begin(before), images(0), jnp.int32(0))
     assert set(dtypes_of(acc.grads).values()) == {"float32"}
     loss, params, _ = mlp_by_hand("bfloat16")
@@ -498,7 +498,7 @@ def test_the_decision_is_made_when_all_gradients_are_summed(tmp_path):
     """What several devices add to one another comes between a micro-batch and the end of the step."""
     learner = build(tmp_path, ONE, "float16", train_step=product)
     step, state = learner._step, learner.init()
-    acc, _ = step.micro(state, step.begin(state), number(1.0), jnp.int32(0))
+    acc, _ = step.accumulate_micro_batch(state, step.begin(state), number(1.0), jnp.int32(0))
     assert float(acc.grads["w"]) == 1.0
     other = dataclasses.replace(acc, grads={"w": acc.grads["w"] + jnp.inf})
     new, _, _ = step.finish(state, other)

@@ -96,7 +96,7 @@ class Lab:
 
     def empty(self, kind: str = "train") -> Any:
         """The metrics' states of no rows, packed."""
-        measure = self.step.train_measure if kind == "train" else self.step.valid_measure
+        measure = self.step.train_metrics if kind == "train" else self.step.valid_metrics
         return jax.jit(measure.fresh)()
 
     def rows(self, room: int = 8) -> ResidentBatches:
@@ -118,7 +118,7 @@ class Lab:
     def check_values(self, values: Any, expected: ByHand) -> None:
         """The values of each step, in the order of `step_names`, and its weight."""
         count = len(expected.losses)
-        names = self.step.train_measure.step_names
+        names = self.step.train_metrics.step_names
         columns = dict(zip(names, np.asarray(values.numbers).T, strict=True))
         np.testing.assert_allclose(columns["Loss"][:count], expected.losses, rtol=1e-5)
         np.testing.assert_allclose(columns["Mean Absolute Error"][:count], expected.absolute, rtol=1e-5)
@@ -129,7 +129,7 @@ class Lab:
 
     def check_epoch(self, epoch: Any, expected: ByHand) -> None:
         """The metrics' states over all steps."""
-        values = self.step.train_measure.totals(epoch)
+        values = self.step.train_metrics.totals(epoch)
         for name, each in (("Loss", expected.losses), ("Mean Absolute Error", expected.absolute)):
             np.testing.assert_allclose(values[name], np.average(each, weights=expected.weights), rtol=1e-5)
 
@@ -266,7 +266,7 @@ def test_update_is_dispatched_like_a_step():
     state = learner.init()
     programs = Programs(learner._step, jax.tree.structure(state))
     train, tail = jax.jit(programs.train), jax.jit(programs.train_tail)
-    leaves, epoch = jax.tree.leaves(state), jax.jit(learner._step.train_measure.fresh)()
+    leaves, epoch = jax.tree.leaves(state), jax.jit(learner._step.train_metrics.fresh)()
     leaves, epoch, cursor, _ = train(leaves, epoch, made.rows(), i32(0), i32(2))
     leaves, epoch, cursor, values = train(leaves, epoch, made.rows(), cursor, i32(3))
     leaves, epoch, cursor, last = tail(leaves, epoch, made.rows(), cursor, i32(0))
@@ -274,11 +274,11 @@ def test_update_is_dispatched_like_a_step():
     state = programs.tree.unflatten(leaves)
     np.testing.assert_allclose(state.params["w"], expected.w, rtol=1e-5, atol=1e-6)
     assert (state.step, cursor) == (6, 6)
-    names = learner._step.train_measure.step_names
+    names = learner._step.train_metrics.step_names
     np.testing.assert_allclose(values.numbers[:3, names.index("Loss")], expected.losses[2:5], rtol=1e-5)
     np.testing.assert_allclose(last.numbers[0, names.index("Loss")], expected.losses[5], rtol=1e-5)
     assert last.weights.tolist() == [2]
-    loss = learner._step.train_measure.totals(epoch)["Loss"]
+    loss = learner._step.train_metrics.totals(epoch)["Loss"]
     np.testing.assert_allclose(loss, np.average(expected.losses, weights=expected.weights), rtol=1e-5)
 
 
@@ -295,7 +295,7 @@ def evaluated(*groups: tuple[int, ...]) -> ByHand:
 @both_feeds
 def test_validation_is_the_metrics_of_each_batch(streams):
     made = lab(3)  # accumulation has no part in it
-    names = made.step.valid_measure.step_names
+    names = made.step.valid_metrics.step_names
     assert names == ("Mean Absolute Error", "Loss")
     feed, cursor = feeds(made, streams, 0, 5)
     epoch, cursor, number, values = made.jit["valid"](made.leaves, made.empty("valid"), feed, cursor, i32(0), i32(5))
@@ -311,7 +311,7 @@ def test_validation_is_the_metrics_of_each_batch(streams):
     np.testing.assert_allclose(values.numbers[0], [expected.absolute[5], expected.losses[5]], rtol=1e-5)
     assert values.weights.tolist() == [2]
     assert (cursor, number) == (6, 6)
-    over_all = made.step.valid_measure.totals(epoch)
+    over_all = made.step.valid_metrics.totals(epoch)
     np.testing.assert_allclose(over_all["Loss"], np.average(expected.losses, weights=expected.weights), rtol=1e-5)
 
 
@@ -321,7 +321,7 @@ def test_validation_of_a_single_batch_has_no_loop():
     epoch, cursor, number, values = made.jit["valid_single"](*arguments)
     np.testing.assert_allclose(values.numbers[0, 1], evaluated((3,)).losses[0], rtol=1e-5)
     assert (cursor, number) == (4, 8)
-    np.testing.assert_allclose(made.step.valid_measure.totals(epoch)["Loss"], values.numbers[0, 1], rtol=1e-6)
+    np.testing.assert_allclose(made.step.valid_metrics.totals(epoch)["Loss"], values.numbers[0, 1], rtol=1e-6)
     assert " while[" not in str(jax.make_jaxpr(made.programs.valid_single)(*arguments))
 
 

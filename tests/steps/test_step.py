@@ -27,7 +27,8 @@ from learner import (
     TrainOutput,
 )
 from learner.metrics import Accuracy, GradientNorm, LearningRate
-from learner.steps.step import VALID_STREAM, global_norm, like, rows_of, step_fn, weight_of
+from learner.steps.definition import VALID_STREAM, step_fn
+from learner.steps.tree_math import global_norm, like, rows_of, weight_of
 from learner.training.compilation import CompileTimes
 from learner.util.trees import named_leaves
 

@@ -13,11 +13,12 @@ from small_models import BATCH, CASES
 from learner import Linen, RegressionOutput
 from learner.metrics import MeanAbsoluteError
 from learner.models.adapters import adapter_of
+from learner.steps.definition import StepDefinition, step_fn
 from learner.steps.fingerprint import jaxpr_fingerprint
 from learner.steps.finite import NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.precision import policy_of
-from learner.steps.step import Step, step_fn
+from learner.steps.step import Step
 
 
 def warmup(peak=0.1, steps=10):
@@ -71,7 +72,8 @@ def halved_step(model, batch):
 
 def step_of(model, train, optimizer=optax.adam, schedule=None, metrics=(), **more):
     measure = MetricCollection.of(list(metrics))
-    return Step(adapter_of(model), optimizer, schedule, train, None, None, measure, MetricCollection.of([]), **more)
+    definition = StepDefinition(adapter_of(model), train, None, None, measure, MetricCollection.of([]), **more)
+    return Step.of(definition, optimizer, schedule)
 
 
 def dropout_step(rate=0.5, train=linen_step, **more):
@@ -82,7 +84,7 @@ def dropout_step(rate=0.5, train=linen_step, **more):
 
 def fingerprint(step, batch=BATCH):
     state = jax.eval_shape(lambda: step.init(0.1, 0))
-    return jaxpr_fingerprint(jax.make_jaxpr(lambda state, batch: step.whole(state, [batch]))(state, batch))
+    return jaxpr_fingerprint(jax.make_jaxpr(lambda state, batch: step.unrolled_step(state, [batch]))(state, batch))
 
 
 def of_models():

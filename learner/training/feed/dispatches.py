@@ -21,7 +21,7 @@ from learner.data.batch_arrays import batch_arrays, field_text, is_narrowed, ref
 from learner.data.source import Batches, Source
 from learner.errors import LearnerError
 from learner.steps.program import BatchBuffer, Feed, ResidentBatches
-from learner.steps.step import rows_of
+from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy
 from learner.util.trees import named_leaves
 
@@ -404,15 +404,15 @@ class Feeder:
 
     def _stack(self, batches: PyTree, each: Signature | None, last: MicroBatch | None = None) -> BatchBuffer:
         """On the devices: `batches` as `_stacked` makes them of those with the signature `each`, and one by itself."""
-        put, wholes = self._strategy.put, (True, True)
+        put, replicated = self._strategy.put, (True, True)
         if each is not None:
-            wholes = self._is_whole(each), True
+            replicated = self._is_whole(each), True
         if last is not None:
-            wholes = wholes[0], self._is_whole(last.signature)
+            replicated = replicated[0], self._is_whole(last.signature)
         return BatchBuffer(
-            None if each is None else put(batches, axis=1, whole=wholes[0], rare=last is not None),
-            None if last is None else put(jax.tree.map(_device_dtype, last.batch), whole=wholes[1], rare=True),
-            wholes,
+            None if each is None else put(batches, axis=1, whole=replicated[0], rare=last is not None),
+            None if last is None else put(jax.tree.map(_device_dtype, last.batch), whole=replicated[1], rare=True),
+            replicated,
         )
 
 

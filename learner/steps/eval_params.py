@@ -1,4 +1,4 @@
-"""Which parameters are evaluated: not always those that are trained.
+"""The parameters to evaluate, which are not always those that are trained.
 
 Averages (`learner.optimizers.Ema`) and schedule-free optimizers (`optax.contrib.schedule_free`) keep in their state
 what the others are computed from. It is found by the names of its leaves, so that a checkpoint, which has no more than
@@ -22,22 +22,22 @@ _AVERAGE = re.compile(r"(?:^|\.)averaged_params(?:\.|$)")
 _PARTS = ("weight_sum", "max_lr", "step_count")  # beside `b1` and `z`, in the state of a schedule-free optimizer
 
 
-def evaluated(params: PyTree, opt_state: PyTree) -> PyTree:
+def eval_params(params: PyTree, opt_state: PyTree) -> PyTree:
     """The parameters to evaluate, as `params`; these themselves where the optimizer says nothing else.
 
     >>> import jax.numpy as jnp
     >>> optimizer = optax.contrib.schedule_free_sgd(0.5, b1=0.5)
-    >>> evaluated({"w": jnp.float32(3)}, optimizer.init({"w": jnp.float32(1)}))
+    >>> eval_params({"w": jnp.float32(3)}, optimizer.init({"w": jnp.float32(1)}))
     {'w': Array(5., dtype=float32)}
     """
     named = named_leaves(params)
-    others = evaluated_leaves(named, named_leaves(opt_state))
+    others = eval_leaves(named, named_leaves(opt_state))
     if not others:
         return params
     return jax.tree.unflatten(jax.tree.structure(params), [others.get(path, x) for path, x in named.items()])
 
 
-def evaluated_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]) -> dict[str, Array]:
+def eval_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]) -> dict[str, Array]:
     """By path, those parameters that are evaluated as something else than they are trained."""
     found: dict[str, Array] = {}
     for prefix in _schedule_free(opt_state):
@@ -52,13 +52,13 @@ def evaluated_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]
     return {path: x.astype(params[path].dtype) for path, x in found.items()}
 
 
-def evaluates_others(opt_state: Iterable[str]) -> bool:
-    """Whether the leaves of an optimizer's state, by their names, say that other parameters are evaluated."""
+def has_eval_params(opt_state: Iterable[str]) -> bool:
+    """Return True if the names of an optimizer's state show that it keeps other parameters for evaluation."""
     return _averages(opt_state) or bool(_schedule_free(opt_state))
 
 
 def problems_of(opt_state: Iterable[str]) -> list[str]:
-    """What is wrong with an optimizer that has these leaves in its state."""
+    """Return the problems of an optimizer that has these leaves in its state."""
     if not (_schedule_free(opt_state) and _averages(opt_state)):
         return []
     return [
@@ -72,7 +72,7 @@ def _averages(opt_state: Iterable[str]) -> bool:
 
 
 def _is_average(name: str, at: re.Match[str], opt_state: Collection[str]) -> bool:
-    """Whether it stands beside a count of steps: otherwise a model has a parameter of that name."""
+    """Return True if it stands beside a count of steps. Otherwise a model has a parameter of that name."""
     return f"{name[: at.start()]}.count".lstrip(".") in opt_state
 
 

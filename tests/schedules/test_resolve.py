@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from learner.schedules import Constant, Cosine, Linear, MultiStep, Noam, Product, Sequence, Step
-from learner.schedules.whole import early_end, not_reached, rates, text_of
+from learner.schedules.resolve import early_end, not_reached, rates, text_of
 
 
 def test_texts():

@@ -26,7 +26,7 @@ def text_of(schedule: ScheduleFn) -> str:
     return maker if inner else name_of(schedule)  # that of optax's functions is `schedule`
 
 
-def settled(
+def resolve(
     schedule: ScheduleFn | None, run: RunLength, what: str = "the learning rate"
 ) -> tuple[ScheduleFn | None, list[str]]:
     """A schedule for a run of this length, and what is wrong with it; `None` and functions stay as they are.
@@ -37,7 +37,7 @@ def settled(
       what: the schedule is, for messages.
 
     >>> from learner.schedules import Cosine
-    >>> settled(Cosine(0.1), RunLength(100)), settled(None, RunLength())
+    >>> resolve(Cosine(0.1), RunLength(100)), resolve(None, RunLength())
     ((Cosine(first=0.1) in 100 steps, []), (None, []))
     """
     if not isinstance(schedule, Schedule):
@@ -64,7 +64,8 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
 
 
 def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
-    """What is to be said of a schedule that ends before a run of `steps` does, and whether nothing is learnt after it.
+    """Return a sentence about a schedule that ends before a run of `steps` does, and whether its last rate is 0. Return
+    None if it does not.
 
     >>> from learner.schedules import Cosine
     >>> early_end(Cosine(0.1, over=100), 150)[0]
@@ -82,7 +83,7 @@ def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
 
 
 def not_reached(schedule: ScheduleFn, steps: int) -> list[str]:
-    """What of a schedule a run of `steps` ends before, in words.
+    """Return, in words, the parts of a schedule that a run of `steps` does not reach.
 
     >>> from learner.schedules import MultiStep
     >>> not_reached(MultiStep(0.1, [50, 150]), 100)[0].partition(" is ")[0]

@@ -13,7 +13,7 @@ from learner import LearnerError, RegressionOutput, load_checkpoint
 from learner.events import Message
 from learner.loggers import MemoryLogger
 from learner.optimizers import Clipped, Ema, Group, Groups
-from learner.optimizers.lengths import schedules_of, told, with_placeholder_schedules
+from learner.optimizers.schedule_resolution import resolve_schedules, schedules_of, with_placeholder_schedules
 from learner.schedules import Cosine, Linear, ReduceOnPlateau, RunLength, Step, WarmupStableDecay
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -127,7 +127,7 @@ def test_the_range_test_has_a_length_of_its_own(tmp_path):
     losses = learner.find_lr([batches()[0]] * 4, lowest=1e-9, highest=1e-8, steps=4).losses
     assert len(losses) == 4
     assert losses[-1] < 0.9 * losses[0]
-    assert schedules_of(learner._optimizer) == {"group 0": DOWN}
+    assert schedules_of(learner._optimizer.optimizer) == {"group 0": DOWN}
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_groups_inside_of_groups_are_found():
     inner = grouped(DOWN)
     outer = Groups(Ema(inner), [Group("^w", lr=Linear(0.2), optimizer=Clipped(inner, norm=1.0))])
     assert schedules_of(outer) == {"group 0": Linear(0.2), "group 0, group 0": DOWN, "the rest, group 0": DOWN}
-    found, wrong = told(outer, RunLength(10))
+    found, wrong = resolve_schedules(outer, RunLength(10))
     assert wrong == []
     assert repr(found.optimizer.optimizer.groups[0].lr) == "Linear(first=0.1) in 10 steps"
     assert repr(found.groups[0].lr) == "Linear(first=0.2) in 10 steps"
@@ -190,5 +190,5 @@ def test_what_waits_for_no_length_stays_as_it_is():
     optimizer = grouped(Cosine(0.1, over=5))
     assert with_placeholder_schedules(optimizer) == optimizer
     assert with_placeholder_schedules(optax.sgd) is optax.sgd
-    assert told(optax.sgd, RunLength(5)) == (optax.sgd, [])
+    assert resolve_schedules(optax.sgd, RunLength(5)) == (optax.sgd, [])
     assert float(with_placeholder_schedules(grouped(DOWN)).groups[0].lr(jnp.int32(0))) == 0.0

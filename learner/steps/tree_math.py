@@ -1,0 +1,77 @@
+"""Arithmetic on trees of arrays, which the programs of steps share."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.models.adapters import same_structure, same_tree
+from learner.util.trees import named_leaves
+
+Array = Any
+PyTree = Any
+Batch = Any
+
+
+def weight_of(output: Any, batch: Batch) -> Any:
+    """An output's `weight`, or the number of rows of the batch."""
+    weight = getattr(output, "weight", None)
+    return float(rows_of(batch)) if weight is None else weight
+
+
+def rows_of(batch: Batch) -> int:
+    """The length of a batch's leading axis."""
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
+def global_norm(grads: PyTree) -> Array:
+    """float32: the square root of the sum of squares of all gradients, or parameters."""
+    squares = [jnp.sum(jnp.square(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
+    return jnp.sqrt(jnp.stack(squares).sum())
+
+
+def like(new: PyTree, old: PyTree, what: str) -> PyTree:
+    """`new` with the very types of `old` (a weak type becomes strong); another shape or dtype is an error that names
+    it.
+    """
+    if not same_tree(new, old):
+        same_structure(new, old, f"a step changed the structure of {what}")
+    for name, a, b in zip(named_leaves(old), jax.tree.leaves(new), jax.tree.leaves(old), strict=True):
+        a = jnp.asarray(a)
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise LearnerError(
+                f"a step changed {what}: {name} was {b.dtype}{list(b.shape)} and became {a.dtype}{list(a.shape)}; "
+                "its shape and dtype must stay the same"
+            )
+    return jax.tree.map(strong, new)
+
+
+def copied(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), tree)
+
+
+def strong(x: Array) -> Array:
+    x = jnp.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if x.aval.weak_type else x
+
+
+def weighted_sum(value: Array, weight: Array) -> Array:
+    value = value.astype(sum_dtype(value.dtype))
+    return jnp.where(weight > 0, value * weight.astype(value.dtype), jnp.zeros((), value.dtype))
+
+
+def difference(new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: a.astype(sum_dtype(a.dtype)) - b.astype(sum_dtype(b.dtype)), new, old)
+
+
+def sum_dtype(dtype: Any) -> Any:
+    return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
+
+
+def same_leaves(a: PyTree, b: PyTree) -> bool:
+    return all(x is y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def keep_if(condition: Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), new, old)
