@@ -1,4 +1,5 @@
-"""Whether a run survives being killed: `python -m benchmarks.chaos --kills 100 [--config FILE]`.
+"""Kill a run many times and compare its files with an undisturbed run: `python -m benchmarks.chaos --kills 100
+[--config FILE]`.
 
 A run is started as a process, killed with SIGKILL at a random moment, resumed, killed again, until it ends; then the
 next one, until there were so many kills. What each leaves is compared, byte by byte, with what the same run left
@@ -138,7 +139,7 @@ class Process:
         return [name for name, _ in seen(self.place).items() - self.before.items()]
 
     def kill(self) -> None:
-        """At once, by SIGKILL; and whatever it started after it."""
+        """Kill the process and all its children by SIGKILL."""
         self.popen.kill()
         self.popen.wait()
         with contextlib.suppress(ProcessLookupError):
@@ -160,7 +161,7 @@ def seen(directory: Path) -> dict[str, int]:
 
 
 def facts(directory: Path) -> Facts:
-    """Everything that must not depend on how often a run was killed, by name."""
+    """Return by name everything that must not depend on the number of kills."""
     values = {"checkpoint: directories": _text(sorted(seen(directory / "checkpoint")))}
     for step in sorted(int(name) for name in seen(directory / "checkpoint") if name.isdigit()):
         values |= {f"checkpoint/{step}: {name}": content for name, content in checkpoint(directory, step).items()}
@@ -190,7 +191,7 @@ def checkpoint(directory: Path, step: int) -> Facts:
 
 
 def journal(directory: Path) -> list[dict[str, Any]]:
-    """What the lines of the journal say; nothing where there is none yet."""
+    """Return the lines of the journal; empty if there is none yet."""
     return [entry for _, entry in read_journal(directory)] if (directory / "journal.jsonl").exists() else []
 
 
@@ -205,7 +206,9 @@ def _text(value: Any) -> bytes:
 
 
 def differing(found: Facts, expected: Facts) -> dict[str, int]:
-    """How many bytes differ, by name; what only one side has differs in all of its bytes, and in one at least."""
+    """Return the number of differing bytes by name. A file that only one side has differs in all of its bytes, and in
+    one at least.
+    """
     counts = {}
     for name in sorted({*found, *expected}):
         a, b = (np.frombuffer(side.get(name, b""), np.uint8) for side in (found, expected))
@@ -221,7 +224,7 @@ def differing(found: Facts, expected: Facts) -> dict[str, int]:
 
 @dataclasses.dataclass
 class MetricAccumulator:
-    """What happened, over all runs."""
+    """The outcome over all runs."""
 
     kills: int = 0
     resumes: int = 0
@@ -234,7 +237,7 @@ class MetricAccumulator:
 
     @property
     def good(self) -> bool:
-        """Whether every promise was kept."""
+        """True if every promise was kept."""
         return not self.differing and not self.failures
 
     def report(self) -> list[str]:
@@ -257,7 +260,7 @@ class MetricAccumulator:
 
 @dataclasses.dataclass(frozen=True)
 class Undisturbed:
-    """What the run leaves, and how long it takes (see `moments`)."""
+    """The files and the duration of an undisturbed run (see `moments`)."""
 
     facts: Facts
     lifetime: float
@@ -329,7 +332,7 @@ class Chaos:
         return code
 
     def _steps_of(self, event: str) -> list[int]:
-        """Of the lines of the journal that a resume leaves there."""
+        """Return the steps of the journal's lines that a resume keeps."""
         return [line["step"] for line in journal(self.directory) if line.get("event") == event]
 
     def _count(self, new: list[str], noted: set[int]) -> None:

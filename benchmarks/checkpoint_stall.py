@@ -1,4 +1,4 @@
-"""What checkpoints cost a run: `python -m benchmarks.checkpoint_stall`.
+"""Measure the cost of checkpoints: `python -m benchmarks.checkpoint_stall`.
 
 A character transformer whose state is 163 arrays of 10 MB (or of 500 MB) is trained by `learner`, and by a loop written
 by hand that calls Orbax's `CheckpointManager` as its guide shows. Both save every so many steps; between two saves lie
@@ -52,7 +52,7 @@ def lost(measured: dict[str, Any]) -> list[float]:
 
 
 def rows_of_variant(variant: str, window: int, goals: dict[str, str]) -> list[Row]:
-    """What is printed of a loop that saves; `window` steps are trained with and without a save."""
+    """Return the table rows of a loop that saves; `window` steps are trained with and without a save."""
 
     def ms(values: Callable[[dict[str, Any]], list[float]]) -> Callable[[Round], list[float]]:
         return lambda r: [1e3 * seconds for seconds in values(r[variant])]
@@ -75,7 +75,7 @@ def rows_of_variant(variant: str, window: int, goals: dict[str, str]) -> list[Ro
 
 
 def rows_of(window: int) -> list[Row]:
-    """What is printed of a size."""
+    """Return the table rows of a size."""
     return [
         Row("a step, ms", lambda r: [1e3 * r["learner"]["step"]]),
         Row("a copy of the state, ms", lambda r: [1e3 * r["learner"]["copy"]]),

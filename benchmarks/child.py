@@ -26,7 +26,7 @@ from benchmarks.workloads import RATE, WORKLOADS, Rows, Workload
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What to measure.
+    """A measurement.
 
     Attributes:
       variant: "hand", "limit" or "learner".
@@ -103,8 +103,8 @@ def workload_of(case: Case) -> Workload:
 def train_with_learner(
     work: Workload, case: Case, epochs: int, clock: Clock, also: Callable[[Any], Any] = lambda builder: None
 ) -> loops.Losses:
-    """The same training as a user writes it: loss and accuracy on both splits, files, plain lines. `also` sets what
-    else the builder is told.
+    """Train as a user of `learner` would: loss and accuracy on both splits, files, plain lines. `also` sets further
+    options.
     """
     from learner import ClassificationOutput, LearnerBuilder, SequenceOutput
     from learner.data import DataLoaderBuilder

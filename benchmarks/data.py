@@ -1,4 +1,4 @@
-"""What a loader costs over the bare thing: `python -m benchmarks.data`.
+"""Measure the overhead of a loader: `python -m benchmarks.data`.
 
 - Arrays in memory, against `{name: x[rows] for name, x in arrays.items()}` in a loop over a permutation. The goal is
   1.3 times its time at most.
@@ -98,7 +98,7 @@ def in_memory(scale: float) -> list[Pair]:
 
 
 def unpacked(item: dict[str, Any]) -> dict[str, Any]:
-    """What decoding a small image takes."""
+    """Do work that takes as long as decoding a small image."""
     pixels = np.frombuffer(zlib.decompress(item["image"]), np.uint8).reshape(96, 96)
     return {"image": pixels.astype(np.float32) / 255, "label": item["label"]}
 
@@ -115,7 +115,7 @@ def flipped(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 class Flipped(grain.transforms.RandomMap):
-    """The same for Grain."""
+    """The augmentation for Grain."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         """See `flipped`."""
@@ -185,7 +185,7 @@ def through_grain(scale: float, workers: Sequence[int]) -> list[Pair]:
 
 
 def seconds(epochs: Epochs, rows: int, repeat: int = 1) -> float:
-    """How long an epoch takes."""
+    """Return the duration of an epoch."""
     begin, seen = time.perf_counter(), 0
     for _ in range(repeat):
         for batch in epochs():
@@ -210,7 +210,7 @@ def measure(pair: Pair, rounds: int, least: float = 0.25) -> tuple[list[float], 
 
 
 def line(pair: Pair, ours: Sequence[float], bare: Sequence[float]) -> str:
-    """What is printed of a pair."""
+    """Return the printed line of a pair."""
     ratios = [a / b for a, b in zip(ours, bare, strict=True)]
     goal = "" if pair.goal is None else f"   goal <= {pair.goal}"
     speed = pair.rows / sorted(ours)[len(ours) // 2]

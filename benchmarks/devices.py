@@ -1,4 +1,4 @@
-"""How much several devices cost beside programs written by hand: `python -m benchmarks.devices`.
+"""Compare training on several devices with programs written by hand: `python -m benchmarks.devices`.
 
 The same training (AdamW, float32, loss and accuracy on both splits) on 1, 2 and 8 devices, on a CPU simulated ones:
 

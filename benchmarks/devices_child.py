@@ -30,7 +30,7 @@ Placed = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What to measure.
+    """A measurement.
 
     Attributes:
       kind: "replicated" or "sharded".
@@ -98,7 +98,7 @@ class Pmap:
         self._each = NamedSharding(jax.make_mesh((self.count,), (AXIS,), (AxisType.Auto,), devices=devices), _spec())
 
     def start(self, tree: Any) -> Any:
-        """What every device has a copy of."""
+        """Return the arrays that are replicated on all devices."""
         return jax.device_put(jax.tree.map(lambda x: np.stack([x] * self.count), tree), self._each)
 
     def rows(self, array: np.ndarray) -> np.ndarray:

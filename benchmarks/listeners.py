@@ -1,4 +1,4 @@
-"""What it costs to log and to show a run: `python -m benchmarks.listeners`.
+"""Measure the cost of loggers and renderers: `python -m benchmarks.listeners`.
 
 The digits MLP is trained with nothing that looks at its steps, with the files of a run, with files and the renderer of
 terminals (drawing into /dev/null), and with each logger besides these, as it is by default. A measurement is a process
@@ -43,7 +43,7 @@ def trainings() -> dict[str, Case]:
 
 
 def costs(steps: Sequence[int]) -> dict[str, Case]:
-    """What is measured without training, by name."""
+    """Return the measurements without training by name."""
     return {
         f"{variant}, {metrics} metrics, {count:.0e} steps": Case(
             "cost", variant, metrics=metrics, steps=count, every=None if variant == "files" else 1
@@ -54,7 +54,7 @@ def costs(steps: Sequence[int]) -> dict[str, Case]:
 
 
 def rows() -> list[Row]:
-    """What is printed of the runs."""
+    """Return the table rows of the runs."""
     return [
         Row("files / nothing", "files", "none"),
         Row("files and rich / nothing", "rich", "none", GOALS["rich"]),

@@ -39,7 +39,7 @@ DISPATCH = 128  # steps that one event tells of
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What to measure.
+    """A measurement.
 
     Attributes:
       kind: "train" or "cost".
@@ -117,7 +117,7 @@ def train(case: Case) -> dict[str, float]:
 
 
 def cost(case: Case) -> dict[str, float]:
-    """What a step costs a listener."""
+    """Return the cost of a step for a listener."""
     names = ["Loss", *(f"Accuracy {number}" for number in range(1, case.metrics))]
     infos = tuple(MetricInfo("train", name, higher_is_better=name == "Loss") for name in names)
     values = np.random.default_rng(0).random((case.metrics, DISPATCH), np.float32)

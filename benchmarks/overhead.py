@@ -1,4 +1,4 @@
-"""How much of the machine `learner` leaves to the training: `python -m benchmarks.overhead`.
+"""Measure the overhead of `learner` over loops written by hand: `python -m benchmarks.overhead`.
 
 Three ways to do the same training (AdamW, float32, loss and accuracy on a training and a validation split):
 
@@ -118,17 +118,19 @@ def spread(values: Sequence[float]) -> str:
 
 
 def speed(ours: dict[str, Any], other: dict[str, Any]) -> float:
-    """How many times as fast the first one is."""
+    """Return how many times as fast the first one is."""
     return float(other["seconds"] / ours["seconds"])
 
 
 def extra(what: str) -> Callable[..., float]:
-    """How much more the first one took."""
+    """Return the additional time of the first one."""
     return lambda ours, other: float(ours[what] - other[what])
 
 
 def rows_of(work: Workload, hand: str, steps: int) -> list[Row]:
-    """What is printed of a workload: `hand` is its fastest loop by hand; `steps` counts batches of validation, too."""
+    """Return the table rows of a workload: `hand` is its fastest loop by hand; `steps` counts batches of validation,
+    too.
+    """
     by_hand, by_limit = GOALS[work.name]
     timed = [name for name in cases_of(work) if not name.startswith("first")]
     times = [Row(f"{name}: ms per epoch", [name], lambda r: 1e3 * r["seconds"]) for name in timed]
@@ -183,13 +185,13 @@ def report(work: Workload, results: Results) -> list[str]:
 
 
 def imports(rounds: int, platform_name: str | None) -> str:
-    """How long `import learner` takes where jax, flax and optax are imported, and its modules were once before."""
+    """Return the import time of `learner` after jax, flax and optax, with a warm file cache."""
     seconds = [spawn(["-c", IMPORTS], platform_name) for _ in range(rounds + 1)][1:]
     return f"\n  {'import learner after jax, flax, optax: s':<52} {spread(seconds)}   goal <= 0.15"
 
 
 def machine() -> str:
-    """Where and with what this was measured."""
+    """Return the machine and the versions."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
     name = names[0].split(":")[1].strip() if names else platform.processor()

@@ -1,4 +1,4 @@
-"""What a step needs of each device and what it sends, as formulas: `python -m benchmarks.projection`.
+"""Formulas for the memory and the communication of a step on each device: `python -m benchmarks.projection`.
 
 It prints what they say of a transformer of a billion parameters, trained with Adam on 8, 64 and 1000 devices. Nothing
 is measured there. `tests/test_scaling.py` holds the formulas against what XLA says of programs compiled for 2, 4 and 8
@@ -14,7 +14,7 @@ BILLION = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What the formulas know of a model and its batch; all in bytes.
+    """A model and its batch as the formulas see them; all sizes are bytes.
 
     Attributes:
       params: `P`, all parameters.
@@ -35,7 +35,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one step and one device, in bytes.
+    """The cost of one step on one device, in bytes.
 
     Attributes:
       params, optimizer: what stays from step to step.
@@ -54,23 +54,23 @@ class Cost:
 
     @property
     def state(self) -> float:
-        """What stays."""
+        """The bytes that stay between steps."""
         return self.params + self.optimizer
 
     @property
     def most(self) -> float:
-        """At most so much memory at once."""
+        """The upper bound of the memory in use."""
         return self.state + self.gradients + self.activations + self.gathered
 
     @property
     def least(self) -> float:
-        """The same, if none of the gradients exists while all activations do."""
+        """The lower bound of the peak, if no gradient exists while all activations do."""
         return self.state + self.gathered + max(self.gradients, self.activations)
 
 
 def all_reduce(size: float, n: int) -> float:
-    """What each of `n` devices sends to have the sum of arrays of `size` bytes on all, in a ring: its share to
-    everybody, and everybody's sums back.
+    """Return the bytes that each of `n` devices sends in a ring to get the sum of arrays of `size` bytes on all
+    devices.
 
     >>> all_reduce(800, 8)
     1400.0
@@ -79,7 +79,7 @@ def all_reduce(size: float, n: int) -> float:
 
 
 def all_gather(size: float, n: int) -> float:
-    """The same, to have all `size` bytes on all where each has a part; or the other way round (reduce-scatter).
+    """Return the bytes that each device sends to get all `size` bytes on all devices; a reduce-scatter sends as many.
 
     >>> all_gather(800, 8)
     700.0
@@ -146,8 +146,8 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """How many: of each block four matrices of attention, two of the dense layer, their biases and two norms; the
-        embeddings, the last norm and the head.
+        """The number of parameters: for each block four matrices of attention, two of the dense layer, their biases and
+        two norms; besides the embeddings, the last norm and the head.
 
         >>> Transformer(128, 4, 128, 96).parameters
         834400
@@ -158,9 +158,7 @@ class Transformer:
 
     @property
     def kernels(self) -> int:
-        """Those that the rules of tensor parallelism split: the matrices of the blocks, and the biases of what is split
-        along its outputs.
-        """
+        """The parameters that the rules of tensor parallelism split: the matrices of the blocks, and their biases."""
         return self.blocks * (12 * self.width**2 + 7 * self.width)
 
     @property
@@ -173,8 +171,8 @@ class Transformer:
 
     @property
     def undivided(self) -> int:
-        """Of these, what every device has under tensor parallelism: norms and sums of a block, and what is outside of
-        blocks.
+        """The activations that every device keeps under tensor parallelism: norms and sums of a block, and those
+        outside of blocks.
         """
         return self.blocks * 8 * self.width + 5 * self.width + 2 * self.kinds
 
@@ -186,7 +184,7 @@ class Transformer:
         return self.blocks * 6 * self.width
 
     def model(self, split: float) -> Model:
-        """For the formulas; `split` says how many parameters are."""
+        """Return the inputs of the formulas; `split` is the number of parameters that are split."""
         of_row = (self.length * self.bytes * count for count in (self.activations, self.undivided, self.added))
         return Model(self.parameters * self.bytes, split * self.bytes, *of_row)
 

@@ -1,4 +1,4 @@
-"""What records cost over the libraries of their formats: `python -m benchmarks.records`.
+"""Compare records with the libraries of their formats: `python -m benchmarks.records`.
 
 A model of many arrays is saved to a file and loaded again, by `save_model` and `load_model`, and by hand with the bare
 libraries: `msgpack`, `safetensors`, and `json` with base64. Both begin with arrays on the device and end with a file,
@@ -43,7 +43,7 @@ def model_of(megabytes: int) -> Arrays:
 
 
 def described(x: np.ndarray) -> dict[str, Any]:
-    """What has to be known of an array besides its numbers."""
+    """Return the metadata of an array."""
     return {"dtype": str(x.dtype), "shape": x.shape}
 
 
@@ -61,7 +61,7 @@ def pack_messagepack(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def unpack_messagepack(data: bytes) -> Arrays:
-    """The same, back."""
+    """Return the arrays of a MessagePack text."""
     import msgpack
 
     return {name: restored(entry, entry["data"]) for name, entry in msgpack.unpackb(data).items()}
@@ -74,7 +74,7 @@ def pack_json(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def unpack_json(data: bytes) -> Arrays:
-    """The same, back."""
+    """Return the arrays of a JSON text."""
     return {name: restored(entry, base64.b64decode(entry["data"])) for name, entry in json.loads(data).items()}
 
 
@@ -93,7 +93,7 @@ def save_by_hand(path: Path, model: Arrays) -> None:
 
 
 def load_by_hand(path: Path) -> Arrays:
-    """The same, back."""
+    """Load the arrays that were saved by hand."""
     import safetensors.numpy
 
     if path.name.endswith(".safetensors"):
@@ -105,7 +105,7 @@ def load_by_hand(path: Path) -> Arrays:
 
 
 def actions(model: Arrays, directory: Path, formats: Sequence[str]) -> dict[tuple[str, str, str], Do]:
-    """Everything that is measured, by format, direction, and who does it."""
+    """Return all measured actions by format, direction and implementation."""
     found: dict[tuple[str, str, str], Do] = {}
     for name in formats:
         ours, theirs = directory / f"ours{name}", directory / f"hand{name}"

@@ -49,14 +49,14 @@ class Size:
     blocks: int = 3
 
     def workload(self) -> Workload:
-        """What is trained."""
+        """The model and the data that are trained."""
         return Workload(
             "", lambda rngs: Transformer(rngs, self.width, self.blocks), characters, self.batch, self.batch, 1, 0
         )
 
     @property
     def steps(self) -> int:
-        """Of the whole run: some before the first save, a pair that is not counted, the others, and the last save."""
+        """The steps of the run: some before the first save, an uncounted pair, the other pairs, and the last save."""
         return 2 * self.window * (self.pairs + 2)
 
 
@@ -69,8 +69,8 @@ SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What to measure: "learner" and "hand" train and save in `directory`; "resume" goes on with what the first one
-    left there, "start" begins afresh.
+    """A measurement: "learner" and "hand" train and save in `directory`, "resume" resumes the run of the first one, and
+    "start" begins a new run.
     """
 
     size: str
@@ -80,7 +80,7 @@ class Case:
 
 @dataclasses.dataclass
 class Notes:
-    """What was noted of a run.
+    """The recorded times of a run.
 
     Attributes:
       ended: when each step ended.
@@ -187,7 +187,7 @@ def noted(notes: Notes) -> Iterator[list[Any]]:
 
 
 def listener(notes: Notes) -> Any:
-    """It notes when steps ended; very short ones are read several at once."""
+    """Return a listener that records the ends of steps; very short steps are read together."""
     from learner.events import Event, Listener, StepsEnded
 
     class Ends(Listener):
@@ -230,7 +230,7 @@ def by_hand(size: Size, directory: str) -> dict[str, Any]:
 
 
 def first_step(size: Size, directory: Path, variant: str) -> dict[str, Any]:
-    """How long it takes until a run steps: one that begins, or one that goes on."""
+    """Return the time until a new or resumed run makes a step."""
     import learner  # noqa: F401  # its import is not timed
 
     notes = Notes()
@@ -243,7 +243,7 @@ def first_step(size: Size, directory: Path, variant: str) -> dict[str, Any]:
 
 
 def seconds_of(do: Callable[[], Any]) -> float:
-    """How long it takes."""
+    """Return the duration of a call."""
     begin = time.perf_counter()
     do()
     return time.perf_counter() - begin

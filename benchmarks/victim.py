@@ -39,7 +39,7 @@ class Net(nnx.Module):
         return self.out(self.drop(nnx.relu(self.norm(self.hidden(x)))))
 
     def train_step(self, batch: Any) -> ClassificationOutput:
-        """The same for both splits."""
+        """Return the output for both splits."""
         return ClassificationOutput.from_logits(self(batch["x"]), batch["y"])
 
     valid_step = train_step

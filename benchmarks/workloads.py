@@ -1,4 +1,4 @@
-"""What is trained in the benchmarks: models, rows in memory, and how long to measure.
+"""Workloads of the benchmarks: models, rows in memory, and durations.
 
 Every workload is a `flax.nnx` model trained with AdamW in float32. A row is an entry of `x` and the same entry of `y`;
 a model maps a batch of `x` to logits `[..., classes]` for the integer labels `y` `[...]`.

@@ -27,7 +27,7 @@ from learner.training.run import Run
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TwoLosses:
-    """What a step returns: `loss` is their sum."""
+    """The output of a step; `loss` is the sum of both losses."""
 
     loss: jax.Array
     filled: jax.Array
@@ -74,7 +74,9 @@ class SelfSupervised(nnx.Module):
 
 
 def spread_loss(codes: jax.Array) -> jax.Array:
-    """How far the numbers of the codes `[batch, codes]` are from a deviation of 1 or more, and from being unrelated."""
+    """Return a loss that is 0 if the numbers of the codes `[batch, codes]` have a deviation of 1 or more and are
+    uncorrelated.
+    """
     codes = codes - codes.mean(axis=0, keepdims=True)
     related = codes.T @ codes / codes.shape[0]
     lacking = nnx.relu(1 - jnp.sqrt(jnp.diag(related) + 1e-4)).mean()

@@ -39,7 +39,7 @@ class Pretrained(nnx.Module):
 
 
 class FineTuned(nnx.Module):
-    """The same encoder as `backbone`, and a `head` for ten digits."""
+    """The encoder as `backbone`, and a `head` for ten digits."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.backbone = MLP([64, 128, 64], rngs=rngs)

@@ -51,7 +51,7 @@ class CNN(nnx.Module):
 
 
 def torch_models(torch: Any) -> tuple[Any, Any]:
-    """The same two models in PyTorch."""
+    """Return the same two models in PyTorch."""
     nn = torch.nn
 
     class TorchCNN(nn.Module):  # type: ignore[misc,name-defined]

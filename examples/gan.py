@@ -25,7 +25,7 @@ NOISE = 4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GanOutput:
-    """What an update returns for the metrics: `loss` is the generator's."""
+    """The output of an update for the metrics; `loss` is the generator's."""
 
     loss: jax.Array
     critic_loss: jax.Array
@@ -100,7 +100,7 @@ def update(state: dict[str, Any], batch: Any, lr: jax.Array, rng: jax.Array) -> 
 
 
 def valid_step(state: dict[str, Any], batch: Any, rng: jax.Array) -> RegressionOutput:
-    """How far generated points are from the circle."""
+    """Return the distances of generated points from the circle."""
     generated = apply(state["generator"], jax.random.normal(rng, (batch["point"].shape[0], NOISE)))
     radius = jnp.linalg.norm(generated, axis=-1)
     return RegressionOutput.from_predictions(radius, jnp.ones_like(radius))

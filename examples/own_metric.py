@@ -18,7 +18,7 @@ from learner.metrics import Info, Metric
 
 
 class Confusion(Metric):
-    """Which classes are taken for which: a text that names the pair that is most often mixed up."""
+    """A metric whose text names the pair of classes that is confused most often."""
 
     name = "Most Confused"
     description = "the label and the wrong prediction that go together most often"
@@ -29,7 +29,7 @@ class Confusion(Metric):
         self.classes = classes
 
     def init(self) -> jax.Array:
-        """How often each label (rows) was predicted as each class (columns)."""
+        """Return the counts of labels (rows) and predicted classes (columns)."""
         return jnp.zeros((self.classes, self.classes), jnp.int32)
 
     def update(self, state: jax.Array, output: Any, info: Info) -> jax.Array:

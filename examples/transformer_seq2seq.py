@@ -88,7 +88,7 @@ class Seq2Seq(nnx.Module):
 
 
 def turned_round(model: Seq2Seq, digits: str) -> str:
-    """What the model makes of a string of at most 8 digits, token by token."""
+    """Return the model's output for a string of at most 8 digits, token by token."""
     source = jnp.array([[PAD] * (LONGEST - len(digits)) + [int(digit) for digit in digits]], jnp.int32)
     given = jnp.full((1, LONGEST + 1), PAD, jnp.int32).at[0, 0].set(START)
     logits = jax.jit(lambda model, given: model(source, given))

@@ -16,7 +16,7 @@ from learner.checkpoint.options import CheckpointOptions
 from learner.errors import LearnerError, one_error
 from learner.events import Listener
 from learner.learner import Learner
-from learner.loggers.once import ExactlyOnceLogger
+from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.metrics import Loss
 from learner.metrics.base import MetricBase
 from learner.models.adapters import ModelAdapter, NothingToTrainError, abstract_adapter, adapter_of, refuse_abstract
@@ -298,8 +298,8 @@ class LearnerBuilder:
 
         >>> builder = LearnerBuilder("runs/tuned").freeze("^backbone", "norm")
         """
-        for each in match:
-            matcher(each)
+        for pattern in match:
+            matcher(pattern)
         self._options.freeze += match
         return self
 

@@ -1,4 +1,4 @@
-"""What happens in a run, as values, and the threads that deliver it.
+"""Events of a run, as values, and the threads that deliver them.
 
 The loop hands device arrays to one ordered worker (`learner.training.reporter`), which reads them, writes the run's
 own files and turns them into the events below. Everything else is a `Listener`: it has a thread and a bounded queue of
@@ -31,13 +31,13 @@ class MetricInfo:
 
     @property
     def key(self) -> str:
-        """`train/Loss`: how monitors and histories name it."""
+        """The key in monitors and histories, such as `train/Loss`."""
         return f"{self.split}/{self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened. `time` is in seconds since the epoch (UTC), from the run's own clock."""
+    """Base of events. `time` is in seconds since the epoch (UTC), from the run's own clock."""
 
     time: float
 
@@ -58,7 +58,7 @@ class ArrayInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Overview(Event):
-    """What a run is going to be, for people; where `summary()` asks for it, it comes before `RunStarted`.
+    """The overview of a run, for display. Where `summary()` asks for it, it comes before `RunStarted`.
 
     Attributes:
       model: the class of the model and its library.
@@ -67,14 +67,14 @@ class Overview(Event):
       strategy: where it runs, in words; `devices`: how many they are.
       rows: of a batch; `spread`: over how many devices they are spread.
       accumulate: batches that make one optimizer step.
-      batches: of an epoch, `None`: not known; `steps_per_epoch`, `num_epochs` and `steps` (of the run) likewise.
+      batches: of an epoch, None if unknown; `steps_per_epoch`, `num_epochs` and `steps` (of the run) likewise.
       flops: floating-point operations of one optimizer step over all devices; `flops_exact`: whether there are no more
         of them.
       memory: bytes on each device by what has them, before anything is computed.
-      room: bytes that each device has, `None`: it does not tell.
-      peak: bytes on each device that the compiled training needs at most, `None`: it is not compiled yet;
+      room: bytes of memory on each device, or None if unknown.
+      peak: peak bytes on each device of the compiled training, None before it is compiled;
         `temporaries`: those of them that are in use while it runs only.
-      depth: of the tree of arrays that is shown; `None`: as deep as is of use.
+      depth: of the displayed tree of arrays; None chooses a useful depth.
     """
 
     model: str
@@ -100,9 +100,10 @@ class Overview(Event):
 
 @dataclasses.dataclass(frozen=True)
 class RunStarted(Event):
-    """Before the first step. `num_epochs`, `num_steps`, `steps_per_epoch`: `None` where not known or not set.
+    """The run is about to take its first step. `num_epochs`, `num_steps` and `steps_per_epoch` are None if unknown or
+    not set.
 
-    A run that goes on (`resumed`) makes the steps after `step`. `history` has the values of whole splits up to there,
+    A resumed run (`resumed`) makes the steps after `step`. `history` has the values of whole splits up to there,
     by key, each as `(epoch, step, value)`. `monitor`: the metric that decides about the best checkpoint. `config`: the
     hyper-parameters; `environment`: versions and devices; `commit`: that of git where the command was run. All three
     are what JSON can say. `directory` is absolute, `shown` is how the user wrote it (empty: not known).
@@ -128,7 +129,7 @@ class RunStarted(Event):
 
 @dataclasses.dataclass(frozen=True)
 class EpochStarted(Event):
-    """An epoch begins, or goes on after a resume. Epochs count from 1."""
+    """An epoch begins, or is resumed. Epochs count from 1."""
 
     epoch: int
     steps: int | None
@@ -136,7 +137,7 @@ class EpochStarted(Event):
 
 @dataclasses.dataclass(frozen=True)
 class StepsEnded(Event):
-    """Steps that one or more dispatches made: optimizer steps of `train`, batches of a validation split.
+    """One or more dispatches ended: optimizer steps of `train`, or batches of a validation split.
 
     `first` is the number of the first one: of the run for `train` (the first step is 1), of the split otherwise (the
     first batch is 1). `in_epoch` counts those of this epoch (or this validation) up to and with the last of them,
@@ -158,7 +159,7 @@ class StepsEnded(Event):
 
 @dataclasses.dataclass(frozen=True)
 class SplitEnded(Event):
-    """A split's values over all of it: after its last step of an epoch, or after a validation.
+    """The values of a split, after its last step of an epoch or after a validation.
 
     `values` maps a metric's name to a float, or to its text where it is not numeric. `at_step` tells validations inside
     an epoch: the optimizer step; `None` for the only one at the end. `pictures` has a function for each metric that
@@ -176,7 +177,7 @@ class SplitEnded(Event):
 
 @dataclasses.dataclass(frozen=True)
 class EpochEnded(Event):
-    """All of an epoch's values by key (`train/Loss`), after its validation."""
+    """All values of an epoch by key (`train/Loss`), after its validation."""
 
     epoch: int
     step: int
@@ -196,7 +197,7 @@ class Saved(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Message(Event):
-    """A line for people. `level` is a `logging` level (20: info, 30: warning)."""
+    """A message of the run. `level` is a `logging` level (20: info, 30: warning)."""
 
     level: int
     text: str
@@ -204,7 +205,9 @@ class Message(Event):
 
 @dataclasses.dataclass(frozen=True)
 class RunEnded(Event):
-    """The run ended as it should, or was stopped. `summary` is what `summary.json` holds; `show_summary`: print it."""
+    """The run completed, or was stopped. `summary` is the content of `summary.json`, and `show_summary` says whether to
+    print it.
+    """
 
     epoch: int
     step: int
@@ -226,7 +229,7 @@ class RunFailed(Event):
 class Listener:
     """Base of loggers and renderers: one method for all events, called in order from a thread of its own.
 
-    An exception detaches it with one warning; training goes on.
+    An exception detaches it with one warning; training continues.
 
     Attributes:
       monitors: metrics by key that it needs; a run without one of them does not start.
@@ -243,13 +246,13 @@ class Listener:
     secrets: Sequence[str] = ()
 
     def on_event(self, event: Event) -> None:
-        """Something happened."""
+        """Handle an event."""
 
     def close(self) -> None:
-        """The run is over, also after an error: give back what was taken."""
+        """Release resources. It is called when the run has ended, also after an error."""
 
-    def left_behind(self) -> None:
-        """It hangs in `on_event`, and the run is over: give back at once what others need, waiting for nobody."""
+    def abandon(self) -> None:
+        """Release what others need without waiting. It is called when `on_event` hangs and the run has ended."""
 
 
 class ListenerThread:
@@ -271,7 +274,7 @@ class ListenerThread:
         self._thread.start()
 
     def put(self, event: Event) -> None:
-        """Never waits and never raises."""
+        """Queue an event. It never blocks and never raises."""
         most = self._size if isinstance(event, StepsEnded) else MOST * self._size
         with self._news:
             if self._detached or self._closing:
@@ -283,18 +286,18 @@ class ListenerThread:
                 self._dropped += 1
 
     def end(self) -> None:
-        """Nothing follows: the listener is closed once it has what is queued. Does not wait for that."""
+        """Accept no more events; the listener is closed once the queue is empty. Returns at once."""
         with self._news:
             self._closing = True
             self._news.notify()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Delivers what is queued and closes the listener; one that hangs is left behind after `seconds`."""
+        """Deliver the queued events and close the listener; one that hangs is abandoned after `seconds`."""
         self.end()
         self._thread.join(seconds)
         name = type(self._listener).__name__
         if self._thread.is_alive():
-            self._call(self._listener.left_behind)
+            self._call(self._listener.abandon)
             self._warn(f"{name} hangs and was left behind")
         if self._dropped:
             self._warn(f"{name} was too slow: {self._dropped} events were not shown to it")
@@ -306,7 +309,7 @@ class ListenerThread:
         self._call(self._listener.close)
 
     def _next(self) -> Event | None:
-        """Waits for it; `None`: there is none any more."""
+        """Wait for the next event. Return None if there are no more."""
         with self._news:
             self._news.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting else None

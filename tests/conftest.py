@@ -9,11 +9,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-# Compiling takes half of the time of all tests. XLA's older emitters and fewer passes of LLVM halve that; files that
-# compare the bits of different programs ask for `optimized`.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests start, too
-jax.config.update("jax_disable_most_optimizations", True)
+fast = False  # whether programs are compiled with fewer passes
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -22,7 +18,17 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))  # what several test 
 
 
 def pytest_configure(config):
-    """Only tests of accelerators look for one; `JAX_PLATFORMS` says otherwise. A test sets what a terminal is to be."""
+    """Only tests of accelerators look for one; `JAX_PLATFORMS` says otherwise. A test sets what a terminal is to be.
+
+    The default suite compiles with fewer passes, which halves its time; files that compare the bits of different
+    programs ask for `optimized`, and `-m full` compiles as users do. Set before JAX's backend exists.
+    """
+    global fast
+    fast = "not full" in config.option.markexpr and "or" not in config.option.markexpr.split()
+    if fast:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests start, too
+    jax.config.update("jax_disable_most_optimizations", fast)
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         os.environ.pop(name, None)
     words = (config.option.markexpr or "").split()
@@ -76,7 +82,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)  # JAX's caches make a look through everything slow
+    gc.set_threshold(5_000, 10, 10)  # JAX's caches make a look through everything slow
     sys.dont_write_bytecode = True
 
 
@@ -123,4 +129,4 @@ def optimized():
     """XLA optimizes as it does for users: for files that compare the bits of different programs."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", fast)

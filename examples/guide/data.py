@@ -28,7 +28,7 @@ def rows(split: str, mnist: str | None = None) -> ArrayDataset:
 
 
 class DigitBatcher:
-    """From a list of items to a batch: images as floats with a channel, about 0 on average and 1 wide."""
+    """Makes a batch of a list of items: images as floats with a channel, centred at 0 with a width of 1."""
 
     MEAN, STD = 0.1307, 0.3081  # of MNIST's pixels from 0 to 1
 

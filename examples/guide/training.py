@@ -14,7 +14,7 @@ from learner.records import CompactRecorder, save_model
 
 
 class TrainingConfig(Config):
-    """Everything that decides about the result of a training."""
+    """The settings that determine the result of a training."""
 
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = Adam()

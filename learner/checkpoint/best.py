@@ -57,6 +57,7 @@ class Snapshot:
         """
         leaves: list[Any] = jax.tree.leaves(self.state)
         moves = [x.is_fully_addressable and not is_key(x) for x in leaves]
+        # All transfers start before the first is awaited, so that they overlap.
         for x in (x for x, moved in zip(leaves, moves, strict=True) if moved):
             x.copy_to_host_async()
         host = [np.asarray(x) if moved else x for x, moved in zip(leaves, moves, strict=True)]
@@ -122,6 +123,7 @@ class BestSnapshot:
     def take(self) -> Snapshot | None:
         """Return the snapshot that has to be written now, or None. It stays in memory until it is written."""
         with self._lock:
+            # Not dropped here: if writing fails, the snapshot must still be there for the next try.
             taken = None if self._writing else self._snapshot
             self._writing = self._snapshot is not None
             return taken

@@ -47,6 +47,7 @@ def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
     """
     leaves = []
     for name, old in named_leaves(tree).items():
+        # Orbax refuses arrays without elements, so none was stored; the new one is as empty.
         new = stored[_escaped(name)] if old.size else None
         if new is None and isinstance(old, jax.ShapeDtypeStruct):
             old = jnp.zeros(old.shape, old.dtype, device=old.sharding)
@@ -60,9 +61,9 @@ def key_impl(keys: Any) -> Any:
     """Return the implementation of random keys, or of their shapes."""
     if not isinstance(keys, jax.ShapeDtypeStruct):
         return jax.random.key_impl(keys)
-    found: list[Any] = []
-    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
-    return found[0]
+    implementations: list[Any] = []
+    jax.eval_shape(lambda keys: implementations.append(jax.random.key_impl(keys)), keys)
+    return implementations[0]
 
 
 def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:

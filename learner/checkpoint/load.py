@@ -126,10 +126,10 @@ def load_checkpoint(
     if model is not None:
         family = _family(model, trainable, freeze)
         blank = blank_state(family, optimizer)
-        found = PathMatch(items["model"], blank, family.kind)
+        match = PathMatch(items["model"], blank, family.kind)
         stored = items["optim"]["opt_state"] if optimizer is not None else {}
-        found.refuse_differences(what, _advice(optimizer), stored)
-        model_items = {part: _on_device(arrays) for part, arrays in found.items().items()}
+        match.refuse_differences(what, _advice(optimizer), stored)
+        model_items = {part: _on_device(arrays) for part, arrays in match.items().items()}
         state = from_items({"model": model_items, "optim": {"opt_state": _on_device(stored)}}, blank)
         params = evaluated_params(state.params, items["optim"]["opt_state"])
         rebuilt = family.rebuild(params, state.model_state)
@@ -247,8 +247,9 @@ def makes_model(model: Any) -> bool:
 def store_of(directory: str | Path) -> CheckpointStore:
     """The checkpoints of a run's directory, or those that lie in the directory itself."""
     place: Any = str(directory) if "://" in str(directory) else Path(directory).absolute()
-    for each in (f"{place}/checkpoint" if isinstance(place, str) else place / "checkpoint", place):
-        store = CheckpointStore(each)
+    # A run's directory is the usual argument; the directory of the checkpoints themselves is the fallback.
+    for path in (f"{place}/checkpoint" if isinstance(place, str) else place / "checkpoint", place):
+        store = CheckpointStore(path)
         if store.steps:
             return store
     if isinstance(place, Path) and not place.is_dir():
@@ -276,6 +277,7 @@ def read_items(
     try:
         progress = store.progress(entry.step)
         shapes = store.shapes(entry.step, names)
+        # Before a byte is read: the shapes come from a file that may have been made by anyone.
         _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
         items = store.read(entry.step, shapes)
     except DamagedError as error:
@@ -334,6 +336,7 @@ def blank_state(family: ModelAdapter, optimizer: Any) -> TrainState:
         optimizer = with_placeholder_schedules(optimizer)
         if problems := check_optimizer(optimizer, family.params, 1, own_grads=True):
             raise one_error(problems)
+        # The rate plays no part: its state is replaced by that of the checkpoint, and only its structure counts.
         first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731
         opt_state = jax.jit(first)(family.params)
     return TrainState(jnp.int32(0), family.params, family.model_state, opt_state, jnp.float32(1), (), {})

@@ -35,10 +35,13 @@ def write_manifest(directory: Any, facts: Mapping[str, Any]) -> None:
     """
     files = {name: _described(directory / name) for name in _files(directory)}
     content = {**facts, "files": files}
+    # Other files reach the disk while their checksums are taken, and the manifest after them: a manifest that survives
+    # a power cut vouches for files that did, too.
     path = directory / NAME
     path.write_text(json.dumps({**content, "sha256": _digest(content)}))
     _described(path)
     if _is_local(directory):
+        # A file survives a power cut only if the entry in its directory does.
         for place in (*(each for each in directory.rglob("*") if each.is_dir()), directory):
             to_disk(place)
 
@@ -58,6 +61,7 @@ def read_manifest(directory: Any) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, LearnerError) as error:
         raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} cannot be read ({error})") from None
     files = content.get("files")
+    # A correct digest proves no good intent: names may not lead out of the directory.
     if expected == _digest(content) and not (isinstance(files, dict) and all(map(_is_inside, files))):
         raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} names other files than its own")
     if expected != _digest(content):
@@ -75,6 +79,7 @@ def refuse_damage(directory: Any) -> None:
         path = directory / name
         if not path.is_file():
             raise DamagedError(f"the checkpoint {directory} is damaged: {name} is missing")
+        # The size is compared first: it finds a cut-off file without reading gigabytes.
         if (actual := path.stat().st_size if _is_local(path) else path.stat().length) != size:
             raise DamagedError(f"the checkpoint {directory} is damaged: {name} has {actual} bytes and had {size}")
         if _sha256(path) != digest:
@@ -92,6 +97,7 @@ def is_ours(place: Any) -> bool:
     if match is None or not place.is_dir() or (_is_local(place) and place.is_symlink()):
         return False
     step = int(match[1])
+    # The step inside must be that of the name: a copy of a checkpoint under another number proves nothing.
     if _is_of_step(place / NAME, step, {"format", "step", "files", "sha256"}):
         return True
     if _is_of_step(place / PROGRESS, step, {"format", "step"}):
@@ -116,6 +122,7 @@ def is_mark(path: Any) -> bool:
 
 def remove_checkpoint(place: Any) -> None:
     """Remove a directory that is ours. What proves that goes last, so that a removal that is cut off can be ended."""
+    # The manifest proves that the directory is ours, so a removal that was cut off can be continued.
     for path in place.iterdir():
         if path.name == NAME:
             continue

@@ -120,6 +120,7 @@ class Retention:
         nothing's place among the best: a run that goes on keeps what it would have kept without the stop. One that was
         made only because a run had come to its end (`at_end`) may be one of the best of a run that is made longer.
         """
+        # The newest stays even if it was made at a stop: a run resumes from it.
         steps = sorted(checkpoints)
         last = [step for step in steps if (step not in at_stop and step not in at_end) or step == steps[-1]]
         due = {step: checkpoints[step] for step in steps if step not in at_stop}

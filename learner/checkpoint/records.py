@@ -54,6 +54,7 @@ def write_record(path: Any, write: Callable[[Any], None]) -> None:
         return
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
+    # The name appears by one rename, after the bytes are on the disk; the entry in the directory follows.
     try:
         with partial.open("xb") as file:  # never through a link
             write(file)

@@ -31,6 +31,7 @@ class Saver:
         self._store, self._done, self._failed, self._before, self._after = store, done, failed, before, after
         self._error: BaseException | None = None
         self._closed = False
+        # One place: a third save waits in `submit`, which bounds how many copies of the state exist.
         self._queue: queue.Queue[tuple[TrainState, dict[str, Any], Mapping[str, Any]] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
         self._thread.start()
@@ -57,6 +58,7 @@ class Saver:
 
     def close(self, seconds: float | None = None) -> None:
         """Waits until everything is written; raises nothing. A disk that hangs is left behind after `seconds`."""
+        # Before the end is queued, so that no later `submit` can be queued behind it and never be written.
         self._closed = True
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=seconds)
@@ -70,6 +72,7 @@ class Saver:
                     return
                 if self._error is None:
                     self._save(*job)
+            # The thread stays alive and drains the queue: a loop that waits in `submit` or `wait` must not hang.
             except BaseException as error:
                 self._error = error
             finally:
@@ -85,5 +88,6 @@ class Saver:
                 raise
             self._failed(progress, error)
         else:
+            # `done` reports the checkpoint, so it comes after the files that `after` writes beside it.
             self._after(state, progress)
             self._done(progress, time.perf_counter() - start)

@@ -170,6 +170,7 @@ class CheckpointStore:
 
     def prepare(self) -> None:
         """Makes the directory, and removes what a process that was killed has left of a save or of a removal."""
+        # Before anything is removed: a complete checkpoint that lacks only its name must not be taken for a leftover.
         self._path.mkdir(parents=True, exist_ok=True)
         self.recover()
         if not self._is_local:
@@ -181,6 +182,8 @@ class CheckpointStore:
                 remove_checkpoint(place)
             elif place.suffix == ".partial" and is_record(place.name) and place.is_file() and not place.is_symlink():
                 place.unlink()
+        # Marks go last. A kill in between leaves a mark without directories, which the next start removes; directories
+        # without their mark would stay forever.
         for place in places:  # behind the directories, which they prove to be ours
             if is_mark(place):
                 place.unlink()
@@ -192,6 +195,8 @@ class CheckpointStore:
         for place in self._path.glob("*.partial") if self._is_local and self._path.exists() else ():
             name = place.name.removesuffix(".partial")
             if name.isdecimal() and not os.path.lexists(self._path / name) and is_ours(place):
+                # The checksums prove that every byte had reached the disk before the kill. Anything less stays a
+                # leftover.
                 with contextlib.suppress(DamagedError, OSError):
                     refuse_damage(place)
                     place.rename(self._path / name)
@@ -210,16 +215,22 @@ class CheckpointStore:
             raise LearnerError(f"the directory {self._path} is gone: somebody removed it while the run went on")
         if step in self.steps and not self._table.get(step, {}).get("at_stop"):
             raise LearnerError(f"there is a checkpoint of step {step} in {self._path}, and it is not replaced")
+        # The records of a checkpoint that is replaced are listed now: afterwards the table names the new one.
         facts = {name: progress.get(name) for name in FACTS}
         replaced = self.records(step)
+        # A local checkpoint is written under another name and renamed, which is atomic. Object stores have no rename:
+        # there the manifest, written last, decides whether it exists.
         place = self._path / f"{step}.partial" if self._is_local else self.path(step)
         if self._is_local and step not in self._table and os.path.lexists(self.path(step)):
             raise _in_the_way(self.path(step))
         if self._is_local and self._writes:
             self._make_room(step)
+        # The mark comes before the first byte of Orbax, so that no kill can leave a directory that nothing proves to be
+        # ours, and after the checks, so that a refused save leaves nothing behind.
         try:
             if self._is_local and self._writes:
                 self._mark(step)
+            # All processes write their shards; Orbax returns in each when all have finished. One completes it.
             self._write(place, items)
             if self._writes:
                 self._complete(place, step, facts, progress)
@@ -227,10 +238,12 @@ class CheckpointStore:
             error.add_note(f"while writing the checkpoint {self.path(step)}")
             self._discard_partial(step)
             raise
+        # Only now that the checkpoint has its name: until then the mark is what lets the next start remove it.
         if self._is_local and self._writes:
             self._mark_of(step).unlink(missing_ok=True)
         for path in replaced if self._writes else ():
             path.unlink(missing_ok=True)
+        # Older checkpoints go last. A kill before this point leaves one too many, never one too few.
         self._table[step] = facts
         self._prune()
 
@@ -253,6 +266,7 @@ class CheckpointStore:
 
     def _mark(self, step: int) -> None:
         """Write the mark which proves that the directories of an unfinished save are ours; it outlives a power cut."""
+        # Exclusive creation follows no link that somebody else has placed there.
         with self._mark_of(step).open("x") as file:  # never through a link
             file.write(MARK)
         to_disk(self._mark_of(step))
@@ -278,12 +292,14 @@ class CheckpointStore:
             self._refuse_full_disk(items)
         args = self._ocp.args
         parts = {name: args.StandardSave(item) for name, item in items.items()}
+        # Orbax gives no handle to its threads; those that are new after a failure are the ones to wait for.
         before = {*threading.enumerate()}
         _silence_orbax()
         with quiet_orbax():
             try:
                 self._orbax.save(place, args=args.Composite(**parts))
             except BaseException as error:
+                # Threads of a failed save still write. They must end before their directory is removed.
                 self.close()
                 _end_threads(before)
                 for code in FULL:  # TensorStore says it in several kilobytes, for which a log has no room then
@@ -293,6 +309,7 @@ class CheckpointStore:
 
     def _refuse_full_disk(self, items: Mapping[str, Any]) -> None:
         """Raise before anything is written: what Orbax writes until it notices would take the room of the logs."""
+        # Only with one process: each of several writes a part of the bytes, possibly to its own disk.
         needed = sum(int(x.nbytes) for x in jax.tree.leaves(dict(items)) if hasattr(x, "nbytes")) + SMALL_FILES
         usage = shutil.disk_usage(self._path)
         if jax.process_count() == 1 and usage.total and usage.free < needed:
@@ -300,6 +317,7 @@ class CheckpointStore:
             raise OSError(errno.ENOSPC, text, str(self._path))
 
     def _complete(self, place: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+        # The manifest holds the checksums of all other files, so it is written after the last of them.
         path = place / PROGRESS
         path.parent.mkdir()
         path.write_text(json.dumps(progress, allow_nan=False))
@@ -312,12 +330,14 @@ class CheckpointStore:
         replaced = path.with_name(f"{path.name}.removed")
         if path.exists():
             path.rename(replaced)  # one of this store's table, so that it is ours
+        # There is a moment without a checkpoint of this name. `recover` closes it after a kill; an error does so here.
         try:
             place.rename(path)
         except BaseException:
             if replaced.exists():
                 replaced.rename(path)
             raise
+        # The new name must be on the disk before the old checkpoint goes, or a power cut could lose both.
         to_disk(self._path)
         if replaced.exists():
             with contextlib.suppress(OSError):  # what is left of it goes at the next start
@@ -327,6 +347,7 @@ class CheckpointStore:
         self.close()  # waits for the threads that write the other items
         if not self._is_local or not self._path.exists():
             return
+        # Threads that outlive a failed save may create files while the directory is being removed.
         for _ in range(TRIES):
             places = [place for place in self._path.glob(f"{step}.partial*") if is_ours(place)]
             if not places:
@@ -347,12 +368,14 @@ class CheckpointStore:
 
     def _remove(self, step: int) -> None:
         """Remove a checkpoint. Its name goes first, so that a half-removed one is never taken for a checkpoint."""
+        # The table knows the epoch, from which the names of records are made; it is read before the entry goes.
         records = self.records(step)
         self._table.pop(step, None)
         self.damaged.pop(step, None)
         place = self.path(step)
         if not self._writes:
             return
+        # Records first: without its checkpoint no later run would know a record's owner.
         for path in records:
             path.unlink(missing_ok=True)
         if self._is_local:
@@ -363,10 +386,12 @@ class CheckpointStore:
                 if not is_ours(removed):
                     raise _in_the_way(removed)
                 remove_checkpoint(removed)
+            # One atomic rename makes it no checkpoint any more; a kill during the slow removal is then harmless.
             place.rename(removed)
             with contextlib.suppress(OSError):  # what is left of it goes at the next start
                 remove_checkpoint(removed)
         else:
+            # Without a manifest it is no checkpoint, so that a removal that is cut off cannot leave half of one.
             (place / NAME).unlink(missing_ok=True)
             place.rmtree()
 
@@ -382,6 +407,7 @@ class CheckpointStore:
         Raises:
           DamagedError: one of them is not as it was written; it names it.
         """
+        # Hashing reads every byte, seconds for large models, and files of a complete checkpoint never change.
         if step in self._verified:
             return
         if problem := self._once(lambda: _damage(self.path(step))):
@@ -398,6 +424,7 @@ class CheckpointStore:
             progress: dict[str, Any] = dict(json.loads(text))
         except (OSError, ValueError, TypeError, RecursionError, LearnerError) as error:
             raise DamagedError(f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})") from None
+        # `True` is an int for `isinstance`; the file may come from anywhere.
         version = progress.get("format", FORMAT)
         if type(version) is not int:
             raise DamagedError(f"the checkpoint {self.path(step)} is damaged: the format in {PROGRESS} is no number")
@@ -424,6 +451,7 @@ class CheckpointStore:
             trees = {name: self._metadata(step)[name].tree for name in items}
             refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
             parts = {name: args.StandardRestore(_abstract(item)) for name, item in items.items()}
+            # With the shardings of the given arrays each process reads its own shards alone.
             return dict(self._orbax.restore(self.path(step), args=args.Composite(**parts)))
 
     def shapes(self, step: int, names: Iterable[str]) -> dict[str, Any]:
@@ -446,6 +474,7 @@ class CheckpointStore:
         """
         self.verify(step)
         with self._readable(step):
+            # Without these Orbax would restore the shardings that were saved, whose devices may not exist here.
             host = jax.tree.map(_on_host, dict(shapes))
             parts = {name: self._ocp.args.StandardRestore(item) for name, item in host.items()}
             return dict(self._orbax.restore(self.path(step), args=self._ocp.args.Composite(**parts)))
@@ -466,6 +495,7 @@ class CheckpointStore:
             return None
         with quiet_orbax():
             saved = self._metadata(step)["in_flight"].tree
+            # Before Orbax allocates what the metadata claims.
             self._refuse_claims(step, saved)
             host = jax.tree.map(_on_host, dict(saved))
             args = self._ocp.args.Composite(in_flight=self._ocp.args.StandardRestore(host))
@@ -527,6 +557,7 @@ class CheckpointStore:
 
     def best(self) -> Entry | None:
         """The best by the monitored metric; the earlier one of equals; `None` when none has a value."""
+        # Checkpoints without a score come last, so the first one tells whether any has a score.
         ranked = self.ranked()
         return ranked[0] if ranked and ranked[0].score is not None else None
 
@@ -565,6 +596,7 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Gives Orbax's threads back."""
+        # Popped, so that a later save gets a new checkpointer: a closed one cannot be used again.
         orbax = vars(self).pop("_orbax", None)
         if orbax is not None:
             with quiet_orbax():

@@ -1,1 +1,1 @@
-"""The command line: config files in, a builder and a run out."""
+"""The command line, which builds and trains a run from a config file."""

@@ -1,4 +1,5 @@
-"""Arguments that are a `learner.Config`, or have one in them: those read themselves, with errors of their own.
+"""Arguments that are a `learner.Config` or contain one. They are read by the config's own class, with its error
+messages.
 
 A config says `init_args: {config: {hidden: 128}}`, or names a file that `Config.save` wrote: `{config: mlp.yaml}`.
 """
@@ -16,7 +17,9 @@ from learner.errors import LearnerError
 
 
 def config_kinds(target: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters that are a `learner.Config` or have one in them, with their types; of a config all fields."""
+    """Return the parameters that are a `learner.Config` or contain one, with their types; for a config, return all
+    fields.
+    """
     if inspect.isclass(target) and issubclass(target, Config):
         return {name: field.kind for name, field in fields_of(target).items()}
     function = target.func if isinstance(target, functools.partial) else target
@@ -29,7 +32,7 @@ def config_kinds(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def read_argument(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
-    """An argument that is a config, from a mapping, or from a file that is named in its place."""
+    """Return a config from a mapping, or from the file that is named in its place."""
     classes = [member for member in (kind, *typing.get_args(kind)) if is_config(member)]
     if isinstance(value, str) and len(classes) == 1 and str not in typing.get_args(kind):
         try:
@@ -41,7 +44,7 @@ def read_argument(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
 
 
 def default_of(target: Callable[..., Any], name: str) -> Any:
-    """Of a parameter that may be left out; of a config as it has it."""
+    """Return the default of an optional parameter, or of a field if the target is a config."""
     if not (inspect.isclass(target) and issubclass(target, Config)):
         return parameters_of(target)[name].default
     default = fields_of(target)[name].default
@@ -49,7 +52,7 @@ def default_of(target: Callable[..., Any], name: str) -> Any:
 
 
 def import_config_classes(value: Any, key: str) -> Any:
-    """`value`, after the classes of configs that it names were imported."""
+    """Import the classes of configs that a value names, and return the value."""
     if isinstance(value, Mapping):
         if isinstance(path := value.get("class_path"), str) and "." in path:
             import_path(path, f"{key}.class_path")
@@ -61,7 +64,9 @@ def import_config_classes(value: Any, key: str) -> Any:
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """By name. Of a class those of `__init__`: a metaclass such as nnx's hides them from `inspect.signature`."""
+    """Return the parameters by name. For a class they are those of `__init__`, which a metaclass such as nnx's hides
+    from `inspect.signature`.
+    """
     initialised = inspect.isclass(target) and target.__init__ is not object.__init__
     try:
         parameters = inspect.signature(target.__init__ if initialised else target).parameters

@@ -1,4 +1,4 @@
-"""Runs from a config: what it says, checked; the same in full; and the learner that it describes.
+"""Runs from a config: its validation, its complete text, and the learner that it describes.
 
 A config names code, which is imported and run: trust it as you trust code.
 """
@@ -22,7 +22,7 @@ from learner.config.safe_yaml import parse_yaml
 from learner.data.source import source_of
 from learner.errors import LearnerError, near
 from learner.loggers.secrets import resolve, texts_in
-from learner.runs.journal import UNTOLD
+from learner.runs.journal import OBSERVER_KEYS
 from learner.schedules import RunLength
 from learner.training.preflight import run_length
 
@@ -33,7 +33,7 @@ HEADER = """\
 
 
 class RunConfig:
-    """What a config says.
+    """The content of a config file and of the options that override it.
 
     Mistakes in it are told when it is used, all together.
 
@@ -102,7 +102,7 @@ class RunConfig:
             if name in self._content:
                 # null leaves an option unset, unless it means something to it.
                 problems = self._problems if self._content[name] is not None else Problems()
-                with problems.collect(secrets=_secrets(self._content[name]) if name in UNTOLD else ()):
+                with problems.collect(secrets=_secrets(self._content[name]) if name in OBSERVER_KEYS else ()):
                     self._options.append(
                         option(self._builder, name, self._content[name], name, names_for(name) or None)
                     )
@@ -114,11 +114,12 @@ class RunConfig:
 
     @property
     def resumes(self) -> bool:
-        """Whether to go on with the run that is in the directory."""
+        """True if the run in the directory is to be resumed."""
         return bool(self._content.get("resume"))
 
     def text(self) -> str:
-        """The config in full as YAML, without what is about one start of the run. What only watches the run comes last.
+        """Return the complete config as YAML, without the options of one start of the run, and with listeners at the
+        end.
 
         Raises:
           LearnerError: unknown keys, missing ones, things that cannot be imported, arguments that do not fit.
@@ -128,8 +129,8 @@ class RunConfig:
         parts |= {key: each.config() for key, each in self._recipes.items()}
         parts |= {key: _of_each(each, DataSource.config) for key, each in self._sources.items()}
         parts |= {each.name: each.value for each in self._options if each.name not in PROCESS}
-        config = {key: parts[key] for key in self._content if key in parts and key not in UNTOLD}
-        return yaml_text({**config, **{key: parts[key] for key in UNTOLD if key in parts}})
+        config = {key: parts[key] for key in self._content if key in parts and key not in OBSERVER_KEYS}
+        return yaml_text({**config, **{key: parts[key] for key in OBSERVER_KEYS if key in parts}})
 
     def kept_text(self) -> str:
         """Return the config as checkpoints keep it: of what only watches the run, no more than the classes.
@@ -137,26 +138,26 @@ class RunConfig:
         It begins as `text` does, so that a file that was cut off can be told from one that somebody changed.
         """
         content = parse_yaml(self.text())
-        return yaml_text({key: _classes(value) if key in UNTOLD else value for key, value in content.items()})
+        return yaml_text({key: _classes(value) if key in OBSERVER_KEYS else value for key, value in content.items()})
 
     @property
     def is_private(self) -> bool:
         """Return True if a logger is given texts, which may be secret, other than by names of environment variables."""
-        watching = [each for each in self._options if each.name in UNTOLD]
+        watching = [each for each in self._options if each.name in OBSERVER_KEYS]
         calls = [[*positional, *named.given.values()] for each in watching for positional, named in each.calls]
         return any(map(has_literals, calls))
 
     def unset(self) -> list[str]:
-        """The keys that the config leaves out."""
+        """Return the keys that the config leaves out."""
         known = (*PARTS, *methods(self._builder))
         return [key for key in known if self._content.get(key, self) is self and key not in PROCESS]
 
     def data(self, split: str) -> Any:
-        """The loader of `train` or `valid`, a dict of loaders, or `None`."""
+        """Return the loader of `train` or `valid`, a dict of loaders, or None."""
         return _of_each(self._sources[split], DataSource.make) if split in self._sources else None
 
     def learner(self, *, with_data: bool = True) -> Any:
-        """The `Learner` that the config describes, with or without its data.
+        """Return the `Learner` that the config describes, with or without its data.
 
         Raises:
           LearnerError: all that is wrong with the config and with what it is made of; or what the builder refuses.
@@ -177,8 +178,8 @@ class RunConfig:
         return builder.build(**{"lr": self._content["lr"], "optimizer": None, **objects})
 
     def rate(self) -> tuple[Any, Any, RunLength]:
-        """The learning rate and the optimizer that the config describes, and how long its run is. No model is made, and
-        no row is read.
+        """Return the learning rate and the optimizer that the config describes, and the length of its run. No model is
+        created, and no row is read.
 
         Raises:
           LearnerError: all that is wrong with the config.
@@ -198,7 +199,7 @@ class RunConfig:
             return lr, optimizer, run_length(options, train.batches)
 
     def _configured(self) -> Any:
-        """The builder with all options, or `None`; what is wrong is noted."""
+        """Return the builder with all options, or None after collecting a problem."""
         builder = None
         resolve(self._content)  # names all variables that are missing in one error, before anything is made
         with self._problems.collect():
@@ -211,7 +212,7 @@ class RunConfig:
         return builder
 
     def model(self) -> tuple[Any, Any]:
-        """The model, or a function that makes it, and what of it is trained.
+        """Return the model, or a function that creates it, and the filter of its trainable part.
 
         Raises:
           LearnerError: all that is wrong with the config.
@@ -221,7 +222,9 @@ class RunConfig:
         return self._model(), None if trainable is None else trainable.make()
 
     def _model(self) -> Any:
-        """The model; of a class a function that makes it, so that it is initialised where it is needed."""
+        """Return the model. For a class, return a function that creates it, so that it is initialised where it is
+        needed.
+        """
         model = self._recipes["model"]
         if isinstance(model.target, type):
             return lambda: make_model(model, Seeds(self._seed))
@@ -261,7 +264,7 @@ def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hint_for(key: str, value: Any) -> str:
-    """What to say for a key that many would guess."""
+    """Return a hint for a key that is a common guess."""
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
     return f"{COMMON_GUESSES[key]}{belongs}"

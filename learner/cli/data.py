@@ -1,4 +1,4 @@
-"""`learner data`: what the data of a config looks like, before anything is trained."""
+"""`learner data`: a report on the data of a config before training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,15 +16,15 @@ from learner.util.text import printable
 DATA = """\
 usage: learner data CONFIG [--KEY=VALUE ...] [-o DIR]
 
-Prints what the data of a config looks like: fields, shapes, types, how often there is each label, ranges, numbers that
-are not finite, a few items, and how many rows are read in a second. No model is made and nothing is trained.
+Prints a report on the data of a config: fields, shapes, types, frequencies of labels, ranges, numbers that are not
+finite, a few items, and the rows read per second. No model is created and nothing is trained.
 
-  --rows=N                looks at so many rows of each split (100000), up to the end of a batch
-  --seconds=N             and for so long (20)
-  --items=N               prints so many items (3)
-  -o, --output DIR        also writes the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png
+  --rows=N                rows to read of each split, up to the end of a batch (default: 100000)
+  --seconds=N             time limit of each split (default: 20)
+  --items=N               items to print (default: 3)
+  -o, --output DIR        also write the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png
 
-The config may leave out everything but `train` and `valid`. The code that it names is imported and run.
+The config needs only `train` and `valid`. The code that it names is imported and run.
 """
 
 LIMITS = {"rows": 100_000, "seconds": 20, "items": 3}
@@ -58,7 +58,7 @@ def data(words: Sequence[str]) -> int:
 
 
 def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The data of a config by split, each made when it is asked for."""
+    """Yield the data of a config by split, each created on demand."""
     from learner.builder import LearnerBuilder
 
     problems = Problems()
@@ -83,7 +83,7 @@ def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _as_loader(dataset: Any, batch_size: Any) -> Any:
-    """As `with_batch_size` says, a loader of a dataset that comes without one."""
+    """Return a loader if the config has `with_batch_size` and the data is a dataset; otherwise return the data."""
     from learner.data import DataLoaderBuilder, Dataset
 
     if not batch_size or not isinstance(dataset, Dataset):

@@ -1,4 +1,4 @@
-"""`learner devices`: what there is to train on."""
+"""`learner devices`: the devices for training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,11 @@ from learner.util.text import aligned, size
 DEVICES = """\
 usage: learner devices [--platform=cpu|gpu|tpu]
 
-Lists the devices that JAX finds, and what a run uses by default and with `devices: all`. Memory is shown where a device
-tells it. JAX_PLATFORMS=cpu in the environment chooses a platform, JAX_NUM_CPU_DEVICES=8 simulates eight devices.
+Lists the devices that JAX finds, and the devices that a run uses by default and with `devices: all`. Memory is shown
+for devices that report it. JAX_PLATFORMS=cpu in the environment selects a platform, and JAX_NUM_CPU_DEVICES=8 simulates
+eight devices.
 
-  --platform=PLATFORM     lists those of another platform than JAX's first
+  --platform=PLATFORM     list the devices of another platform than JAX's default
 """
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -41,7 +42,7 @@ def devices(words: Sequence[str]) -> int:
 
 
 def table(devices: Sequence[Any]) -> list[str]:
-    """The devices as lines.
+    """Return the devices as lines.
 
     Args:
       devices: `jax.Device`s.
@@ -54,7 +55,7 @@ def table(devices: Sequence[Any]) -> list[str]:
 
 
 def choices() -> list[str]:
-    """What the defaults would be, as lines."""
+    """Return lines that describe the default devices of a run."""
     return [
         f"{jax.process_count()} process{'es' if jax.process_count() > 1 else ''}",
         f"by default: {choose_devices().description}",
@@ -71,7 +72,7 @@ def _found(platform: str | None) -> list[Any]:
 
 
 def _memory(device: Any) -> list[str]:
-    """All of it, what is used and what is free; a device of another process, as one that has none, says nothing."""
+    """Return the total, used and free memory of a device. They are unknown for devices of other processes."""
     stats = device.memory_stats() if device.process_index == jax.process_index() else None
     if not stats or "bytes_limit" not in stats:
         return ["-", "-", "-"]

@@ -1,4 +1,4 @@
-"""`learner evaluate` and `learner predict`: what a run's checkpoint is good for."""
+"""`learner evaluate` and `learner predict`: metrics and outputs of a run's checkpoint."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +23,8 @@ usage: learner evaluate DIR [--KEY=VALUE ...]
 
 Prints the metrics of the newest checkpoint of the run in DIR on its validation data.
 
-  --checkpoint=best       of the best one instead; also an epoch
-  --valid.KEY=VALUE       on other data
+  --checkpoint=best       use the best checkpoint instead, or that of an epoch
+  --valid.KEY=VALUE       use other data
 {TRUST_HELP}{HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
@@ -34,10 +34,10 @@ usage: learner predict DIR DATA -o FILE [--KEY=VALUE ...]
 
 Writes the outputs of the valid step of the newest checkpoint in DIR, row by row, to an .npz file.
 
-  DATA                    an .npz file with the arrays of a batch, for all rows; or a YAML file that says what `valid`
-                          in a config can say
-  -o, --output FILE       where to write; one array for each field of the output that has a row for each row of DATA
-  --checkpoint=best       of the best checkpoint instead; also an epoch
+  DATA                    an .npz file with the arrays of a batch, for all rows; or a YAML file with the content of
+                          `valid` in a config
+  -o, --output FILE       the .npz file: one array for each field of the output that has a row for each row of DATA
+  --checkpoint=best       use the best checkpoint instead, or that of an epoch
 {TRUST_HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
@@ -95,7 +95,7 @@ def predict(words: Sequence[str]) -> int:
 
 
 def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]:
-    """The leaves of all outputs that have a row for each row of the data, by their paths.
+    """Return the leaves of all outputs that have a row for each row of the data, by their paths.
 
     Args:
       outputs: of the batches, in order: pytrees of one structure.
@@ -121,7 +121,7 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
 
 
 def _checkpoint_config(content: dict[str, Any], directory: str) -> RunConfig:
-    """The config of a run whose checkpoint is only looked at: the newest, if no other is wanted."""
+    """Return the config of a run for inspecting a checkpoint, by default the newest."""
     if not holds_run(Path(directory)):
         raise LearnerError(f"{directory} holds no run: it has neither a journal nor checkpoints")
     checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
@@ -133,7 +133,7 @@ def _text(value: float | str) -> str:
 
 
 def _loader(path: str) -> Any:
-    """The rows to predict, in their order: an iterable of batches, or a function that returns one."""
+    """Return the rows to predict, in order: an iterable of batches, or a function that returns one."""
     from learner.data import DataLoaderBuilder, Dataset
     from learner.data.npz import read_npz
 
@@ -142,7 +142,7 @@ def _loader(path: str) -> Any:
 
 
 def _counted(data: Any, rows: list[int]) -> Callable[[], Iterator[Any]]:
-    """A function that returns the batches, and writes down how many rows each has."""
+    """Return a function that returns the batches and records the number of rows in each."""
 
     def batches() -> Iterator[Any]:
         rows.clear()

@@ -1,4 +1,4 @@
-"""`learner export`: the model of a run's checkpoint, or its numbers, as a file of its own."""
+"""`learner export`: the model of a run's checkpoint, or its numbers, in a file."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ usage: learner export DIR -o FILE [--KEY=VALUE ...]
 
 Writes the model of the newest checkpoint of the run in DIR to a file, for load_model and for other programs.
 
-  -o, --output FILE       where to write; .mpk, .json or .safetensors is the format, with .gz behind it it is compressed
-  --precision=half        in half precision, or in double; default: full
-  --checkpoint=best       of the best checkpoint instead; also an epoch
+  -o, --output FILE       the file; its suffix .mpk, .json or .safetensors selects the format, and .gz compresses it
+  --precision=half        half or double precision; default: full
+  --checkpoint=best       use the best checkpoint instead, or that of an epoch
 {TRUST_HELP}
 It trusts config.yaml: the code that it names is imported and run.
 
 With --format it writes the numbers instead: every metric at every step and at the end of every split, as one table with
-the columns split, metric, level, epoch, step, value and text. The default file is DIR/numbers.csv (or as the format is
-called). For TensorBoard it writes an event file into a directory (default: DIR/numbers.tensorboard), with texts,
-hyper-parameters and pictures of confusion matrices besides. Nothing that the run names is imported then.
+the columns split, metric, level, epoch, step, value and text. The default file is DIR/numbers.csv, with the name of the
+format as its suffix. For TensorBoard it writes an event file into a directory (default: DIR/numbers.tensorboard), with
+texts, hyper-parameters and pictures of confusion matrices. No code that the run names is imported then.
 """
 
 OWN = ("output", "precision", "checkpoint")
@@ -73,7 +73,7 @@ def export(words: Sequence[str]) -> int:
 
 
 def _numbers(line: CommandLine) -> int:
-    """The numbers of a run as a table."""
+    """Export the numbers of a run as a table."""
     options = dict(line.overrides)
     for key in options:
         if key not in NUMBERS:
@@ -98,6 +98,6 @@ def _numbers(line: CommandLine) -> int:
 
 
 def _place(content: Mapping[str, Any], directory: str) -> str:
-    """Where the run's checkpoints are."""
+    """Return the directory of the run's checkpoints."""
     checkpointer = content.get("with_file_checkpointer")
     return (checkpointer.get("directory") if isinstance(checkpointer, Mapping) else None) or directory

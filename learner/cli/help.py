@@ -1,4 +1,4 @@
-"""What the command line says about itself."""
+"""The help texts of the command line."""
 
 import inspect
 import shutil
@@ -21,27 +21,27 @@ CONFIGS = "\n".join(sorted(f"  configs/{path.name}" for path in BUNDLED.glob("*.
 FIT = f"""\
 usage: learner fit CONFIG [--KEY=VALUE ...]
 
-Trains what a config file describes. Every key can be changed on the command
-line, also inside of mappings, lists and arguments:
+Trains the run that a config file describes. Options override keys of the
+config, including keys inside mappings, lists and arguments:
 
   --num_epochs=3 --model.hidden=64 --metrics.0=Accuracy --optimizer=SGD
 
   --print_config          print the config in full, as the run would save it
-  --print_sharding        print where each array would be and what of memory the
-                          compiled training needs, without training
-  --KEY.help [CLASS]      what KEY can be, or the arguments of CLASS:
+  --print_sharding        print the placement of each array and the memory that
+                          the compiled training needs, without training
+  --KEY.help [CLASS]      show the choices for KEY, or the arguments of CLASS:
                           --optimizer.help AdamW
-  -h, --help              this text
+  -h, --help              show this text
 
-configs that come with learner, and are used where there is no such file:
+configs that come with learner, used if the file does not exist:
 {CONFIGS}
 
-of a process, and never a part of the config that is saved:
+options of the process, which are not saved with the config:
 {HELP}"""
 
 
 def fit_help() -> str:
-    """The help of `learner fit`: all keys, and optax's optimizers and schedules with their parameters."""
+    """Return the help of `learner fit`: all keys, and optax's optimizers and schedules with their parameters."""
     from learner.builder import LearnerBuilder
 
     options = {name: _first_line(method) for name, method in methods(LearnerBuilder).items()}
@@ -64,7 +64,7 @@ def fit_help() -> str:
 
 
 def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
-    """The help of `--KEY.help CLASS`: what there is, or what a class takes.
+    """Return the help of `--KEY.help CLASS`: the choices for a key, or the arguments of a class.
 
     Args:
       key: of the config, such as `optimizer` or `train.dataset`.
@@ -104,7 +104,7 @@ def _entries(about: Mapping[str, str]) -> list[str]:
 
 
 def _signatures(key: str) -> list[str]:
-    """`AdamW(b1=0.9, ...)` for each class that needs no import path."""
+    """Return a signature such as `AdamW(b1=0.9, ...)` for each class that needs no import path."""
     lines = []
     for name, path in names_for(key).items():
         parameters = inspect.signature(import_path(path, key)).parameters.values()

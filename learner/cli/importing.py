@@ -1,4 +1,4 @@
-"""Import paths: `package.module.Name`, and what went wrong when there is no such thing."""
+"""Import paths such as `package.module.Name`, and error messages for paths that cannot be imported."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def import_path(path: str, key: str) -> Any:
-    """What `path` names.
+    """Return the object that an import path names.
 
     Args:
       path: `package.module.Name`; attributes of classes (`package.module.Class.method`) are found as well.
@@ -55,7 +55,7 @@ def import_path(path: str, key: str) -> Any:
 
 
 def _module(name: str, key: str, path: str) -> ModuleType | None:
-    """The module, or `None` if there is none of that name. One that fails while it is imported is an error."""
+    """Return the module, or None if it does not exist. Raise `LearnerError` if importing it fails."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -83,7 +83,7 @@ def _broken(name: str, key: str, path: str, error: BaseException) -> LearnerErro
 
 
 def _shadowed(name: str) -> str:
-    """A hint where a module of the current directory has the name of one that is found before it."""
+    """Return a hint if another module hides one in the current directory."""
     found = getattr(sys.modules[name], "__file__", None) or "a part of Python"
     own = [place for place in (f"{name}.py", os.path.join(name, "__init__.py")) if os.path.isfile(place)]
     if not own or (os.path.exists(found) and os.path.samefile(found, own[0])):
@@ -97,7 +97,7 @@ def _names(value: Any) -> list[str]:
 
 
 def exports(module: str, base: str | None = None) -> dict[str, str]:
-    """Short names for a config: what a module exports (`__all__`) and can be called, with the import paths.
+    """Return the short names of the callables that a module exports (`__all__`), with their import paths.
 
     Args:
       module: its name.

@@ -103,7 +103,7 @@ def _has(target: type, name: str) -> bool:
 
 
 def _place(key: str) -> str | None:
-    """The part of a config that a key belongs to, or None inside of arguments.
+    """Return the part of a config that a key belongs to, or None inside arguments.
 
     >>> [_place(key) for key in ("metrics.0", "valid.dev.dataset", "train", "train.batcher", "model.init_args.head")]
     ['metrics', 'data', 'data', 'batcher', None]
@@ -119,7 +119,7 @@ def _place(key: str) -> str | None:
 
 
 def package_of(target: Any) -> str:
-    """The name of the package where a class or function is defined."""
+    """Return the name of the package that defines a class or function."""
     while isinstance(target, functools.partial):
         target = target.func
     owner = getattr(target, "__self__", None)
@@ -137,7 +137,7 @@ def _computes(target: Any, home: str) -> bool:
 
 
 def _returned(target: Any) -> Any:
-    """The type that a function is annotated to return; an object of no other use where nothing is known."""
+    """Return the annotated return type of a function, or `Any` if it is unknown."""
     annotations = getattr(target, "__annotations__", {})
     returned = annotations.get("return", Any) if isinstance(annotations, dict) else Any
     plain = {each.__name__: each for each in (bool, int, float, str, bytes)} | {"None": None}

@@ -17,21 +17,21 @@ from learner.util.text import printable
 
 COMMANDS = {
     "fit": ("learner.cli.training", "train what a config file describes"),
-    "resume": ("learner.cli.training", "go on with a run"),
-    "evaluate": ("learner.cli.evaluate", "the metrics of a run's model on its validation data"),
-    "predict": ("learner.cli.evaluate", "what a run's model says about other data"),
-    "export": ("learner.cli.export", "a run's model, or its numbers, as a file of its own"),
-    "summary": ("learner.cli.summary", "what became of a run, or what a config would train"),
-    "compare": ("learner.cli.runs", "a table of runs: what differs, and what came out"),
-    "plot": ("learner.cli.runs", "draw a metric of runs"),
-    "ask": ("learner.cli.runs", "ask a run that is under way to save or to stop"),
-    "watch": ("learner.cli.watch", "look at runs in the terminal while they go on"),
-    "data": ("learner.cli.data", "what the data of a config looks like"),
-    "report": ("learner.cli.runs", "one HTML file about runs"),
-    "devices": ("learner.cli.devices", "what there is to train on"),
-    "plot-lr": ("learner.cli.rates", "draw the learning rate over a run"),
-    "profile": ("learner.cli.profiling", "where the time of steps goes"),
-    "find-lr": ("learner.cli.rates", "test which learning rates lower the loss"),
+    "resume": ("learner.cli.training", "resume a run"),
+    "evaluate": ("learner.cli.evaluate", "evaluate a run's model on its validation data"),
+    "predict": ("learner.cli.evaluate", "write the outputs of a run's model for other data"),
+    "export": ("learner.cli.export", "export a run's model, or its numbers, to a file"),
+    "summary": ("learner.cli.summary", "summarise a run, or the run that a config describes"),
+    "compare": ("learner.cli.runs", "compare the configs and the results of runs"),
+    "plot": ("learner.cli.runs", "plot a metric of runs"),
+    "ask": ("learner.cli.runs", "ask a running run to save or to stop"),
+    "watch": ("learner.cli.watch", "watch runs in the terminal while they train"),
+    "data": ("learner.cli.data", "inspect the data of a config"),
+    "report": ("learner.cli.runs", "write an HTML report of runs"),
+    "devices": ("learner.cli.devices", "list the devices for training"),
+    "plot-lr": ("learner.cli.rates", "plot the learning rate of a run"),
+    "profile": ("learner.cli.profiling", "profile the steps of a run"),
+    "find-lr": ("learner.cli.rates", "find learning rates that lower the loss"),
 }
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
@@ -66,7 +66,7 @@ usage: learner COMMAND ...
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Run a command.
 
     Args:
       words: of the command line, without the program's name; default: those of this process.

@@ -1,4 +1,4 @@
-"""Where optimizers and schedules stand in a config, also inside of one another, and words for one in the other's place.
+"""The kinds of objects in a config (optimizers and schedules, also nested), and error messages for a wrong kind.
 
 optimizer:
   class_path: Groups
@@ -29,7 +29,7 @@ IN_GROUP = {"match": PREDICATE, "optimizer": "optimizer", "lr": "lr"}
 
 
 def kind_of(target: Any) -> str | None:
-    """Whether something is an optimizer (`optimizer`) or a schedule (`lr`), as far as that can be told.
+    """Return `optimizer` or `lr` if an object is known to be an optimizer or a schedule, otherwise None.
 
     >>> import optax
     >>> kind_of(optax.adamw), kind_of(optax.cosine_decay_schedule), kind_of(len)
@@ -47,7 +47,7 @@ def kind_of(target: Any) -> str | None:
 
 
 def refuse_other(kind: str | None, path: str, key: str, target: Any = None) -> None:
-    """Raises `LearnerError` for a schedule in the place of an optimizer, and the other way round.
+    """Raise `LearnerError` if a config has a schedule in place of an optimizer, or an optimizer in place of a schedule.
 
     Args:
       kind: what is needed there; `None`: anything.
@@ -76,13 +76,13 @@ schedule, such as Cosine
 
 
 def named_kind(name: Any) -> str | None:
-    """What a short name is."""
+    """Return the kind of the object with a short name, or None."""
     return next((kind for kind in BASES if isinstance(name, str) and name in names_for(kind)), None)
 
 
 def argument_kinds(target: Any) -> Mapping[str, str | Mapping[str, str]]:
-    """Which arguments of an optimizer or a schedule are optimizers and schedules again: for each its kind, or that of
-    the parts of the mappings in it.
+    """Return the kinds of the arguments of an optimizer or a schedule that are optimizers or schedules themselves. For
+    lists of mappings, return the kinds of the items in each mapping.
 
     >>> from learner.optimizers import Groups
     >>> argument_kinds(Groups)

@@ -1,4 +1,4 @@
-"""Builders from a config: every public method is a key, and the value is what to call it with.
+"""Builders from a config: each public method of the builder is a key, and the value is its arguments.
 
     num_epochs: 10                          # .num_epochs(10)
     summary: true                           # .summary(True)
@@ -28,7 +28,7 @@ PREDICATES = ("freeze",)
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A method and what to call it with.
+    """A method of a builder and its arguments.
 
     Attributes:
       name: of the method.
@@ -47,12 +47,14 @@ class Option:
         return not any(not each.is_ours for part in given for each in recipes_in(part))
 
     def apply(self, builder: Any) -> None:
-        """Calls the builder's method."""
+        """Call the method of the builder."""
         for call in self.calls:
             self._call(builder, *call)
 
     def apply_chain(self, target: Any) -> Any:
-        """What the method returns; of several calls each is one of what the last one returned."""
+        """Call the method on `target` and return the result. Each further call is made on the result of the call
+        before.
+        """
         for call in self.calls:
             target = self._call(target, *call)
         return target
@@ -62,13 +64,13 @@ class Option:
 
 
 def methods(builder: type) -> dict[str, Callable[..., Any]]:
-    """The methods of a builder that are options, by name, in the order of the source."""
+    """Return the methods of a builder that are options, by name, in the order of the source."""
     found = {name: method for each in reversed(builder.__mro__) for name, method in vars(each).items()}
     return {n: m for n, m in found.items() if inspect.isfunction(m) and not n.startswith("_") and n != "build"}
 
 
 def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, str] | None = None) -> Option:
-    """The option `name` of a builder, set to `value`.
+    """Return the option `name` of a builder, set to `value`.
 
     Args:
       builder: the class.
@@ -137,7 +139,7 @@ def _named(
     key: str,
     names: Mapping[str, str] | None,
 ) -> tuple[Recipe, Any]:
-    """A call with arguments by name, and what a config says for it in full."""
+    """Return a call with named arguments, and its complete form in a config."""
     first = parameters[0].name
     by_name = isinstance(value, dict) and "class_path" not in value
     given = dict(value) if by_name else {first: value}
@@ -159,7 +161,7 @@ def _named(
 
 
 def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] | None) -> bool:
-    """Whether it is a text that the method takes as such, beside the objects that have short names."""
+    """Return True if a value is a text that the method accepts, rather than the short name of an object."""
     if not isinstance(value, str) or "." in value or value in (names or {}):
         return False
     return str in typing.get_args(parameter.annotation)

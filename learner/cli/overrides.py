@@ -1,4 +1,4 @@
-"""The config file, and what the command line changes in it: `--num_epochs=3 --model.hidden=64`."""
+"""The config file, and the overrides on the command line: `--num_epochs=3 --model.hidden=64`."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ class CommandLine:
 
 
 def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config")) -> CommandLine:
-    """Sorts the words of a command.
+    """Split the words of a command into positional arguments, overrides and switches.
 
     >>> line = split(["a.yaml", "--num_epochs=3", "--model.hidden", "64", "--print_config"])
     >>> line.positional, line.overrides, line.switches
@@ -77,7 +77,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """An option's value, read as YAML; what is no YAML is a text.
+    """Return the value of an option, parsed as YAML; texts that are not YAML are returned unchanged.
 
     Raises:
       LearnerError: it is absurdly large or deep, or has a key twice.
@@ -96,7 +96,7 @@ def value_of(text: str) -> Any:
 
 
 def override(config: dict[str, Any], key: str, value: Any) -> None:
-    """Sets `key` in `config`, in place.
+    """Set `key` in `config`, in place.
 
     Dots lead into mappings, into lists by number, and into the arguments of an object: `model.hidden` is short for
     `model.init_args.hidden`. Another class drops the arguments of the one before.
@@ -135,7 +135,7 @@ def _index(node: Any, step: str, key: str) -> str | int:
 
 
 def _as_container(node: Any, index: Any) -> Any:
-    """What stands at `index`, as something that can be gone into: an import path becomes a mapping with it."""
+    """Return the item at `index` as a mapping or list, and create it if needed. An import path becomes a mapping."""
     inner = node.get(index) if isinstance(node, dict) else node[index]
     if isinstance(inner, str):
         inner = {"class_path": inner}

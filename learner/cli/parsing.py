@@ -1,4 +1,4 @@
-"""Arguments of the commands that read runs: argparse, with this project's errors."""
+"""Argument parsing for the commands that read runs: argparse with the errors of this project."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from learner.errors import LearnerError, near
 
 
 class Parser(argparse.ArgumentParser):
-    """`argparse.ArgumentParser` that raises `LearnerError`, and knows options by near names.
+    """An `argparse.ArgumentParser` that raises `LearnerError` and suggests similar options.
 
     Args:
       command: what follows `learner` on the command line.
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, words: Sequence[str]) -> argparse.Namespace | None:
-        """The arguments, or `None` when help was asked for and printed.
+        """Return the arguments, or None after printing the help.
 
         Raises:
           LearnerError: they are wrong.
@@ -41,5 +41,5 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        """Raises `LearnerError`."""
+        """Raise `LearnerError`."""
         raise LearnerError(f"{self.prog}: {message}; see {self.prog} --help")

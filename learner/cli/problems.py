@@ -1,4 +1,4 @@
-"""Mistakes in a config, which are told together."""
+"""Mistakes in a config, which are reported together."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,14 +8,14 @@ from learner.util.text import masked
 
 
 def problem_texts(error: LearnerError) -> list[str]:
-    """What an error says, problem by problem, with what was done meanwhile."""
+    """Return the problems of an error, each with the notes about the work during which it occurred."""
     doing = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("while "))
     return [f"{problem}{doing}" for problem in error.problems or (error,)]
 
 
 @contextlib.contextmanager
 def at_path(path: str) -> Iterator[None]:
-    """Says of what goes wrong inside where in the config it comes from.
+    """Add the path in the config to the errors that are raised in the body.
 
     >>> with at_path("train.dataset"):
     ...     raise LearnerError("there is no file a.csv")
@@ -32,7 +32,7 @@ def at_path(path: str) -> Iterator[None]:
 
 
 class Problems:
-    """Mistakes that are told together.
+    """A collection of mistakes that are raised as one error.
 
     >>> problems = Problems()
     >>> with problems.collect():
@@ -51,7 +51,7 @@ class Problems:
 
     @contextlib.contextmanager
     def collect(self, prefix: str = "", secrets: Sequence[str] = ()) -> Iterator[None]:
-        """Keeps the `LearnerError` that is raised inside for later, with `***` in place of the `secrets` in it."""
+        """Collect a `LearnerError` that is raised in the body, with `***` in place of the `secrets` in it."""
         try:
             yield
         except LearnerError as error:
@@ -61,6 +61,6 @@ class Problems:
         return bool(self._found)
 
     def raise_all(self) -> None:
-        """Raises one `LearnerError` of all that was noted."""
+        """Raise one `LearnerError` with all collected problems, if there are any."""
         if self._found:
             raise one_error(self._found, "this config cannot be used")

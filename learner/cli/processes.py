@@ -1,4 +1,4 @@
-"""The options that make a command one of several processes. They are of the process, and no keys of the config."""
+"""The options that make a command one of several processes. They belong to the process, not to the config."""
 
 import contextlib
 import sys
@@ -13,18 +13,18 @@ SWITCHES = ("help", "distributed")
 OPTIONS = ("coordinator", "num_processes", "process_id")
 
 HELP = """\
-  --distributed           one of several processes, each started with this; the
-                          cluster is found by JAX: SLURM, Open MPI, Kubernetes,
-                          Cloud TPU
+  --distributed           run as one of several processes, all started with
+                          this option, in a cluster that JAX detects: SLURM,
+                          Open MPI, Kubernetes, Cloud TPU
   --coordinator HOST:PORT --num_processes N --process_id I
-                          the same where JAX finds none: process 0 listens at
-                          HOST:PORT, and processes count from 0
+                          for other clusters: process 0 listens at
+                          HOST:PORT, and processes are numbered from 0
 """
 
 
 def pop_process_options(line: CommandLine) -> dict[str, Any] | None:
-    """Takes these options out of a command line, which was split with `SWITCHES`: what to call `connect` with, or
-    `None` where there is one process.
+    """Remove these options from a command line, which was split with `SWITCHES`, and return the arguments of `connect`,
+    or None for a single process.
 
     >>> line = CommandLine(["a.yaml"], [("num_epochs", "3"), ("process_id", "1")], {"distributed": ""})
     >>> pop_process_options(line), line.overrides, line.switches
@@ -41,8 +41,8 @@ def pop_process_options(line: CommandLine) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
-    """Connects this process to the others, if there are any, and tells them where it ends by an error. Nothing of the
-    user's may have been imported before.
+    """Connect this process to the others, if there are any, and report an error to them. No code of the user may have
+    been imported before.
     """
     if arguments is not None:
         if arguments.get("process_id") == 0 and len(arguments) == len(OPTIONS):

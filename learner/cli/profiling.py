@@ -1,4 +1,4 @@
-"""`learner profile`: where the time of steps goes."""
+"""`learner profile`: a profile of training steps."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ PROFILE = """\
 usage: learner profile CONFIG [--steps=[FIRST,LAST]] [-o DIR] [--KEY=VALUE ...]
 
 Trains for some steps and prints where their time goes: computing on the device, or waiting for data, for the host, or
-for metrics and files; and what of the three is to be looked at first. Nothing is validated, saved, or sent to loggers.
-The trace that it writes can be opened in TensorBoard, and in ui.perfetto.dev.
+for metrics and files. It names the bottleneck. Nothing is validated, saved, or sent to loggers. The trace that it
+writes can be opened in TensorBoard and in ui.perfetto.dev.
 
   --steps=[20,120]        the steps 21 to 120; default: about a second of steps after the first 20
   -o, --output DIR        where the trace and profile.json go (default: profile)
   --batch_size=256        keys of the config, as for learner fit
 
-It trusts CONFIG: the code that it names is imported and run. In a run with all that belongs to it, learner fit CONFIG
---profile=[20,120] does the same.
+It trusts CONFIG: the code that it names is imported and run. To profile a complete run, use learner fit CONFIG
+--profile=[20,120].
 """
 
 OWN = ("steps", "output")

@@ -24,10 +24,10 @@ from learner.util.text import count
 PLOT = f"""\
 usage: learner plot-lr CONFIG [--KEY=VALUE ...] [-o FILE]
 
-Draws the learning rate over the run that a config describes. Nothing is trained, and no model is made: of the training
-data only its length is looked at.
+Plots the learning rate over the run that a config describes. Nothing is trained and no model is created; only the
+length of the training data is read.
 
-  -o, --output FILE       a .png file instead of the terminal
+  -o, --output FILE       write a .png file instead of plotting in the terminal
   --lr.last=1e-5          keys of the config, as for learner fit
 
 It trusts CONFIG: the code that it names is imported and run. Plots need: {install_hint("plots")}
@@ -36,15 +36,15 @@ It trusts CONFIG: the code that it names is imported and run. Plots need: {insta
 FIND = f"""\
 usage: learner find-lr CONFIG [--KEY=VALUE ...] [-o FILE]
 
-The range test: trains for some steps, each with a greater learning rate than the one before, and shows how the loss
-does, and the rates which that suggests. It ends where the loss diverges, and leaves nothing behind.
+Runs a learning-rate range test: trains for some steps with an increasing rate, shows the loss, and suggests a rate. It
+stops when the loss diverges, and writes nothing to the run directory.
 
   --lowest=1e-7           the first rate
   --highest=10            the last rate
   --steps=100             optimizer steps
-  --smoothing=0.8         how much each earlier loss counts beside the next one
-  --diverges=4            the loss diverges at so many times its lowest value
-  -o, --output FILE       the plot, in a .png file; in the terminal it is shown where plotext is installed
+  --smoothing=0.8         weight of each earlier loss relative to the next
+  --diverges=4            factor over the lowest loss at which the loss diverges
+  -o, --output FILE       write the plot to a .png file; the terminal shows it if plotext is installed
   --optimizer=SGD         keys of the config, as for learner fit
 
 It trusts CONFIG: the code that it names is imported and run. Plots need: {install_hint("plots")}
@@ -92,7 +92,8 @@ def find_lr(words: Sequence[str]) -> int:
 
 
 def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]:
-    """The rate over a run, with those of groups that have a schedule, and lines that say the same in words.
+    """Return the plot of the learning rate over a run, with the rates of groups that have a schedule, and a
+    description.
 
     Args:
       lr: a number, a schedule, or `ReduceOnPlateau`.
@@ -126,7 +127,7 @@ def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]
 
 
 def _lines(schedule: ScheduleFn, steps: int, values: Sequence[float]) -> list[str]:
-    """A schedule over a run of `steps`, in words."""
+    """Return a description of a schedule over a run of `steps`."""
     inside = f"at first, at most {max(values):.3g}, and {values[-1]:.3g} in the last step"
     ends = early_end(schedule, steps)
     lines = [f"the rate is {values[0]:.3g} {inside}", *([] if ends is None else [ends[0]])]
@@ -134,9 +135,7 @@ def _lines(schedule: ScheduleFn, steps: int, values: Sequence[float]) -> list[st
 
 
 def range_plot(result: RangeTest) -> Plot:
-    """The losses of a range test over its rates. What is far above the first one is left out, so that the rest can be
-    seen.
-    """
+    """Return the plot of a range test, without losses far above the first one, so that the others remain visible."""
     rates, first, lowest = result.rates.tolist(), float(result.smoothed[0]), float(result.smoothed.min())
     top = first + (first - lowest) if first > lowest else float("inf")
     named = {"loss": result.losses, "smoothed": result.smoothed}
@@ -145,7 +144,7 @@ def range_plot(result: RangeTest) -> Plot:
 
 
 def _schedule(lr: Any, run: RunLength) -> tuple[ScheduleFn, str]:
-    """A rate as a function of the step, and in words."""
+    """Return a rate as a function of the step, and its description."""
     if isinstance(lr, ReduceOnPlateau):
         return Constant(lr.rate), f"ReduceOnPlateau begins with {lr.rate:g}, and lowers the rate by what it sees"
     if not is_schedule(lr):
@@ -165,7 +164,7 @@ def _length(run: RunLength) -> str:
 
 
 def _output(line: CommandLine) -> str | None:
-    """The file that is asked for, which is no key of the config."""
+    """Remove the output file from the overrides and return it."""
     output = next((value for key, value in reversed(line.overrides) if key == "output"), None)
     line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
     if output is not None:
@@ -180,6 +179,6 @@ def _config(line: CommandLine, command: str, beside: Sequence[str] = ()) -> RunC
 
 
 def _room() -> tuple[int, int]:
-    """Columns and rows of a plot in this terminal."""
+    """Return the columns and rows for a plot in this terminal."""
     size = shutil.get_terminal_size((80, 24))
     return min(size.columns, 120), min(size.lines - 4, 24)

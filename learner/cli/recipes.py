@@ -1,4 +1,4 @@
-"""Objects that a config describes: an import path and arguments, all checked before anything is made.
+"""Objects that a config describes: an import path and arguments, all of which are checked before any object is created.
 
     class_path: learner.examples.models.MLP
     init_args: {features: [64, 128, 10]}
@@ -25,7 +25,7 @@ from learner.loggers.secrets import is_literal, resolve
 
 
 class Seeds:
-    """What a model is initialised with: one stream of random numbers for all of its parts.
+    """The random numbers that initialise a model: one stream for all of its parts.
 
     Attributes:
       seed: the config's seed.
@@ -37,14 +37,14 @@ class Seeds:
 
     @functools.cached_property
     def rngs(self) -> Any:
-        """`nnx.Rngs`, the same for all parts: each takes the next numbers of it."""
+        """The `nnx.Rngs` that all parts share: each part draws the next numbers."""
         from flax import nnx
 
         return nnx.Rngs(self.seed)
 
     @property
     def key(self) -> Any:
-        """A JAX key, another one each time."""
+        """A new JAX key at each access."""
         import jax
 
         self._keys += 1
@@ -53,7 +53,7 @@ class Seeds:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """An object to be made.
+    """A description of an object to create.
 
     Attributes:
       path: its import path, as the config says it.
@@ -73,25 +73,25 @@ class Recipe:
 
     @property
     def is_ours(self) -> bool:
-        """True if nothing that is called to make it is defined outside of this project and optax."""
+        """True if creating the object calls only code of this project and optax."""
         return package_of(self.target) in OURS and all(part.is_ours for part in recipes_in(dict(self.given)))
 
     def config(self) -> Any:
-        """The recipe as a config says it in full."""
+        """Return the complete form of the recipe in a config."""
         if self.checked is None:
             return self.path
         arguments = {**mapped(self.given, Recipe.config), **self.checked.written, **self.checked.defaults}
         return {"class_path": self.path, **({"init_args": arguments} if arguments else {})}
 
     def arguments(self, seeds: Seeds | None = None) -> dict[str, Any]:
-        """The arguments, with the objects in them made."""
+        """Return the arguments, with the objects in them created."""
         checked = {} if self.checked is None else self.checked.values()
         # Only here: what is saved of a config has the names of environment variables, and not their values.
         arguments = mapped(resolve({**self.given, **checked}), lambda recipe: recipe.make(seeds))
         return {**arguments, **({name: getattr(seeds, name) for name in self.random} if seeds is not None else {})}
 
     def make(self, seeds: Seeds | None = None) -> Any:
-        """The object. Models and their parts need `seeds`."""
+        """Create the object. Models and their parts need `seeds`."""
         if self.checked is None:
             return self.target
         if self.partial:
@@ -109,7 +109,7 @@ def recipe(
     model: bool = False,
     kind: str | None = None,
 ) -> Recipe:
-    """The recipe that a config's `value` is.
+    """Return the recipe for the `value` of a config.
 
     Args:
       value: an import path, or a mapping of `class_path` and `init_args`.
@@ -155,7 +155,7 @@ def recipe(
 
 
 def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, model: bool = False) -> Any:
-    """`value` with recipes in place of the objects in it: of each mapping that has a `class_path`."""
+    """Return `value` with a recipe in place of each mapping that has a `class_path`."""
     if isinstance(value, Mapping):
         if "class_path" in value:
             return recipe(value, key, names, model=model)
@@ -166,7 +166,7 @@ def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, mode
 
 
 def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | None) -> Any:
-    """`value` with recipes in place of what has to be of a kind, or in it."""
+    """Return `value` with recipes in place of the objects in it, which must be of a kind."""
     if isinstance(value, list):
         return [_nested_of_kind(item, f"{key}.{index}", kind, names) for index, item in enumerate(value)]
     if isinstance(kind, Mapping) and isinstance(value, Mapping) and "class_path" in value:
@@ -181,12 +181,12 @@ def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | 
 
 
 def predicate(value: Any, key: str) -> Any:
-    """A function by import path, of which a config may fix some arguments, where a text is a regular expression."""
+    """Return a recipe for a function with some fixed arguments, or the text of a regular expression."""
     return recipe(value, key, partial=True) if isinstance(value, Mapping) else value
 
 
 def check_initialised(model: Recipe) -> None:
-    """Raises `LearnerError` where the model is a config that makes no model."""
+    """Raise `LearnerError` if the model is a config that cannot create a model."""
     if is_config(model.target) and not callable(getattr(model.target, "init", None)):
         raise LearnerError(
             f"model is {model.path}, a config without a method init(rngs) that makes the model: write one, or name a "
@@ -195,7 +195,9 @@ def check_initialised(model: Recipe) -> None:
 
 
 def make_model(model: Recipe, seeds: Seeds) -> Any:
-    """The model of a recipe: what it makes, or what the `init` of a config makes, with the random numbers it takes."""
+    """Return the model of a recipe: its object, or the result of a config's `init`, with the random numbers that it
+    takes.
+    """
     instance = model.make(seeds)
     if not is_config(type(instance)):
         return instance
@@ -203,7 +205,7 @@ def make_model(model: Recipe, seeds: Seeds) -> Any:
 
 
 def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
-    """What a path is the import path or the short name of.
+    """Return the object with an import path or a short name.
 
     Raises:
       LearnerError: there is no such thing.
@@ -231,7 +233,7 @@ def _as_list(value: Any) -> Any:
 
 
 def objects(given: Mapping[str, Any]) -> list[str]:
-    """The names of arguments with recipes in them."""
+    """Return the names of arguments that contain recipes."""
     return [name for name, argument in given.items() if any(recipes_in(argument))]
 
 
@@ -250,7 +252,7 @@ def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
 
 
 def recipes_in(value: Any) -> Iterator[Recipe]:
-    """The recipes in a value, without those in their arguments."""
+    """Yield the recipes in a value, but not those in their arguments."""
     if isinstance(value, Recipe):
         yield value
     for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
@@ -258,7 +260,7 @@ def recipes_in(value: Any) -> Iterator[Recipe]:
 
 
 def mapped(value: Any, function: Callable[[Recipe], Any]) -> Any:
-    """`value` with `function` of each recipe in its place."""
+    """Return `value` with `function(recipe)` in place of each recipe in it."""
     if isinstance(value, Recipe):
         return function(value)
     if isinstance(value, Mapping):

@@ -17,7 +17,7 @@ from learner.runs import compare as compared
 from learner.runs import control_files as asking
 from learner.runs import each_run, find_runs
 from learner.runs.find import run_directories
-from learner.runs.lock import is_held
+from learner.runs.lock import is_locked
 from learner.util.distribution import install_hint
 from learner.util.json_values import encode
 from learner.util.text import count, printable, size
@@ -26,21 +26,21 @@ SETTINGS = 6
 """Columns of settings that a terminal shows."""
 
 COMPARE = """\
-Prints a table of runs: what differs in their configs, and the best and the last value of each metric, with the epoch of
-the best. A directory that is no run stands for all the runs in it."""
+Prints a table of runs: the settings that differ between their configs, and the best and the last value of each metric,
+with the epoch of the best. A directory that is not a run stands for all runs in it."""
 
 REPORT = f"""\
-Writes one HTML file about a run or several, to look at in a browser: curves, best values, confusion matrices, where the
-time went, parameters, what differs in the configs, texts, warnings and logs. It needs no network. A directory that is
-no run stands for all the runs in it. Reports need: {install_hint("reports")}"""
+Writes one HTML file about one or several runs: curves, best values, confusion matrices, use of time, parameters,
+differences between the configs, texts, warnings and logs. It needs no network. A directory that is not a run stands for
+all runs in it. Reports need: {install_hint("reports")}"""
 
 ASK = """\
-Asks runs that are under way, on this machine or on another with the same file system, for something. A directory that
-is no run stands for those in it that are under way. A run looks for what is asked once a second; a file of the name
-stop.ask or save.ask in its directory does the same."""
+Asks running runs to save or to stop, on this machine or on another one with the same file system. A directory that is
+not a run stands for all running runs in it. A run polls for requests once a second; creating the file stop.ask or
+save.ask in its directory has the same effect."""
 
 PLOT = f"""\
-Draws a metric of one run or of several, in the terminal or to a PNG file. A directory that is no run stands for all the
+Plots a metric of one or several runs in the terminal or to a PNG file. A directory that is not a run stands for all
 runs in it. Plots need: {install_hint("plots")}"""
 
 
@@ -52,7 +52,7 @@ def compare(words: Sequence[str]) -> int:
         "--sort", metavar="COLUMN", help="a metric (the best run first), a setting, seconds, steps, ..."
     )
     parser.add_argument(
-        "--metric", metavar="NAME", action="append", default=[], help="a metric to show; again for more"
+        "--metric", metavar="NAME", action="append", default=[], help="a metric to show; repeat for more"
     )
     parser.add_argument("--all", action="store_true", help="every setting that differs, not only the first few")
     parser.add_argument("--json", action="store_true", help="as a list of objects, with everything")
@@ -109,7 +109,7 @@ def ask(words: Sequence[str]) -> int:
         return 0
     problems = []
     for place in line.directories:
-        inside = [Path(place)] if is_held(Path(place)) is not False else _under_way(place)
+        inside = [Path(place)] if is_locked(Path(place)) is not False else _under_way(place)
         if not inside:
             problems.append(f"no run is under way in {place}")
         for directory in inside:
@@ -124,8 +124,8 @@ def ask(words: Sequence[str]) -> int:
 
 
 def _under_way(place: str) -> list[Path]:
-    """The runs inside of a directory that train."""
-    return [directory for directory in run_directories([place])[0] if is_held(directory) is not False]
+    """Return the runs below a directory that are training."""
+    return [directory for directory in run_directories([place])[0] if is_locked(directory) is not False]
 
 
 def plot(words: Sequence[str]) -> int:
@@ -138,7 +138,7 @@ def plot(words: Sequence[str]) -> int:
     parser.add_argument("--steps", action="store_true", help="training metrics at each step rather than each epoch")
     parser.add_argument("--log", action="store_true", help="a logarithmic vertical axis")
     parser.add_argument(
-        "--smooth", type=float, default=0.0, metavar="S", help="0 to 1: how much what came before counts (default: 0)"
+        "--smooth", type=float, default=0.0, metavar="S", help="weight of earlier values, 0 to 1 (default: 0)"
     )
     line = parser.read(words)
     if line is None:

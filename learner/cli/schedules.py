@@ -1,4 +1,4 @@
-"""optax's learning-rate schedules for config files, as objects that are functions of the optimizer step.
+"""optax's learning-rate schedules as classes for config files.
 
 There is a class for every function of `optax.schedules` that returns a schedule, with the same parameters.
 
@@ -21,7 +21,7 @@ from learner.optimizers.generated import make_class
 
 
 class OptaxSchedule:
-    """An optax schedule: calling it with the number of the optimizer step (from 0) gives the rate.
+    """An optax schedule: a function from the optimizer step (from 0) to the learning rate.
 
     >>> halved = ExponentialDecay(init_value=0.1, transition_steps=1, decay_rate=0.5)
     >>> print(f"{halved(0):.3f} {halved(2):.3f}")
@@ -32,7 +32,7 @@ class OptaxSchedule:
     function_name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Makes optax's function at once, so that what it refuses is refused here."""
+        """Create optax's function, so that invalid arguments raise here."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         try:
             object.__setattr__(self, "_schedule", self.function(**settings))
@@ -40,7 +40,7 @@ class OptaxSchedule:
             raise LearnerError(f"{self!r}: {error}") from error
 
     def __call__(self, step: Any) -> Any:
-        """The rate at `step`, an int or a traced int scalar."""
+        """Return the learning rate at `step`, an int or a traced int scalar."""
         schedule: Callable[[Any], Any] = vars(self)["_schedule"]
         return schedule(step)
 

@@ -68,24 +68,24 @@ PARTS_OF = {"strategy": {"fsdp": "learner.strategies.fsdp"}}
 
 CONTEXT = {
     "directory": "where the run leaves its logs and checkpoints",
-    "overwrite": "true: replace the run that is there",
-    "resume": "true: go on with the newest checkpoint of the run that is there, start afresh where there is none; "
-    "or {allow: [metrics, optimizer, logs]}: where these are not as they were, too",
+    "overwrite": "true: replace an existing run in the directory",
+    "resume": "true: resume from the newest checkpoint in the directory, or start a new run if there is none; "
+    "or {allow: [metrics, optimizer, logs]}: also if these have changed",
     "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
     "optimizer": "one of those below, or a function of the learning rate by import path",
     "lr": "a number, one of the schedules below, ReduceOnPlateau, or a function of the step by import path",
     "train": "dataset, views, batcher, batch_size, shuffle, num_workers, drop_last, prefetch; or a loader by its path",
-    "valid": "the same; or a mapping of several by name",
+    "valid": "as train; or a mapping of several by name",
     "train_step": "a function (model, batch) or (model, batch, rng) by import path; default: the model's method",
-    "valid_step": "the same for validation",
+    "valid_step": "the function for validation, likewise",
     "update": "a function (state, batch, lr, rng) by import path that replaces the whole update",
-    "trainable": "what is differentiated, by import path: a function (path, array), or an nnx filter",
+    "trainable": "the parameters to train, by import path: a function (path, array), or an nnx filter",
 }
-"""The keys that are not only a method of the builder, for people."""
+"""Help texts of the keys that are not methods of the builder."""
 
 
 def names_for(key: str) -> dict[str, str]:
-    """Short names that an object at `key` may have, with their import paths.
+    """Return the short names that an object at `key` may have, with their import paths.
 
     >>> names_for("early_stopping")
     {'MetricEarlyStopping': 'learner.MetricEarlyStopping'}

@@ -1,4 +1,4 @@
-"""Arguments from a config, checked against the signature of what they are for, by jsonargparse."""
+"""Check of arguments from a config against the signature of their function, by jsonargparse."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ class Arguments:
     written: Mapping[str, Any]
 
     def values(self) -> dict[str, Any]:
-        """What is given, in the types that the signature asks for."""
+        """Return the arguments, converted to the types of the signature."""
         with _our_yaml():
             return {**vars(self.parser.instantiate(self.parsed)), **self.configs}
 
@@ -109,7 +109,7 @@ def check(
 
 
 def signature_parser(target: Callable[..., Any], skip: Collection[str] = ()) -> tuple[ArgumentParser, list[str]]:
-    """jsonargparse's parser of a signature, and the names of the parameters that it knows."""
+    """Return jsonargparse's parser of a signature, and the names of the parameters that it knows."""
     left_out: set[str | int] = {*skip}
     if isinstance(target, functools.partial):
         left_out |= {*target.keywords, len(target.args)}
@@ -121,7 +121,7 @@ def signature_parser(target: Callable[..., Any], skip: Collection[str] = ()) -> 
 
 
 def random_parameters(target: Callable[..., Any]) -> Iterator[str]:
-    """The parameters that are random numbers, by name: `rngs`, `key` and `seed`; not a `key` that is a text.
+    """Return the names of the parameters for random numbers: `rngs`, `key` and `seed`, but no `key` that is a text.
 
     >>> def layer(size: int, *, key): ...
     >>> def table(key: str, seed: int = 0): ...
@@ -175,7 +175,7 @@ def _our_yaml() -> Iterator[None]:
 
 
 def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> str:
-    """jsonargparse's message in one line."""
+    """Return jsonargparse's message as one line."""
     match = re.match(
         r'Parser key "([^".]+)[^"]*"[^:]*:\s*(.*)|the following arguments (are required): (\w+)', text, re.DOTALL
     )
@@ -190,7 +190,9 @@ def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[...
 
 
 def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, default: Any) -> bool:
-    """Whether a config can say this default: not a function, nor a tuple where nothing says that it is one."""
+    """Return True if a config can hold this default. Functions cannot be saved, and tuples only where the annotation is
+    a tuple.
+    """
     if not _plain(default):
         return False
     try:
@@ -202,7 +204,7 @@ def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, def
 
 
 def _as_dict(value: Any) -> Any:
-    """jsonargparse has a dataclass as a namespace."""
+    """Return jsonargparse's namespace of a dataclass as a dict, and other values unchanged."""
     return value.as_dict() if isinstance(value, Namespace) else value
 
 

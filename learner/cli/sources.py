@@ -1,4 +1,4 @@
-"""Data from a config: what `train` and `valid` say.
+"""The data of a config: `train` and `valid`.
 
     train:
       dataset: {class_path: learner.data.digits, init_args: {split: train}}
@@ -41,7 +41,7 @@ VIEWS = ("map", "augment", "filter", "select", "slice", "shuffle", "part", "fold
 
 @dataclasses.dataclass(frozen=True)
 class DataSource:
-    """Where batches come from.
+    """A description of data and of the loader that makes batches of it.
 
     Attributes:
       key: where it stands in the config, for error messages.
@@ -60,7 +60,7 @@ class DataSource:
     is_bare: bool = False
 
     def make(self) -> Any:
-        """The loader, or the data where there is nothing to load them with.
+        """Return the loader, or the data if it needs no loader.
 
         Raises:
           LearnerError: what one of them refuses, with its place in the config.
@@ -94,7 +94,7 @@ class DataSource:
         problems.raise_all()
 
     def config(self) -> Any:
-        """The source as a config says it in full."""
+        """Return the complete form of the source in a config."""
         if self.is_bare:
             return self.data.config()
         values = {"dataset": self.data.config()}
@@ -106,7 +106,7 @@ class DataSource:
 
 
 def sources(value: Any, key: str, seed: int) -> DataSource | dict[str, DataSource]:
-    """What `valid` says: one source, or several by name.
+    """Return the validation data of a config: one source, or several by name.
 
     Raises:
       LearnerError: see `source`.
@@ -123,7 +123,7 @@ def sources(value: Any, key: str, seed: int) -> DataSource | dict[str, DataSourc
 
 
 def source(value: Any, key: str, seed: int) -> DataSource:
-    """A source of batches.
+    """Return a source of batches.
 
     Args:
       value: an import path, a mapping of `class_path` and `init_args`, or one with `dataset` and the loader's options.
@@ -164,7 +164,7 @@ def source(value: Any, key: str, seed: int) -> DataSource:
 
 
 def names() -> dict[str, str]:
-    """What needs no import path inside of `train` and `valid`: the data sets and batchers of `learner.data`."""
+    """Return the short names of the datasets and batchers of `learner.data`, which `train` and `valid` accept."""
     return exports("learner.data", None)
 
 
@@ -192,7 +192,7 @@ def _view(value: Any, path: str) -> Option:
 
 
 def _apply_view(method: Option, data: Any, path: str) -> Any:
-    """A view of the data, which knows where it comes from: what its function raises is raised much later."""
+    """Return a view of the data with its path in the config, for errors that its function raises later."""
     from learner.data import view
     from learner.data.lazy import View
 
@@ -204,7 +204,7 @@ def _apply_view(method: Option, data: Any, path: str) -> Any:
 
 
 def _loader_option(name: str, value: Any, key: str, seed: int) -> Option:
-    """`shuffle: true` stays so in the config, and follows its seed."""
+    """Return an option of the loader. The config keeps `shuffle: true`, which uses the config's seed."""
     from learner.data import DataLoaderBuilder
 
     if name == "shuffle" and value is True:

@@ -1,4 +1,4 @@
-"""`learner summary`: of a run from its files alone, or of a config before it is trained."""
+"""`learner summary`: the results of a run from its files, or an overview of the run that a config describes."""
 
 import dataclasses
 import json
@@ -16,12 +16,12 @@ from learner.util.json_values import encode
 from learner.util.text import printable
 
 SUMMARY = """\
-Of the run in DIR: prints the best and the last value of each metric, its time, and where its files are. For a run that
-has not ended, the values so far. Nothing that it names is imported.
+For the run in DIR, prints the best and the last value of each metric, its time, and the paths of its files. For a run
+that has not ended, prints the values so far. No code that the run names is imported.
 
-Of a config file: prints what the run would be, and trains nothing: the arrays of the model, where it runs, its length,
-the work of a step, and what of memory it needs, for which the training is compiled. Keys of the config are changed as
-for learner fit (--num_epochs=3). The code that the config names is imported and run."""
+For a config file, prints an overview of the run without training: the arrays of the model, the devices, the length, the
+work of a step, and the memory, for which the training is compiled. Options override keys of the config as for learner
+fit (--num_epochs=3). The code that the config names is imported and run."""
 
 SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -29,9 +29,9 @@ SUFFIXES = (".yaml", ".yml", ".json")
 def summary(words: Sequence[str]) -> int:
     """`learner summary DIR [--json]`, or `learner summary CONFIG [--json] [--depth=N] [--KEY=VALUE ...]`."""
     parser = Parser("summary", SUMMARY)
-    parser.add_argument("directory", metavar="DIR | CONFIG", nargs="*", help="of a run, or a config file")
-    parser.add_argument("--json", action="store_true", help="as JSON; of a run with its status, config and time")
-    parser.add_argument("--depth", metavar="N", help="of a config: how many levels of the model are shown")
+    parser.add_argument("directory", metavar="DIR | CONFIG", nargs="*", help="the directory of a run, or a config file")
+    parser.add_argument("--json", action="store_true", help="print JSON; for a run, with its status, config and time")
+    parser.add_argument("--depth", metavar="N", help="for a config: levels of the model to show")
     if any(map(_is_config, words)) and not {"-h", "--help"} & set(words):
         with import_order(own=True):
             return _overview(words)
@@ -64,12 +64,12 @@ def summary(words: Sequence[str]) -> int:
 
 
 def _is_config(word: str) -> bool:
-    """A word that is the name of a config file rather than of a directory or an option."""
+    """Return True if a word is the name of a config file rather than of a directory or an option."""
     return not word.startswith("-") and not Path(word).is_dir() and (word.endswith(SUFFIXES) or Path(word).is_file())
 
 
 def _overview(words: Sequence[str]) -> int:
-    """What the run of a config would be."""
+    """Print an overview of the run that a config describes."""
     from learner.cli.config import RunConfig
     from learner.cli.overrides import read_yaml, split, value_of
     from learner.cli.training import changed
@@ -91,7 +91,7 @@ def _overview(words: Sequence[str]) -> int:
 
 
 def _everything(run: Run) -> dict[str, Any]:
-    """What is known of a run, also while it goes on."""
+    """Return the status, metrics and config of a run, which may still be training."""
     metrics = {}
     for key, info in run.metrics.items():
         best, last = run.best(key), run.history.last(key)
@@ -102,6 +102,6 @@ def _everything(run: Run) -> dict[str, Any]:
             "last": last and last._asdict(),
         }
     status = {"status": run.status.word, "why": run.status.why}
-    length = {"epochs": run.epochs, "steps": run.step, "seconds": round(run.seconds, 3), "spent": run.spent}
+    length = {"epochs": run.epochs, "steps": run.step, "seconds": round(run.seconds, 3), "spent": run.time_parts}
     ended = read_summary(run.directory) or {}
     return {**status, **length, "metrics": metrics, "checkpoints": ended.get("checkpoints", []), "config": run.config}

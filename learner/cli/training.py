@@ -23,7 +23,7 @@ from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
 from learner.renderers.summary import heading
 from learner.runs.appended import replace
-from learner.runs.journal import UNTOLD
+from learner.runs.journal import OBSERVER_KEYS
 from learner.runs.layout import read_summary
 from learner.training.signals import TERMINATED
 from learner.training.watchdog import EXIT
@@ -31,11 +31,11 @@ from learner.training.watchdog import EXIT
 RESUME = f"""\
 usage: learner resume DIR [--KEY=VALUE ...]
 
-Goes on with the newest checkpoint of the run in DIR, as its config.yaml says; --num_epochs=20 makes it longer.
+Resumes the run in DIR from its newest checkpoint, with its config.yaml; --num_epochs=20 makes it longer.
 
-  --resume.allow=metrics      the metrics of the epoch under way begin anew, where others were in flight
-  --resume.allow=optimizer    the optimizer begins with a new state, where it is another one
-  --resume.allow=logs         the logs go on as they are, where parts of them are missing
+  --resume.allow=metrics      if the metrics changed, restart those of the current epoch
+  --resume.allow=optimizer    if the optimizer changed, give it a new state
+  --resume.allow=logs         if parts of the logs are missing, continue the logs without them
 {TRUST_HELP}{HELP}
 It trusts config.yaml: the code that it names is imported and run.
 """
@@ -94,7 +94,7 @@ def resume(words: Sequence[str]) -> int:
 
 
 def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
-    """A config's content with what the command line changes in it."""
+    """Return the content of a config with the overrides of the command line applied."""
     for key, text in line.overrides:
         override(content, key, value_of(text))
     if is_deep(content):
@@ -103,14 +103,14 @@ def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
 
 
 def run_directory(line: CommandLine, command: str) -> str:
-    """The `DIR` of a command."""
+    """Return the `DIR` of a command."""
     if len(line.positional) != 1:
         raise LearnerError(f"learner {command} needs the directory of one run: learner {command} DIR")
     return line.positional[0]
 
 
 def saved_config(directory: str, does: str, *, options: str = "", call: str) -> dict[str, Any]:
-    """What the `config.yaml` of a run says.
+    """Return the content of a run's `config.yaml`.
 
     Raises:
       LearnerError: there is no such run, or it was started from Python; then the message shows the call.
@@ -135,9 +135,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
 
 
 def _mend(path: Path) -> None:
-    """Writes the config of the newest checkpoint where the file is missing or cut off. One that somebody changed stays
-    as it is.
-    """
+    """Restore the config from the newest checkpoint if the file is missing or truncated. An edited file is kept."""
     text = read_bounded(path) if path.exists() else b""
     with contextlib.closing(CheckpointStore(path.parent.absolute() / "checkpoint")) as store:
         for entry in reversed(store.entries):
@@ -146,7 +144,7 @@ def _mend(path: Path) -> None:
                 if saved != text and saved.startswith(text):
                     store.verify(entry.step)
                     replace(str(path), saved)
-                    watching = [key for key in UNTOLD if f"\n{key}:".encode() in saved]
+                    watching = [key for key in OBSERVER_KEYS if f"\n{key}:".encode() in saved]
                     lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
                     print(
                         f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
@@ -157,7 +155,7 @@ def _mend(path: Path) -> None:
 
 
 def _train(config: RunConfig) -> int:
-    """Runs it. After Ctrl-C the exit code is 130, after SIGTERM 143, after `watchdog` 75."""
+    """Train and return the exit code: 130 after Ctrl-C, 143 after SIGTERM, 75 after `watchdog`."""
     before = read_summary(Path(config.directory)) if config.resumes else None
     try:
         result = config.learner().fit()

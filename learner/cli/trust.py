@@ -1,4 +1,4 @@
-"""Commands that run what the `config.yaml` of a run's directory names: they ask before they run that of another user.
+"""Protection of commands that run the code that a run's `config.yaml` names: they ask before they run another user's.
 
 Like git, which refuses repositories of other users: whoever can write the file can run code as the one who reads it.
 """
@@ -16,7 +16,7 @@ TRUST = "trust"
 """The option `--trust`, which has no value."""
 
 HELP = """\
-  --trust                 run the code that config.yaml names although the run
+  --trust                 run the code that config.yaml names even if the run
                           belongs to another user, or others can change it
 """
 

@@ -10,9 +10,9 @@ from learner.reports.pictures import AXES
 from learner.util.distribution import install_hint
 
 WATCH = f"""\
-Shows runs in the terminal: plots, a table, the log, figures of the system. It reads their files only, as they grow; a
-run may begin later, go on, or be over. A directory that is no run stands for all the runs in it. ? lists the keys, q
-quits. It needs: {install_hint("watch")}"""
+Shows runs in the terminal: plots, a table, the log, and the use of the system. It only reads their files as they grow;
+a run may begin later, be training, or have ended. A directory that is not a run stands for all runs in it. Press ? for
+the keys and q to quit. It needs: {install_hint("watch")}"""
 
 FASTEST, SLOWEST = 0.1, 3600.0  # seconds
 
@@ -20,17 +20,17 @@ FASTEST, SLOWEST = 0.1, 3600.0  # seconds
 def watch(words: Sequence[str]) -> int:
     """`learner watch DIR...`."""
     parser = Parser("watch", WATCH)
-    parser.add_argument("directories", metavar="DIR", nargs="+", help="of runs; they need not exist yet")
+    parser.add_argument("directories", metavar="DIR", nargs="+", help="directories of runs, which may not exist yet")
     parser.add_argument(
-        "--metric", metavar="NAME", action="append", default=[], help="a metric to draw; again for more (default: all)"
+        "--metric", metavar="NAME", action="append", default=[], help="a metric to plot; repeat for more (default: all)"
     )
     parser.add_argument("--x", choices=AXES, default="step", help="the horizontal axis (default: step)")
     parser.add_argument("--log", action="store_true", help="a logarithmic vertical axis")
     parser.add_argument(
-        "--smooth", type=float, default=0.0, metavar="S", help="0 to 1: how much what came before counts (default: 0)"
+        "--smooth", type=float, default=0.0, metavar="S", help="weight of earlier values, 0 to 1 (default: 0)"
     )
     parser.add_argument(
-        "--refresh", type=float, default=1.0, metavar="SECONDS", help="between looks at the files (default: 1)"
+        "--refresh", type=float, default=1.0, metavar="SECONDS", help="time between polls of the files (default: 1)"
     )
     line = parser.read(words)
     if line is None:

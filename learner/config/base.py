@@ -1,4 +1,4 @@
-"""Configs: what a model or a training is made of, as one object that is checked, saved and read again.
+"""Configs: the settings of a model or of a training as one object, which is validated, saved and loaded.
 
 class MlpConfig(Config):
     hidden: int = 64
@@ -42,7 +42,7 @@ class Field:
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A dataclass that checks what it is made of, and that files can hold.
+    """A dataclass that validates its fields, and that files can hold.
 
     A subclass is a frozen dataclass without a decorator; its fields are given by name. A field may be a bool, int,
     float, str, None, `Path`, an enumeration, a `Literal`, another config, a list, tuple or dict of these, or a union of
@@ -92,12 +92,12 @@ class Config:
         type.__setattr__(cls, "__hash__", hashed or _hash)
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as JSON and YAML have it: complete, in dicts, lists, numbers and texts."""
+        """Return the complete config as JSON and YAML hold it: dicts, lists, numbers and texts."""
         return {name: write(field.kind, getattr(self, name)) for name, field in fields_of(type(self)).items()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The config that `content` describes; what it leaves out has its default.
+        """Return the config that `content` describes; omitted fields have their defaults.
 
         Raises:
           LearnerError: all that is wrong, each with its path.
@@ -110,7 +110,7 @@ class Config:
         return config
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the config, complete, for `load`; over what is there.
+        """Write the complete config to a file for `load`, replacing an existing file.
 
         Args:
           path: of the file, which ends with .json, .yaml or .yml.
@@ -140,7 +140,7 @@ class Config:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The config of a file that `save` or a person wrote. No code is imported or run for it.
+        """Return the config in a file. No code is imported or run for it.
 
         Args:
           path: of the file, which ends with .json, .yaml or .yml. Fields that it does not have get their defaults, so
@@ -159,7 +159,7 @@ class Config:
 
     @classmethod
     def read_fields(cls, value: Any, path: str, problems: list[str]) -> Any:
-        """An instance of a mapping, for `learner.config.fields`; what is wrong goes into `problems`."""
+        """Return an instance from a mapping, for `learner.config.fields`; append all problems to `problems`."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -200,7 +200,7 @@ class Config:
 
     @classmethod
     def write_fields(cls, value: "Config") -> dict[str, Any]:
-        """The mapping that `read_fields` of this class reads."""
+        """Return the mapping that `read_fields` of this class reads."""
         return value.to_dict() if type(value) is cls else tagged(value)
 
 
@@ -210,7 +210,7 @@ def is_config(kind: Any) -> bool:
 
 
 def _check_class(cls: type[Config]) -> None:
-    """Refuses what would be overlooked."""
+    """Raise `LearnerError` for definitions in a subclass that would have no effect."""
     if "__init__" in vars(cls):
         raise LearnerError(f"{cls.__name__} defines __init__: a config has fields, and __post_init__ for checks")
     annotated = inspect.get_annotations(cls)
@@ -222,7 +222,7 @@ def _check_class(cls: type[Config]) -> None:
 
 
 def _checked(fill: Callable[..., None]) -> Callable[..., None]:
-    """An `__init__` that checks all fields, the defaults too."""
+    """Return an `__init__` that validates all fields, including defaults."""
 
     @functools.wraps(fill)
     def __init__(self: Config, *arguments: Any, **given: Any) -> None:  # noqa: N807
@@ -245,7 +245,7 @@ def _refuse_deep(content: Any, cls: type[Config]) -> None:
 
 
 def fields_of(cls: type[Config]) -> dict[str, Field]:
-    """The fields of a config, by name.
+    """Return the fields of a config by name.
 
     Raises:
       LearnerError: their types cannot be read.
@@ -267,7 +267,7 @@ def _default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
 
 
 def _values(cls: type[Config], given: Mapping[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """All fields, from what is given and from the defaults."""
+    """Return the values of all fields, given or default."""
     fields = fields_of(cls)
     problems += [f"{path} has no {name!r}: {near(str(name), list(fields))}" for name in given if name not in fields]
     problems += [f"{path} needs {name!r}" for name, field in fields.items() if name not in given and not field.default]
@@ -290,7 +290,9 @@ def _check_suffix(path: str | os.PathLike[str]) -> None:
 
 
 def _hash(self: Config) -> int:
-    """Also with lists and dicts, which nobody changes: a model that keeps its config is static where it is compiled."""
+    """Return a hash that includes lists and dicts, which must not change: a model with a config is static when
+    compiled.
+    """
     return hash((type(self), *(_frozen(getattr(self, field.name)) for field in dataclasses.fields(self))))
 
 

@@ -1,4 +1,4 @@
-"""What the fields of a config may hold, read from and written to plain values.
+"""The values that fields of a config may hold, and their conversion from and to plain values.
 
 Types are bool, int, float, str, None, `Path`, enumerations (files have the names), `Literal`, lists, tuples, dicts,
 unions of all these, other configs, and `Any` for plain values.
@@ -30,7 +30,7 @@ from learner.errors import near
 
 
 def read(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
-    """The value as its type has it.
+    """Convert a plain value to the type of its field.
 
     Args:
       kind: the type.
@@ -72,7 +72,7 @@ def read(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
 
 
 def write(kind: Any, value: Any) -> Any:
-    """The value as a file has it: what `read` takes."""
+    """Convert a value to its plain form in a file, which `read` accepts."""
     kind = plain_type(kind)
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (Union, types.UnionType):
@@ -93,13 +93,13 @@ def write(kind: Any, value: Any) -> Any:
 
 
 def tagged(value: Any) -> dict[str, Any]:
-    """A config with its class, where the type of the field does not say it."""
+    """Return a config as a mapping with its class, for fields whose type does not determine the class."""
     kind = type(value)
     return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": kind.write_fields(value)}
 
 
 def add_type_problem(path: str, value: Any, need: str, problems: list[str]) -> None:
-    """Notes that a value is of another type."""
+    """Append the message that a value has the wrong type."""
     problems.append(f"{path} is {shown(value)}: it needs {need}")
 
 
@@ -163,7 +163,7 @@ def _read_any(value: Any, path: str, problems: list[str]) -> Any:
 
 
 def _member(arguments: Sequence[Any], value: Any) -> Any:
-    """The member of a union that has just this value."""
+    """Return the member of a union that represents exactly this value."""
     for member in arguments:
         problems: list[str] = []
         result = read(member, value, "", problems)

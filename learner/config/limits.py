@@ -1,4 +1,4 @@
-"""Limits of files that are read without trust."""
+"""Size limits of untrusted files."""
 
 SUFFIXES = (".json", ".yaml", ".yml")
 LARGEST, DEEPEST = 2**20, 50  # of a file, in characters and levels

@@ -1,4 +1,4 @@
-"""Mappings in files: YAML and JSON, read without trust and written so that they come back as they were."""
+"""Mappings in YAML and JSON files, read as untrusted input and written so that they read back unchanged."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from learner.errors import LearnerError, near
 
 
 def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dict[str, Any]:
-    """The content of a file: JSON if its name ends with `.json`, and YAML otherwise.
+    """Return the content of a file: JSON if its name ends with `.json`, and YAML otherwise.
 
     Args:
       path: of the file.
@@ -43,7 +43,7 @@ def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dic
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """The content as JSON, one key on a line; numbers in lists stay on one.
+    """Return the content as JSON with one key per line; lists of numbers stay on one line.
 
     >>> print(json_text({"widths": [64, 10], "rate": 1e-3, "name": None}))
     {
@@ -56,7 +56,7 @@ def json_text(content: Mapping[str, Any]) -> str:
 
 
 def yaml_text(content: Any) -> str:
-    """The content as YAML. A text that would come back as something else is quoted.
+    """Return the content as YAML. Texts that YAML would read as another type are quoted.
 
     >>> print(yaml_text({"widths": [64, 10], "name": "1e-3"}), end="")
     widths: [64, 10]
@@ -65,7 +65,7 @@ def yaml_text(content: Any) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Writes what is alike in full, not as an alias."""
+        """A dumper that writes repeated objects in full instead of as aliases."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True

@@ -1,4 +1,4 @@
-"""Limits of files and texts that are not trusted, checked before anything is made of them."""
+"""Safe loading of untrusted YAML: limits are checked before any object is created."""
 
 import os
 import re
@@ -17,8 +17,8 @@ class UnsafeYamlError(yaml.YAMLError):
 
 
 class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
-    """PyYAML's safe loader with `true` and `false` as the only booleans, as in YAML 1.2 (`on`, `off`, `yes` and `no`
-    are texts), with `1e-3` as a number, and without dates. Every fault of a text is a `yaml.YAMLError`.
+    """A safe PyYAML loader with `true` and `false` as the only booleans, as in YAML 1.2 (`on`, `off`, `yes` and `no`
+    are texts), with `1e-3` as a number, and without dates. All errors in a text are `yaml.YAMLError`.
     """
 
     def __init__(self, text: str) -> None:
@@ -90,8 +90,8 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
 
 
 def check_yaml_size(text: str) -> str | None:
-    """What is absurd about the size of a YAML text, or `None`. An alias counts as much as what it stands for: a few
-    lines of them can stand for more than any memory holds. Nothing is made of the text to find out.
+    """Return the problem with the size of a YAML text, or None. An alias counts as much as its anchor, because a few
+    lines of aliases can expand beyond any memory. The text is only scanned for this.
 
     >>> check_yaml_size("a: &a [1, 2]\\nb: *a")
     >>> check_yaml_size("a: &a [*a]")
@@ -124,7 +124,7 @@ def check_yaml_size(text: str) -> str | None:
 
 
 def find_duplicate_key(text: str) -> str | None:
-    """The first key that a mapping of a YAML text has twice, and where, or `None`.
+    """Return the first key that a mapping in a YAML text repeats, with its line, or None.
 
     >>> find_duplicate_key("a: 1\\nb: {c: 1, c: 2}")
     "says 'c' twice (line 2)"

@@ -1,4 +1,4 @@
-"""Types of fields: which there are, what they are called, and what is in them."""
+"""The types that fields may have: their names, and the types of their items."""
 
 import collections.abc
 import enum
@@ -31,21 +31,21 @@ def reads_itself(kind: Any) -> bool:
 
 
 def plain_type(kind: Any) -> Any:
-    """Without the names that a program may give to types."""
+    """Return the type behind a `NewType` or a type alias."""
     while hasattr(kind, "__supertype__") or type(kind).__name__ == "TypeAliasType":
         kind = kind.__supertype__ if hasattr(kind, "__supertype__") else kind.__value__
     return types.NoneType if kind is None else kind
 
 
 def inner_types(arguments: Sequence[Any], count: int) -> list[Any]:
-    """The types of the items of a list or tuple that has `count` of them."""
+    """Return the types of the items of a list or tuple with `count` items."""
     if not arguments:
         return [Any] * count
     return [arguments[0]] * count if len(arguments) == 1 or arguments[-1] is Ellipsis else list(arguments)
 
 
 def same_shape(kind: Any, value: Any) -> bool:
-    """Whether only the insides of the value can be what does not fit."""
+    """Return True if a value can only be invalid in its items, not as a whole."""
     kind = plain_type(kind)
     origin = typing.get_origin(kind) or kind
     if isinstance(value, Mapping):
@@ -56,13 +56,13 @@ def same_shape(kind: Any, value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, not too long."""
+    """Return the `repr` of a value for a message, truncated to `LONGEST` characters."""
     text = repr(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def name_of(kind: Any) -> str:
-    """A type for people.
+    """Return the name of a type for messages.
 
     >>> name_of(int | None), name_of(dict[str, list[int]]), name_of(Path)
     ('int | None', 'dict[str, list[int]]', 'Path')

@@ -1,1 +1,1 @@
-"""Look at a run before it trains: overview, memory and sharding, a range test of the learning rate."""
+"""Diagnostics of a run before it trains: overview, memory and sharding, and a learning-rate range test."""

@@ -1,4 +1,4 @@
-"""What a run is going to be: its model, its steps, its memory and its work, before it begins."""
+"""Overview of a run before it trains: its model, steps, memory and work."""
 
 import dataclasses
 import logging
@@ -26,8 +26,8 @@ PyTree = Any
 
 
 def announce_overview(plan: Planned, run: Run) -> None:
-    """Tells a run's listeners what it is going to be, and then what of memory its training needs, which is compiled for
-    that. The first dispatch takes what was compiled.
+    """Send the overview of a run to its listeners, and then the memory that the compiled training needs. The first
+    dispatch uses the compiled programs.
     """
     feed = plan.feed()
     run.worker.put(overview_of(plan, feed))
@@ -39,7 +39,9 @@ def announce_overview(plan: Planned, run: Run) -> None:
 
 
 def build_overview(plan: Planned, compiled: bool) -> Overview:
-    """The same without a run; `compiled`: with what the compiled training needs."""
+    """Return the overview of a run that is not opened; with `compiled`, compile the training and add the memory that it
+    needs.
+    """
     feed = plan.feed()
     overview = overview_of(plan, feed)
     if not compiled:
@@ -49,7 +51,7 @@ def build_overview(plan: Planned, compiled: bool) -> Overview:
 
 
 def overview_of(plan: Planned, feed: Feed) -> Overview:
-    """What there is to say of a run before anything is compiled. Its step is traced once more for it."""
+    """Return the overview of a run without compiling it. Its step is traced again for the number of operations."""
     options, step, strategy = plan.options, plan.step, plan.strategy
     batches = plan.inputs.source("train").batches
     length = run_length(options, batches)
@@ -79,7 +81,7 @@ def overview_of(plan: Planned, feed: Feed) -> Overview:
 
 
 def _compiled(plan: Planned, feed: Feed) -> tuple[int, int]:
-    """Bytes on each device: at most, and those of them that are temporary."""
+    """Return the peak bytes on each device, and the temporary bytes among them."""
     with OomContext("train"), Tracing("the train step", "train", plan.batch):
         programs = memory_of(plan.runner, feed, plan.feeder.loop)
     largest = max(programs, key=lambda program: program.peak)
@@ -87,7 +89,7 @@ def _compiled(plan: Planned, feed: Feed) -> tuple[int, int]:
 
 
 def _memory(plan: Planned, feed: Feed) -> dict[str, int]:
-    """By what has it. Gradients are as large as what they are of."""
+    """Return bytes on each device by purpose. Gradients are as large as the parameters."""
     totals: dict[str, int] = {}
     for array in placed_arrays(plan.state):
         totals[array.part] = totals.get(array.part, 0) + array.per_device
@@ -103,13 +105,13 @@ def _memory(plan: Planned, feed: Feed) -> dict[str, int]:
 
 
 def _on_each(arrays: PyTree) -> int:
-    """Bytes on each device."""
+    """Return the bytes of arrays on each device."""
     shards = [(x.sharding.shard_shape(x.shape), x.dtype.itemsize) for x in jax.tree.leaves(arrays)]
     return sum(math.prod(shape) * size for shape, size in shards)
 
 
 def _spread(feed: Feed) -> int:
-    """Over how many devices the rows of a batch are spread."""
+    """Return the number of devices that share the rows of a batch."""
     if isinstance(feed, ResidentBatches):
         return 1
     part, replicated = (feed.last, feed.replicated[1]) if feed.batches is None else (feed.batches, feed.replicated[0])
@@ -118,7 +120,7 @@ def _spread(feed: Feed) -> int:
 
 
 def _room(strategy: Strategy) -> int | None:
-    """Bytes that the first device of this process has."""
+    """Return the bytes of memory of this process's first device, or None."""
     mine = [device for device in strategy.devices if device.process_index == jax.process_index()]
     stats = mine[0].memory_stats() if mine else None
     return None if not stats else stats.get("bytes_limit")

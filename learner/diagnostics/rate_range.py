@@ -17,7 +17,7 @@ DIVERGES = "the loss diverges"
 
 @dataclasses.dataclass(frozen=True)
 class RangeTest:
-    """What a range test found; `Learner.find_lr` makes it. `print` shows it as a table.
+    """The result of a range test, which `Learner.find_lr` returns. `print` shows it as a table.
 
     Attributes:
       rates: float64 `[steps]`, the rate of each step.
@@ -50,8 +50,8 @@ class RangeTest:
 
     @property
     def steepest(self) -> float | None:
-        """The rate at which the smoothed loss falls fastest for each factor of the rate, up to the lowest loss; `None`:
-        it does not fall.
+        """The rate at which the smoothed loss falls fastest relative to the rate, up to the lowest loss; None if it
+        does not fall.
         """
         end = self._lowest + 1
         if end < 2:
@@ -62,19 +62,19 @@ class RangeTest:
 
     @property
     def tenth(self) -> float | None:
-        """A tenth of the rate of the lowest smoothed loss, a rate with some distance from where the loss rises; `None`:
-        the loss does not fall.
+        """A tenth of the rate of the lowest smoothed loss, at some distance from where the loss rises; None if the loss
+        does not fall.
         """
         return None if self.steepest is None else self.lowest / 10
 
     @property
     def suggestion(self) -> float | None:
-        """A rate to begin with: `steepest`; `None`: the loss does not fall at any of the rates."""
+        """The rate to begin with: `steepest`; None if the loss does not fall at any rate."""
         return self.steepest
 
     @property
     def _begin(self) -> int:
-        """The smoothed losses before it are not looked at."""
+        """The index of the first smoothed loss that is used."""
         return min(warmup_steps(self.smoothing), len(self.losses) - 1)
 
     @property
@@ -82,7 +82,7 @@ class RangeTest:
         return self._begin + int(np.argmin(self.smoothed[self._begin :]))
 
     def __str__(self) -> str:
-        """A table of some of the steps, and what is suggested."""
+        """Return a table of some of the steps, and the suggestion."""
         count = len(self.rates)
         places = sorted({round(i * (count - 1) / (ROWS - 1)) for i in range(ROWS)})
         rows = [
@@ -122,7 +122,7 @@ def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
 
 
 def warmup_steps(smoothing: float) -> int:
-    """How many of the first smoothed losses are means of too few to say much.
+    """Return the number of first smoothed losses that are means of too few values.
 
     >>> warmup_steps(0.0), warmup_steps(0.8), warmup_steps(0.9)
     (0, 4, 9)
@@ -131,7 +131,7 @@ def warmup_steps(smoothing: float) -> int:
 
 
 class RangeTestListener(Listener):
-    """Keeps the losses of a run, and ends it where they diverge.
+    """A listener that records the losses of a run and stops it when they diverge.
 
     Args:
       interrupter: of the run.
@@ -152,13 +152,13 @@ class RangeTestListener(Listener):
 
     @property
     def losses(self) -> np.ndarray:
-        """float64 `[steps]`, up to where they diverged: that one is the last, unless it is not finite."""
+        """float64 `[steps]`, up to the step at which they diverged; that one is included if it is finite."""
         losses = np.array(self._losses, np.float64)
         end = self._end(losses)
         return losses if end is None else losses[:end]
 
     def _end(self, losses: np.ndarray) -> int | None:
-        """After how many steps they diverged."""
+        """Return the number of steps after which the losses diverged, or None."""
         finite = np.isfinite(losses)
         if not finite.all():
             losses = losses[: int(np.argmin(finite))]
@@ -171,7 +171,7 @@ class RangeTestListener(Listener):
 
 
 def check_range(lowest: float, highest: float, steps: int, smoothing: float, diverges: float) -> None:
-    """Raises one `LearnerError` of all that is wrong with the arguments of `Learner.find_lr`."""
+    """Raise one `LearnerError` with all problems of the arguments of `Learner.find_lr`."""
 
     def number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,5 +1,5 @@
-"""What a run puts on its devices: each array with how it is split, and what the compiled programs need. Nothing is
-trained for it, and no state is made.
+"""The arrays that a run places on its devices, how they are sharded, and the memory of its compiled programs. No state
+is created and nothing is trained.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class PlacedArray:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramMemory:
-    """What XLA says that a compiled program needs, in bytes on each device.
+    """XLA's memory analysis of a compiled program, in bytes on each device.
 
     Attributes:
       name: `loop`: as many steps as a dispatch has. `step`: one. `micro-batch` and `update`: the parts of a step.
@@ -66,13 +66,13 @@ class ProgramMemory:
 
     @property
     def peak(self) -> int:
-        """At most so much at once, as an estimate: everything together, what is aliased once."""
+        """The estimated peak: all of them together, with aliased bytes counted once."""
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardingReport:
-    """Where a run lies; as a text, tables for people.
+    """The arrays and programs of a run on its devices; `str` gives tables.
 
     Attributes:
       strategy: in words.
@@ -87,11 +87,11 @@ class ShardingReport:
     programs: tuple[ProgramMemory, ...]
 
     def per_device(self, part: str | None = None) -> int:
-        """Bytes of the state, or of a part of it, on each device."""
+        """Return the bytes of the state, or of a part of it, on each device."""
         return sum(array.per_device for array in self._of(part))
 
     def on_one_device(self, part: str | None = None) -> int:
-        """Bytes of it where one device has everything."""
+        """Return the bytes if one device has everything."""
         return sum(array.bytes for array in self._of(part))
 
     def _of(self, part: str | None) -> list[PlacedArray]:
@@ -104,7 +104,7 @@ class ShardingReport:
         return "\n".join(lines)
 
     def _parameters(self) -> list[list[str]]:
-        """With what of the optimizer's state belongs to each."""
+        """Return the rows of parameters, each with its part of the optimizer's state."""
         optimizer: dict[str | None, int] = {}
         for array in self._of(PARTS["opt_state"]):
             optimizer[array.parameter] = optimizer.get(array.parameter, 0) + array.per_device
@@ -133,7 +133,7 @@ class ShardingReport:
 def sharding_report(
     options: Options, step: Step, shapes: TrainState, strategy: Strategy, inputs: Inputs
 ) -> ShardingReport:
-    """Looks at a run before it begins. The programs are compiled for it.
+    """Compile the programs of a run before it trains, and return their sharding report.
 
     Args:
       options: of the builder.
@@ -151,12 +151,12 @@ def sharding_report(
 
 
 def memory_of(runner: Runner, feed: Feed, loop: bool) -> tuple[ProgramMemory, ...]:
-    """Of the programs that train, which are compiled for it. A run does not compile them again."""
+    """Compile the training programs and return their memory. A run does not compile them again."""
     return tuple(_memory(name, program.compile()) for name, program in runner.lowered(feed, loop).items())
 
 
 def placed_arrays(state: TrainState) -> tuple[PlacedArray, ...]:
-    """Those of a state that is placed, or of its shapes with their shardings."""
+    """Return the arrays of a state, or of its shapes with their shardings."""
     parameters = named_leaves(state.params)
     arrays = []
     for field in dataclasses.fields(state):
@@ -179,7 +179,9 @@ def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def _parameter_of(path: str, leaf: Any, parameters: Mapping[str, Any]) -> str | None:
-    """The parameter with the longest path that this one ends with; the model that is one array has none."""
+    """Return the parameter whose path is the longest suffix of this path, or None; a model that is one array has the
+    path "".
+    """
     if "" in parameters:
         return "" if leaf.shape == parameters[""].shape else None
     parts = path.split(".")

@@ -1,4 +1,4 @@
-"""The processes of one run, on one machine or many, and how they talk to each other.
+"""The processes of one run, on one machine or many, and their communication.
 
     connect("10.0.0.1:1234", num_processes=2, process_id=0)  # in process 0, before JAX is used; 1 in the other one
     here = hosts()
@@ -53,7 +53,8 @@ def connect(
     timeout: float = 300.0,
     heartbeat: float = 100.0,
 ) -> None:
-    """Makes this process one of several of a run. Each calls it before JAX is used, and then does what the others do.
+    """Make this process one of several of a run. Each process calls it before it uses JAX, and then makes the same
+    calls.
 
     Without arguments JAX finds the cluster: SLURM, Open MPI, Kubernetes (with the package `kubernetes`), Cloud TPU. A
     process that is connected already stays as it is. On CPUs the processes exchange arrays by gloo. JAX's own service
@@ -94,7 +95,7 @@ def connect(
     if coordinator is not None and process_id:
         _reach(coordinator, process_id, timeout)
     elif coordinator is not None:
-        _refuse_taken(coordinator)
+        _check_port_is_free(coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from Python
     try:
         jax.distributed.initialize(
@@ -119,8 +120,8 @@ def connect(
 def _check_given(given: dict[str, Any]) -> None:
     missing = [name for name, value in given.items() if value is None]
     if missing and len(missing) < len(given):
-        said = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
-        raise LearnerError(f"{said}: coordinator, num_processes and process_id belong together")
+        absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
+        raise LearnerError(f"{absent}: coordinator, num_processes and process_id belong together")
     if missing:
         return
     coordinator, num_processes, process_id = given.values()
@@ -137,13 +138,13 @@ def _check_given(given: dict[str, Any]) -> None:
 
 
 def _port(coordinator: str) -> int:
-    """0 where there is none."""
+    """Return the port, or 0 if the address has none."""
     host, _, port = coordinator.rpartition(":")
     return int(port) if host and port.isascii() and port.isdigit() and int(port) < 2**16 else 0
 
 
-def _refuse_taken(coordinator: str) -> None:
-    """JAX may crash where the port is taken."""
+def _check_port_is_free(coordinator: str) -> None:
+    """Raise if the port is in use: JAX may crash then."""
     if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
         return  # it listens elsewhere
     try:
@@ -158,7 +159,7 @@ def _refuse_taken(coordinator: str) -> None:
 
 
 def _reach(coordinator: str, process_id: int, timeout: float) -> None:
-    """Waits until process 0 listens. JAX would wait as long, and then end this process from C++."""
+    """Wait until process 0 listens. JAX would wait as long, and then end this process from C++."""
     end = time.monotonic() + timeout
     host = coordinator.rpartition(":")[0].strip("[]")
     while True:
@@ -188,7 +189,7 @@ class ProcessGroup(abc.ABC):
 
     @abc.abstractmethod
     def meet(self, word: Json, what: str = "") -> list[Json]:
-        """Waits for all processes, and returns the words of all, in their order, as JSON has them (tuples are lists).
+        """Wait for all processes, and returns the words of all, in their order, as JSON has them (tuples are lists).
 
         Args:
           word: JSON.
@@ -200,15 +201,15 @@ class ProcessGroup(abc.ABC):
 
     @abc.abstractmethod
     def fail(self, text: str) -> None:
-        """Tells the others that this process has failed: where they wait for it they raise what it says. It may be
-        called at any time, also from an `except` around a meeting; nothing follows it.
+        """Report to the others that this process has failed: they raise the error when they wait for it. It may be
+        called at any time, also from an `except` around a meeting, and must be the last call.
         """
 
-    def heed(self) -> None:  # noqa: B027 (who is alone has nobody to heed)
+    def heed(self) -> None:  # noqa: B027 (a single process has no peers)
         """Raises `ProcessError` if another process has failed. It waits for nobody."""
 
     def agree(self, what: str, value: Json) -> None:
-        """Makes sure that all processes have the same value.
+        """Verify that all processes have the same value.
 
         Args:
           what: its name, for the message.
@@ -226,7 +227,8 @@ class ProcessGroup(abc.ABC):
             raise LearnerError(_difference(what, self.meet(value, what)))
 
     def once(self, function: Callable[[], Json]) -> Json:
-        """What `function` returns, which process 0 alone calls: for what is done once in a directory that all see.
+        """Call `function` in process 0 alone, and return its result in every process: for work to be done once in a
+        shared directory.
 
         Raises:
           LearnerError: in every process, where `function` raised it.
@@ -251,7 +253,7 @@ class ProcessGroup(abc.ABC):
 
 
 class SingleProcess(ProcessGroup):
-    """The only process of its run: it waits for nobody.
+    """The only process of its run.
 
     >>> here = SingleProcess()
     >>> here.index, here.count, here.meet("hello")
@@ -299,23 +301,24 @@ class Connected(ProcessGroup):
             raise ProcessError(self._over)
         self._number += 1
         end = time.monotonic() + self._timeout
-        place = f"{self._place}/{self._number}"
+        prefix = f"{self._place}/{self._number}"
         if self.index == 0:
-            together = f"[{', '.join(self._collected(place, text, end))}]"
-            self._ask(self._client.key_value_set, f"{place}/all", together)
+            together = f"[{', '.join(self._collected(prefix, text, end))}]"
+            self._ask(self._client.key_value_set, f"{prefix}/all", together)
+            # All processes have arrived here, so all have read the result of the meeting before.
             self._ask(self._client.key_value_delete, self._before)
-            self._before = place
+            self._before = prefix
         else:
-            self._ask(self._client.key_value_set, f"{place}/{self.index}", text)
-            together = self._awaited(place, "all", end)
-        said: list[tuple[str, Json]] = json.loads(together)
-        if len({name for name, _ in said}) > 1:
-            where = ", ".join(f"process {index} at {name!r}" for index, (name, _) in enumerate(said))
+            self._ask(self._client.key_value_set, f"{prefix}/{self.index}", text)
+            together = self._awaited(prefix, "all", end)
+        answers: list[tuple[str, Json]] = json.loads(together)
+        if len({name for name, _ in answers}) > 1:
+            where = ", ".join(f"process {index} at {name!r}" for index, (name, _) in enumerate(answers))
             raise ProcessError(
                 f"the processes of the run do different things: {where}. Their data must have equally many batches, "
                 "and hooks and metrics may not differ between them"
             )
-        return [word for _, word in said]
+        return [word for _, word in answers]
 
     def fail(self, text: str) -> None:
         """See `ProcessGroup`."""
@@ -324,30 +327,32 @@ class Connected(ProcessGroup):
         self._over = f"process {self.index} has failed, and meets the others no more: {text}"
         _tell(self._client, self.index, self._run, text)
 
-    def _collected(self, place: str, text: str, end: float) -> list[str]:
+    def _collected(self, prefix: str, text: str, end: float) -> list[str]:
         words = {0: text}
         while len(words) < self.count:
+            # Reads are blocking and one at a time. After the first, a listing returns most of the others at once.
             latest = max(set(range(self.count)) - set(words))
-            words[latest] = self._awaited(place, str(latest), end)
+            words[latest] = self._awaited(prefix, str(latest), end)
             if len(words) < self.count:  # most of the rest is there by now
-                words |= {index: said for index, said in self._under(place).items() if index}
+                words |= {index: word for index, word in self._under(prefix).items() if index}
         return [words[index] for index in range(self.count)]
 
-    def _awaited(self, place: str, name: str, end: float) -> str:
+    def _awaited(self, prefix: str, name: str, end: float) -> str:
+        # A blocking read cannot be interrupted: short ones let this process notice the failure of another.
         seconds = SLICES[0]
         while True:
             try:
                 wait = max(1, round(1000 * min(seconds, end - time.monotonic())))
-                word: str = self._client.blocking_key_value_get(f"{place}/{name}", wait)
+                word: str = self._client.blocking_key_value_get(f"{prefix}/{name}", wait)
                 return word
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise self._lost(error) from error
             self.heed()
-            if self.index == 0:  # has no word of its own there; who looks for the missing shall see that it has come
-                self._ask(self._client.key_value_set, f"{place}/0", "null", True)
+            if self.index == 0:  # process 0 stores no word: mark it as present for the check of missing processes
+                self._ask(self._client.key_value_set, f"{prefix}/0", "null", True)
             if time.monotonic() >= end:
-                raise self._missed(place)
+                raise self._missed(prefix)
             seconds = SLICES[1]
 
     def heed(self) -> None:
@@ -357,28 +362,29 @@ class Connected(ProcessGroup):
             self._over = "; ".join(f"process {index} failed: {text}" for index, text in sorted(failed.items()))
             raise ProcessError(self._over)
 
-    def _missed(self, place: str) -> ProcessError:
-        came = {self.index, *self._under(place), *self._failed()}
+    def _missed(self, prefix: str) -> ProcessError:
+        came = {self.index, *self._under(prefix), *self._failed()}
         missing = [index for index in range(self.count) if index not in came]
         text = (
             f"{_named(missing)} did not come within {self._timeout:g} s to where all processes of the run meet: ended, "
             "hanging or slow; the machine may know, or the log there"
         )
+        # Store the failure first: the missing process must find it when it arrives.
         self.fail(text)
         self._over = text
-        if self.index:  # after the failure: who comes later shall find that, and not all the words
-            self._ask(self._client.key_value_delete, f"{place}/{self.index}")
+        if self.index:  # after the failure is stored: a late process must find that, not a complete set
+            self._ask(self._client.key_value_delete, f"{prefix}/{self.index}")
         return ProcessError(text)
 
     def _failed(self) -> dict[int, str]:
-        """Who has failed, and what each says. A run that failed before this one is over."""
-        said = {index: json.loads(text) for index, text in self._under(FAILED).items()}
-        return {index: text for index, (run, text) in said.items() if run is None or run >= self._run}
+        """Return the failed processes and their messages. Failures of earlier runs are ignored."""
+        answers = {index: json.loads(text) for index, text in self._under(FAILED).items()}
+        return {index: text for index, (run, text) in answers.items() if run is None or run >= self._run}
 
-    def _under(self, place: str) -> dict[int, str]:
-        entries = self._ask(self._client.key_value_dir_get, place)
-        found = {key.rpartition("/")[2]: value for key, value in entries}
-        return {int(name): value for name, value in found.items() if name.isdigit()}
+    def _under(self, prefix: str) -> dict[int, str]:
+        entries = self._ask(self._client.key_value_dir_get, prefix)
+        texts = {key.rpartition("/")[2]: value for key, value in entries}
+        return {int(name): value for name, value in texts.items() if name.isdigit()}
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -400,8 +406,9 @@ def _tell(client: Any, index: int, run: int | None, text: str) -> None:
 
 
 def leave(text: str, patience: float = 5.0) -> None:
-    """Tells the other processes that this one ends because of an error, whichever run they are in. They raise it when
-    they wait for this one, and should leave as well; then all end together. Without other processes it does nothing.
+    """Report to the other processes, whichever run they are in, that this one ends because of an error. They raise it
+    when they wait for this one, and should leave as well; then all end together. Without other processes it does
+    nothing.
 
     Devices of the others may wait for those of this process, and JAX lets none end before all do. So where not all have
     left in time, this one ends without them, which ends their waiting.
@@ -423,8 +430,8 @@ def leave(text: str, patience: float = 5.0) -> None:
     except jax.errors.JaxRuntimeError:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client.key_value_delete(f"{LEFT}/{index}")
-        for held in (client, state.service):  # JAX waits for the others where it ends them, and so does Python's end
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        for owner in (client, state.service):  # their destructors wait for the other processes, also at exit
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
         state.client = state.service = None
 
 
@@ -432,9 +439,10 @@ _runs = itertools.count(1)
 
 
 def hosts(timeout: float = MEETING) -> ProcessGroup:
-    """The processes that this one runs with: those of `connect`, or of somebody else's `jax.distributed.initialize`.
+    """Return the processes of this one's cluster: those of `connect`, or of another call of
+    `jax.distributed.initialize`.
 
-    Every run asks once, in the same order in all processes: what is said in one run is not heard in the next.
+    Every run calls it once, in the same order in all processes: messages of one run do not reach the next.
 
     Args:
       timeout: seconds that a meeting waits for a process that has not come.
@@ -459,7 +467,7 @@ def _named(processes: Sequence[int]) -> str:
 
 
 def _difference(what: str, values: Sequence[Json]) -> str:
-    """Who has what, at each place where the values of the processes differ.
+    """Describe the positions at which the values of the processes differ, and who has which value.
 
     >>> print(_difference("the config", [{"lr": 1, "seed": 0}, {"lr": 2, "seed": 0}, {"lr": 1, "seed": 0}]))
     the processes of the run differ in the config:
@@ -468,30 +476,30 @@ def _difference(what: str, values: Sequence[Json]) -> str:
     the processes of the run differ in the seed: 3 in process 0; 4 in process 1
     """
     flat = [_leaves(value) for value in values]
-    places = [place for place in dict.fromkeys(itertools.chain(*flat)) if len({each.get(place) for each in flat}) > 1]
+    paths = [path for path in dict.fromkeys(itertools.chain(*flat)) if len({leaves.get(path) for leaves in flat}) > 1]
     lines = []
-    for place in places[:SHOWN]:
+    for path in paths[:SHOWN]:
         who = collections.defaultdict(list)
-        for index, each in enumerate(flat):
-            who[each.get(place, "missing")].append(index)
-        said = "; ".join(f"{text[:LONGEST]} in {_named(processes)}" for text, processes in who.items())
-        lines.append(f"{place} is {said}" if place else said)
+        for index, leaves in enumerate(flat):
+            who[leaves.get(path, "missing")].append(index)
+        values = "; ".join(f"{text[:LONGEST]} in {_named(processes)}" for text, processes in who.items())
+        lines.append(f"{path} is {values}" if path else values)
     title = f"the processes of the run differ in {what}:"
-    if places == [""]:
+    if paths == [""]:
         return f"{title} {lines[0]}"
-    more = [f"and at {len(places) - SHOWN} more places"] if len(places) > SHOWN else []
+    more = [f"and at {len(paths) - SHOWN} more places"] if len(paths) > SHOWN else []
     return "\n  ".join([title, *lines, *more])
 
 
-def _leaves(value: Json, place: str = "") -> dict[str, str]:
-    """The parts of a JSON value and the lines of a text, as JSON, by where they are."""
+def _leaves(value: Json, prefix: str = "") -> dict[str, str]:
+    """Return the parts of a JSON value, and the lines of a text, as JSON by position."""
     if isinstance(value, str) and "\n" in value:
         value = {f"line {number}": line for number, line in enumerate(value.split("\n"), 1)}
     if not value or not isinstance(value, dict | list):
-        return {place: json.dumps(value)}
+        return {prefix: json.dumps(value)}
     items = value.items() if isinstance(value, dict) else enumerate(value)
     return {
         where: text
         for key, item in items
-        for where, text in _leaves(item, f"{place}.{key}" if place else str(key)).items()
+        for where, text in _leaves(item, f"{prefix}.{key}" if prefix else str(key)).items()
     }

@@ -1,4 +1,4 @@
-"""Models and configs that come with the package, so that `learner fit configs/digits.yaml` works in any directory.
+"""Models and configs in the package, so that `learner fit configs/digits.yaml` works in any directory.
 
 The configs are the files in `configs/` of the repository, to which `configs` in here is a link; a wheel has copies.
 """

@@ -1,4 +1,4 @@
-"""Models that the configs name: each is a `flax.nnx` module with the steps that train it.
+"""Models for the bundled configs: `flax.nnx` modules with their training steps.
 
 A step is the forward pass only, from a batch to an output with the loss; the learner differentiates it. Copy one as the
 start of your own:

@@ -1,4 +1,4 @@
-"""Listeners that store what happens in a run, and the files that every run writes."""
+"""Listeners that store the events of a run, and the files that every run writes."""
 
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.base import MetricLogger

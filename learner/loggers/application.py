@@ -1,4 +1,4 @@
-"""`experiment.log`: what a run has to say in words."""
+"""The application log of a run, `experiment.log`."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from learner.runs.appended import refuse_special
 
 
 def open_application_log(directory: Path, setting: logging.Logger | bool | None, process: int = 0) -> logging.Logger:
-    """The logger of one run.
+    """Return the logger of one run.
 
     Args:
       directory: of the run; it is made if it has to be.
@@ -46,14 +46,14 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None,
 
 
 def close_application_log(logger: logging.Logger) -> None:
-    """Closes the file that `open_application_log` opened; a user's own logger is left as it is."""
-    for handler in [each for each in logger.handlers if isinstance(each, _RunHandler)]:
+    """Close the file that `open_application_log` opened; a user's own logger is left unchanged."""
+    for handler in [attached for attached in logger.handlers if isinstance(attached, _RunHandler)]:
         logger.removeHandler(handler)
         handler.close()
 
 
 class _RunHandler(logging.FileHandler):
-    """Marks what was opened here."""
+    """A handler that `open_application_log` opened."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
         """Print nothing where a disk is full or gone: the run raises its own error."""
@@ -61,7 +61,7 @@ class _RunHandler(logging.FileHandler):
             super().handleError(record)
 
     def close(self) -> None:
-        """Closes the file, whose last lines may find no room."""
+        """Close the file; its last lines are lost if the disk is full."""
         with contextlib.suppress(OSError):
             super().close()
 

@@ -1,4 +1,4 @@
-"""Loggers that send numbers to one place."""
+"""Base classes of loggers."""
 
 import importlib.util
 
@@ -13,12 +13,12 @@ EVERY_DEAR = 50  # of those to which a step costs more
 
 
 class MetricLogger(Listener):
-    """Base of loggers that want values one by one: override `log`, and `log_step` as well for the values of each step.
+    """Base of loggers that take single values: override `log`, and also `log_step` for the values of steps.
 
-    It is called from a thread of its own; when it raises, it is detached with one warning and training goes on.
+    It is called from a thread of its own; if it raises, it is detached with one warning and training continues.
 
     Attributes:
-      every_steps: `log_step` gets the steps whose number this divides; `None`: none.
+      every_steps: `log_step` gets the steps whose number this divides; None disables it.
       every_epochs: `log` gets the epochs whose number this divides, and every validation inside of an epoch.
 
     >>> class Printer(MetricLogger):
@@ -32,13 +32,13 @@ class MetricLogger(Listener):
     every_epochs: int = 1
 
     def log(self, split: str, name: str, value: float | str, epoch: int, step: int) -> None:
-        """A metric's value over a whole split, after the optimizer step `step`; a text where it is not numeric."""
+        """Store a metric's value over a split, after the optimizer step `step`; a text if the metric is not numeric."""
 
     def log_step(self, split: str, name: str, value: float, epoch: int, step: int) -> None:
-        """A metric's value for one step: `step` is the optimizer step in `train`, the batch's number elsewhere."""
+        """Store a metric's value for one step: `step` is the optimizer step in `train`, the batch number elsewhere."""
 
     def on_event(self, event: Event) -> None:
-        """Calls `log` and `log_step`."""
+        """Call `log` and `log_step`."""
         if isinstance(event, SplitEnded) and split_is_due(event, self.every_epochs):
             for name, value in event.values.items():
                 self.log(event.split, name, value, event.epoch, event.step)
@@ -50,10 +50,10 @@ class MetricLogger(Listener):
 
 
 class RunLogger(Listener):
-    """Base of the loggers of this package: a method for each thing that they store.
+    """Base of the loggers of this package, with a method for each kind of event.
 
     Args:
-      every_steps: the values of the training steps whose number this divides are stored; `None`: of none.
+      every_steps: the training steps whose number this divides are stored; None stores none.
       every_epochs: the values of the epochs whose number this divides are stored. Those of validations inside of an
         epoch always are.
 
@@ -64,8 +64,8 @@ class RunLogger(Listener):
     def __init__(self, every_steps: int | None = 1, every_epochs: int = 1):
         problems = []
         for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if not whole and not (value is None and name == "every_steps"):
+            is_positive = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not is_positive and not (value is None and name == "every_steps"):
                 none = ", or None for no values of steps" if name == "every_steps" else ""
                 what = f"{name} of {type(self).__name__} is {value!r}"
                 problems.append(f"{what}; it needs a whole number, 1 or more{none}")
@@ -74,7 +74,7 @@ class RunLogger(Listener):
         self.every_steps, self.every_epochs = every_steps, every_epochs
 
     def on_event(self, event: Event) -> None:
-        """Calls the methods below."""
+        """Call the method for the event."""
         if isinstance(event, StepsEnded):
             if event.split == "train" and self.every_steps is not None:
                 steps, due = steps_due(event, self.every_steps)
@@ -93,27 +93,27 @@ class RunLogger(Listener):
             self.message(event)
 
     def started(self, event: RunStarted) -> None:
-        """The run begins or goes on."""
+        """The run begins or is resumed."""
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """Optimizer steps that are due: their numbers, and for each metric float32 of the same length."""
+        """Optimizer steps that are due: their numbers, and for each metric float32 values of the same length."""
 
     def split(self, event: SplitEnded) -> None:
-        """The values of a whole split."""
+        """The values of a split."""
 
     def message(self, event: Message) -> None:
-        """A line for people, at any time."""
+        """A message, at any time."""
 
     def ended(self, event: RunEnded) -> None:
-        """The run ended, or was stopped."""
+        """The run completed, or was stopped."""
 
     def failed(self, event: RunFailed) -> None:
         """The run ended with an error."""
 
 
 def steps_due(event: StepsEnded, every: int | None) -> tuple[range, slice]:
-    """The steps of an event whose number `every` divides, and where their values are. Which they are depends on
-    nothing else, so it is the same where a run goes on.
+    """Return the steps of an event whose number `every` divides, and the indices of their values. The choice depends on
+    the number alone, so it is the same after a resume.
 
     >>> column = np.float32([0.5, 0.4, 0.3, 0.2])
     >>> event = StepsEnded(0.0, "train", 1, 3, 4, 6, None, 6, {"Loss": column}, np.ones_like(column), 0.1)
@@ -128,13 +128,13 @@ def steps_due(event: StepsEnded, every: int | None) -> tuple[range, slice]:
 
 
 def split_is_due(event: SplitEnded, every: int) -> bool:
-    """Whether the values of a split are those of a validation inside of an epoch, or of an epoch that is due."""
+    """Return True for the values of a validation inside an epoch, and for those of an epoch that is due."""
     return event.at_step is not None or event.epoch % every == 0
 
 
 def refuse_missing(module: str, extra: str, what: str) -> None:
-    """Raises `LearnerError` where a package is not installed. It is not imported yet: that can take seconds, which the
-    logger's own thread has.
+    """Raise `LearnerError` if a package is not installed. The package is not imported: that can take seconds, and
+    happens in the logger's own thread.
 
     >>> refuse_missing("no_such_module", "nothing", "NoLogger")  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Nested settings as one flat table, for those who show them so."""
+"""Nested settings as one flat table."""
 
 import json
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ Plain = str | float | int | bool
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Plain]:
-    """Settings by dotted name. Lists of plain things stay on one line, and what is `None` is left out.
+    """Flatten settings to dotted names. Lists of plain values stay on one line, and None is left out.
 
     >>> flat({"lr": 0.1, "model": {"class_path": "Net", "init_args": {"sizes": [64, 10], "bias": None}}})
     {'lr': 0.1, 'model.class_path': 'Net', 'model.init_args.sizes': '[64, 10]'}
     """
-    found: dict[str, Plain] = {}
+    pairs: dict[str, Plain] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= flat(value, f"{name}.")
+            pairs |= flat(value, f"{name}.")
         elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-            found |= flat({str(number): item for number, item in enumerate(value)}, f"{name}.")
+            pairs |= flat({str(number): item for number, item in enumerate(value)}, f"{name}.")
         elif isinstance(value, list | tuple):
-            found[name] = json.dumps(encode(value), default=str)
+            pairs[name] = json.dumps(encode(value), default=str)
         elif value is not None:
-            found[name] = value if isinstance(value, str | bool | int | float) else str(value)
-    return found
+            pairs[name] = value if isinstance(value, str | bool | int | float) else str(value)
+    return pairs

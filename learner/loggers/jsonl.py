@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: everything that a run measures, one JSON object a line."""
+"""Logger that writes all measurements of a run to `metrics.jsonl`, one JSON object per line."""
 
 import json
 from pathlib import Path
@@ -15,14 +15,14 @@ from learner.util.json_values import encode
 
 
 class JsonLines(RunLogger):
-    """Writes one JSON object a line: for the start, for the steps, for what a whole split came to, and for the end.
+    """Write one JSON object per line: for the start, for steps, for the values of a split, and for the end.
 
         {"event": "start", "time": 1769860800.0, "epoch": 1, "step": 0, "config": {...}, "environment": {...}, ...}
         {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32, "values": {"Loss": 2.3}}
         {"event": "split", "time": 1769860801.0, "split": "valid", "epoch": 1, "step": 45, "values": {"Loss": 0.5}}
         {"event": "end", "time": 1769860802.0, "epoch": 1, "step": 45, "stopped_by": "num_epochs", "summary": {...}}
 
-    It is strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". A run that goes on
+    It is strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". A resumed run
     takes back the lines of steps that it makes again; one that begins replaces the file.
 
     Args:
@@ -37,25 +37,25 @@ class JsonLines(RunLogger):
         self._file: AppendedFile | None = None
 
     def started(self, event: RunStarted) -> None:
-        """Opens the file where the run goes on."""
+        """Open the file, and truncate it if the run is resumed."""
         path = Path(self._path) if self._path is not None else event.directory / "metrics.jsonl"
         keep = keeps(event)
 
         def verdict(line: bytes) -> bool | None:
-            said = json.loads(line)
-            if said["event"] not in ("step", "split"):
+            record = json.loads(line)
+            if record["event"] not in ("step", "split"):
                 return True
-            return keep(said["event"], said["split"], said["epoch"], said["step"], list(said["values"]))
+            return keep(record["event"], record["split"], record["epoch"], record["step"], list(record["values"]))
 
         go_on(path, event, verdict)
         self._file = AppendedFile(str(path))
         names = ("directory", "num_epochs", "num_steps", "steps_per_epoch", "parameters", "resumed", "monitor")
-        told = {name: getattr(event, name) for name in (*names, "config", "environment", "commit")}
+        content = {name: getattr(event, name) for name in (*names, "config", "environment", "commit")}
         metrics = [info.key for info in event.metrics]
-        self._write("start", time=event.time, epoch=event.epoch, step=event.step, metrics=metrics, **told)
+        self._write("start", time=event.time, epoch=event.epoch, step=event.step, metrics=metrics, **content)
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """A line for each."""
+        """Write a line for each step."""
         assert self._file is not None
         head = f'{{"event": "step", "split": {json.dumps(event.split)}, "epoch": {event.epoch}, "step": '
         named = [(json.dumps(name), json_texts(column)) for name, column in values.items()]
@@ -67,21 +67,21 @@ class JsonLines(RunLogger):
         self._file.write()
 
     def split(self, event: SplitEnded) -> None:
-        """A line."""
+        """Write a line."""
         where = {"split": event.split, "epoch": event.epoch, "step": event.step, "at_step": event.at_step}
         self._write("split", time=event.time, **where, values=event.values)
 
     def ended(self, event: RunEnded) -> None:
-        """A line with the summary."""
+        """Write a line with the summary."""
         where = {"epoch": event.epoch, "step": event.step, "seconds": event.seconds}
         self._write("end", time=event.time, **where, stopped_by=event.stopped_by, summary=event.summary)
 
     def failed(self, event: RunFailed) -> None:
-        """A line with the error."""
+        """Write a line with the error."""
         self._write("error", time=event.time, epoch=event.epoch, step=event.step, error=event.error)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -92,7 +92,7 @@ class JsonLines(RunLogger):
 
 
 def json_texts(values: np.ndarray) -> list[str]:
-    """Each number of `[count]` as JSON.
+    """Return each number of `[count]` as JSON.
 
     >>> json_texts(np.float32([0.1, float("nan"), float("-inf")]))
     ['0.1', '"NaN"', '"-Infinity"']

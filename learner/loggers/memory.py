@@ -1,4 +1,4 @@
-"""A logger that forgets nothing, for notebooks and tests."""
+"""A logger that keeps everything in memory, for notebooks and tests."""
 
 from typing import TypeVar
 
@@ -9,7 +9,7 @@ E = TypeVar("E", bound=Event)
 
 
 class MemoryLogger(Listener):
-    """Keeps events and values in memory.
+    """Keep events and values in memory.
 
     Attributes:
       events: everything that happened, in order.
@@ -30,11 +30,11 @@ class MemoryLogger(Listener):
         self.closed = False
 
     def of(self, kind: type[E]) -> list[E]:
-        """The events of one kind, in order."""
+        """Return the events of one type, in order."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def on_event(self, event: Event) -> None:
-        """Keeps it."""
+        """Store the event."""
         self.events.append(event)
         if isinstance(event, SplitEnded):
             self.history.record(event.split, event.epoch, event.step, event.values)
@@ -43,5 +43,5 @@ class MemoryLogger(Listener):
                 self.steps.setdefault(f"{event.split}/{name}", []).extend(column.tolist())
 
     def close(self) -> None:
-        """The run is over; everything stays."""
+        """Do nothing: the events stay in memory."""
         self.closed = True

@@ -1,4 +1,4 @@
-"""MLflow: parameters, metrics and files of a run, on a server or in a store."""
+"""Logger for MLflow: parameters, metrics and files of a run, on a server or in a store."""
 
 import collections
 import logging
@@ -13,8 +13,8 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR, refuse_missing
+from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.loggers.flat import flat
-from learner.loggers.once import ExactlyOnceLogger
 from learner.loggers.png import pixels
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
@@ -37,11 +37,11 @@ ENDED = ("num_epochs", "num_steps", "early stopping")
 
 
 class MLflow(ExactlyOnceLogger):
-    """Logs a run to MLflow.
+    """Log a run to MLflow.
 
     The values of whole splits are metrics by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
     the optimizer step. The config becomes parameters, commit and environment become tags, texts (a confusion matrix),
-    messages and the summary become files of the run, and what can be drawn its images. A run that goes on goes on under
+    messages and the summary become files of the run, and what can be drawn its images. A resumed run continues under
     the same id, which `mlflow.json` in its directory keeps, and what the server has stands.
 
     What a server does not take is sent again, with growing pauses; where that does not help either, there is one
@@ -98,7 +98,7 @@ class MLflow(ExactlyOnceLogger):
         self._sent = clock()
 
     def on_event(self, event: Event) -> None:
-        """As `RunLogger`; errors of MLflow quote addresses, which may have a password in them."""
+        """Handle an event; see `RunLogger`. Addresses in MLflow's errors are masked, as they may contain passwords."""
         try:
             super().on_event(event)
         except LearnerError:
@@ -107,7 +107,7 @@ class MLflow(ExactlyOnceLogger):
             raise LearnerError(without_user(f"{type(error).__name__}: {error}")) from None
 
     def started(self, event: RunStarted) -> None:
-        """Finds the run, or makes it."""
+        """Find the run, or create it."""
         super().started(event)
         at = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(event.time))
         self._from = f"from-step-{event.step}-at-{at}"  # it may be started from one checkpoint more than once
@@ -117,8 +117,8 @@ class MLflow(ExactlyOnceLogger):
         from mlflow.tracking import MlflowClient
 
         self._metric, self._client = Metric, MlflowClient(self._uri)
-        told = {f"learner.{key}": str(value) for key, value in flat(event.environment).items()}
-        tags = {**told, "learner.training.directory": str(event.directory.absolute())}
+        facts = {f"learner.{key}": str(value) for key, value in flat(event.environment).items()}
+        tags = {**facts, "learner.training.directory": str(event.directory.absolute())}
         if event.commit is not None:
             tags["mlflow.source.git.commit"] = event.commit
         known: Mapping[str, str] = {}
@@ -135,7 +135,7 @@ class MLflow(ExactlyOnceLogger):
             self._keep("config.json", event.config)
 
     def send_steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """Collects them, and sends what there is once in a second."""
+        """Collect the values, and send them once per second."""
         at = round(1000 * event.time)
         for name, column in values.items():
             key = key_of(f"step/{event.split}/{name}")
@@ -144,7 +144,7 @@ class MLflow(ExactlyOnceLogger):
             self._send()
 
     def send_split(self, event: SplitEnded) -> None:
-        """Sends them, texts as files."""
+        """Send the values, texts as files."""
         at = round(1000 * event.time)
         numbers = {name: value for name, value in event.values.items() if not isinstance(value, str)}
         texts = {name: value for name, value in event.values.items() if isinstance(value, str)}
@@ -157,12 +157,12 @@ class MLflow(ExactlyOnceLogger):
             self._picture(key_of(f"{event.split} {name}"), draw(), event.step, at)
 
     def message(self, event: Message) -> None:
-        """Collects it; all of them are sent at the end."""
+        """Collect the message; all of them are sent at the end."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time))
         self._said.append(f"{at} {logging.getLevelName(event.level):5} {event.text}\n")
 
     def ended(self, event: RunEnded) -> None:
-        """Sends the summary and how the run ended."""
+        """Send the summary and the status of the run."""
         self._send()
         self._send_messages()
         self._keep("summary.json", event.summary)
@@ -171,7 +171,7 @@ class MLflow(ExactlyOnceLogger):
         self._ask(self._client.set_terminated, self.handed.id, status=status)
 
     def failed(self, event: RunFailed) -> None:
-        """Sends the error."""
+        """Send the error."""
         if self._client is not None and self.handed.id:
             self._send()
             self._send_messages()
@@ -179,12 +179,14 @@ class MLflow(ExactlyOnceLogger):
             self._ask(self._client.set_terminated, self.handed.id, status="FAILED")
 
     def _experiment_id(self) -> str:
-        found = self._ask(self._client.get_experiment_by_name, self._experiment)
-        made = self._ask(self._client.create_experiment, self._experiment) if found is None else found.experiment_id
-        return str(made)
+        existing = self._ask(self._client.get_experiment_by_name, self._experiment)
+        entries = (
+            self._ask(self._client.create_experiment, self._experiment) if existing is None else existing.experiment_id
+        )
+        return str(entries)
 
     def _send(self) -> None:
-        """All metrics that wait. What is sent twice, because an answer was lost, is one value for MLflow."""
+        """Send all pending metrics. MLflow stores a value once if it is sent twice because an answer was lost."""
         waiting, self._waiting = self._waiting, []
         with self.handed.over():
             for metrics in _parts(waiting, MOST_METRICS):
@@ -192,7 +194,7 @@ class MLflow(ExactlyOnceLogger):
         self._sent = self._clock()
 
     def _send_messages(self) -> None:
-        """As a file of this start of the run."""
+        """Upload the messages of this start of the run as a file."""
         if self._said:
             self._ask(self._client.log_text, self.handed.id, "".join(self._said), f"messages/{self._from}.txt")
 
@@ -207,11 +209,11 @@ class MLflow(ExactlyOnceLogger):
     def _log(self, params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None) -> None:
         from mlflow.entities import Param, RunTag
 
-        made = [Param(key, value) for key, value in (params or {}).items()]
-        for part in _parts(made, MOST_OTHERS):
+        entries = [Param(key, value) for key, value in (params or {}).items()]
+        for part in _parts(entries, MOST_OTHERS):
             self._ask(self._client.log_batch, self.handed.id, params=part)
-        made = [RunTag(key, value) for key, value in (tags or {}).items()]
-        for part in _parts(made, MOST_OTHERS):
+        entries = [RunTag(key, value) for key, value in (tags or {}).items()]
+        for part in _parts(entries, MOST_OTHERS):
             self._ask(self._client.log_batch, self.handed.id, tags=part)
 
     def _keep(self, name: str, content: Mapping[str, Any]) -> None:
@@ -222,7 +224,7 @@ class MLflow(ExactlyOnceLogger):
 
 
 def key_of(name: str) -> str:
-    """A name with the characters that MLflow takes.
+    """Return a name in the characters that MLflow accepts.
 
     >>> key_of("valid/F-beta (0.5)")
     'valid/F-beta _0.5_'
@@ -236,6 +238,6 @@ def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether it may go better the next time: not what the server understood and refused."""
+    """Return True if a retry may succeed: the server has not understood and refused the request."""
     status = getattr(error, "get_http_status_code", lambda: 500)()
     return isinstance(error, OSError) or (hasattr(error, "get_http_status_code") and (status == 429 or status >= 500))

@@ -1,4 +1,4 @@
-"""Pictures as PNG files, by the standard library alone."""
+"""PNG files, by the standard library alone."""
 
 import struct
 import zlib
@@ -12,7 +12,7 @@ GREY, RGB = 0, 2
 
 
 def png(picture: np.ndarray) -> bytes:
-    """A picture as the content of a PNG file (ISO/IEC 15948), without loss.
+    """Return a picture as a lossless PNG file (ISO/IEC 15948).
 
     Args:
       picture: uint8 `[height, width]` in greys, or `[height, width, 3]` in red, green and blue.
@@ -31,7 +31,7 @@ def png(picture: np.ndarray) -> bytes:
 
 
 def pixels(picture: np.ndarray) -> np.ndarray:
-    """The picture, if it is one: uint8 `[height, width]` or `[height, width, 3]`.
+    """Return the picture, if it is one: uint8 `[height, width]` or `[height, width, 3]`.
 
     Raises:
       LearnerError: it is something else.

@@ -1,4 +1,4 @@
-"""Requests that post JSON to an address, and to no other one."""
+"""HTTP posts of JSON to one address, and to no other."""
 
 import contextlib
 import http.client
@@ -20,27 +20,27 @@ CONTENT = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # and 5.5
 
 
 class RefusedError(LearnerError):
-    """A request that was not taken; `code`: of the answer, if there was one."""
+    """A request that the server refused; `code` is that of the answer, if there was one."""
 
     def __init__(self, code: int | None, text: str):
         super().__init__(text)
         self.code = code
 
 
-def passes(error: Exception) -> bool:
-    """Whether it may go better the next time.
+def is_transient(error: Exception) -> bool:
+    """Return True if a retry may succeed.
 
-    >>> passes(RefusedError(503, "busy")), passes(RefusedError(404, "not here"))
+    >>> is_transient(RefusedError(503, "busy")), is_transient(RefusedError(404, "not here"))
     (True, False)
     """
     return isinstance(error, RefusedError) and (error.code is None or error.code in (408, 429) or error.code >= 500)
 
 
 def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> None:
-    """Posts bytes. A server that points elsewhere is not followed: the request would become one without content, and
-    take its headers, which may be secret, to a server that nobody has named.
+    """Post bytes. Redirects are not followed: the request would lose its content, and its headers, which may be secret,
+    would go to a server that the user has not named.
 
-    The content of an answer is not read, and its head has to be there `timeout` seconds after the server was asked.
+    The content of an answer is not read, and its head must arrive within `timeout` seconds.
 
     Raises:
       RefusedError: the server did not take it within `timeout` seconds, or is not there.
@@ -61,7 +61,7 @@ def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> N
 
 
 class _Timed(http.client.HTTPConnection):
-    """A connection that ends when its timeout has passed, however often something arrives meanwhile."""
+    """A connection with a deadline: it ends when its timeout has passed, even if data keep arriving."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -69,7 +69,7 @@ class _Timed(http.client.HTTPConnection):
         self._timer.daemon = True
 
     def connect(self) -> None:
-        """Connect, and begin to count."""
+        """Connect, and start the deadline."""
         self._timer.start()
         super().connect()
 
@@ -86,7 +86,7 @@ class _Timed(http.client.HTTPConnection):
         super().close()
 
     def _end(self) -> None:
-        """Wake the thread that reads: a socket's own timeout begins anew with each byte."""
+        """Wake the reading thread: a socket's own timeout restarts with each byte."""
         sock = self.sock
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -94,23 +94,23 @@ class _Timed(http.client.HTTPConnection):
 
 
 class _TimedTls(_Timed, http.client.HTTPSConnection):
-    """The same with TLS."""
+    """An HTTPS connection with a deadline; see `_Timed`."""
 
 
 class _Http(urllib.request.HTTPHandler):
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Open with a connection that ends."""
+        """Open a connection with a deadline."""
         return self.do_open(_Timed, request)
 
 
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Open with a connection that ends."""
+        """Open a connection with a deadline."""
         return self.do_open(_TimedTls, request)
 
 
 def header_problems(headers: object) -> list[str]:
-    """What is wrong with headers, without their values: those may be secret.
+    """Return the problems of headers, without their values, which may be secret.
 
     >>> header_problems({"Authorization": "Bearer x"})
     []
@@ -137,18 +137,18 @@ def _problem(name: object, value: object) -> str:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Leaves answers that point elsewhere to those who take them for errors."""
+    """A redirect handler that treats redirects as errors."""
 
     def http_error_302(self, *args: Any) -> None:
-        """Does not follow."""
+        """Do not follow the redirect."""
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
 
 
 def _shown(url: str, where: str) -> str:
     try:
-        meant = urljoin(url, where)
-        refuse_url(meant, "the answer")
+        target = urljoin(url, where)
+        refuse_url(target, "the answer")
     except ValueError:
         return "another place"
-    return server_of(meant)
+    return server_of(target)

@@ -1,4 +1,4 @@
-"""Trying again what a server did not take."""
+"""Retries of failed requests."""
 
 import dataclasses
 import time
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Retries:
-    """Calls something until it works, so many times more at most, with pauses that double.
+    """Repeat a call until it succeeds, a limited number of times, with pauses that double.
 
     Args:
       times: how often it is tried again.
@@ -39,15 +39,13 @@ class Retries:
         if isinstance(self.times, bool) or not isinstance(self.times, int) or self.times < 0:
             raise LearnerError(f"retries is {self.times!r}; it needs a whole number, 0 or more")
 
-    def call(self, what: Callable[[], T], passes: Callable[[Exception], bool]) -> T:
-        """What `what()` returns. Its errors come out of here where trying again does not help, as `passes` says, or
-        did not.
-        """
+    def call(self, what: Callable[[], T], is_transient: Callable[[Exception], bool]) -> T:
+        """Return `what()`. Raises its error if it is not transient, or if the retries fail."""
         for number in range(self.times):
             try:
                 return what()
             except Exception as error:
-                if not passes(error):
+                if not is_transient(error):
                     raise
             self.sleep(self.pause * 2**number)
         return what()

@@ -1,4 +1,4 @@
-"""Secrets among the arguments of loggers: taken from the environment by name, and masked in messages."""
+"""Secrets among the arguments of loggers: read from the environment by name, and masked in messages."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from learner.errors import one_error
 
 REFERENCE = re.compile(r"\$\{env:([^{}]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-SHORTEST, LONG = 4, 8  # characters of a part, and of a step of a path, that is masked by itself: others are words
+SHORTEST, LONG = 4, 8  # characters of a part, and of a path component, masked separately: shorter ones are words
 
 
 def resolve(value: Any) -> Any:
@@ -80,13 +80,13 @@ def parts_of(*texts: object) -> tuple[str, ...]:
     >>> parts_of("https://me:word@example.org/T0/secret?key=a1b2", "Bearer c3d4")[2:]
     ('word', '/T0/secret?key=a1b2', 'a1b2', 'Bearer c3d4', 'Bearer', 'c3d4')
     """
-    found: list[str] = []
+    collected: list[str] = []
     for text in texts:
         if not isinstance(text, str):
             continue
-        found.append(text)
+        collected.append(text)
         if "://" not in text:
-            found += text.split()
+            collected += text.split()
             continue
         try:
             parts = urlsplit(text)
@@ -97,8 +97,8 @@ def parts_of(*texts: object) -> tuple[str, ...]:
         named = [value for _, value in parse_qsl(parts.query)]
         steps = [step for step in parts.path.split("/") if len(step) >= LONG]
         pieces = [user, *user.split(":", 1)[1:], target, *steps, *named, parts.fragment]
-        found += [each for piece in pieces for each in dict.fromkeys((piece, unquote(piece)))]
-    return tuple(dict.fromkeys(text for text in found if len(text) >= SHORTEST))
+        collected += [form for piece in pieces for form in dict.fromkeys((piece, unquote(piece)))]
+    return tuple(dict.fromkeys(text for text in collected if len(text) >= SHORTEST))
 
 
 def texts_in(value: object) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""`metrics.csv`: what a run measures, as one table."""
+"""Logger that writes the values of a run to `metrics.csv`, as one table."""
 
 import contextlib
 import csv
@@ -19,7 +19,7 @@ WHERE = ["kind", "split", "epoch", "step", "weight"]
 
 
 class Csv(RunLogger):
-    """Writes a table with a row for each step, and one for what each whole split came to.
+    """Write a table with a row for each step, and one for the values of each split.
 
         kind,split,epoch,step,weight,Loss,Accuracy
         step,train,1,1,32,2.3,0.0625
@@ -27,9 +27,9 @@ class Csv(RunLogger):
         split,valid,1,45,,0.5,0.92
 
     Every row has all columns: those of the metrics that are known at the start, and of one that comes later (a hook's
-    number) a further one at the end, for which the file is written anew, whole or not at all. What a row has no value
-    for is empty. Numbers that are not finite are nan, inf and -inf; texts are as JSON has them, on one line. A run that
-    goes on takes back the rows of steps that it makes again; one that begins replaces the file.
+    number) a further one at the end, for which the file is rewritten atomically. Missing values are empty. Non-finite
+    numbers are nan, inf and -inf; texts are JSON strings on one line. A resumed run removes the rows of steps that it
+    repeats; a new run replaces the file.
 
     Args:
       path: of the file; default: `metrics.csv` in the run's directory.
@@ -44,7 +44,7 @@ class Csv(RunLogger):
         self._names: list[str] = []
 
     def started(self, event: RunStarted) -> None:
-        """Opens the file where the run goes on."""
+        """Open the file, and truncate it if the run is resumed."""
         path = Path(self._path) if self._path is not None else event.directory / "metrics.csv"
         keep = keeps(event)
         self._names = _header(path) if event.resumed else []
@@ -61,7 +61,7 @@ class Csv(RunLogger):
         self._take_in([info.name for info in event.metrics])
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """A row for each."""
+        """Write a row for each step."""
         assert self._file is not None
         self._take_in(list(values))
         empty = [""] * len(steps)
@@ -73,7 +73,7 @@ class Csv(RunLogger):
         self._file.write()
 
     def split(self, event: SplitEnded) -> None:
-        """A row."""
+        """Write a row."""
         assert self._file is not None
         self._take_in(list(event.values))
         texts = [final_text(event.values[name]) if name in event.values else "" for name in self._names]
@@ -81,12 +81,12 @@ class Csv(RunLogger):
         self._file.write()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
     def _take_in(self, names: Sequence[str]) -> None:
-        """Gives the table the columns that it does not have yet."""
+        """Add the missing columns to the table."""
         new = [name for name in dict.fromkeys(names) if name not in self._names]
         if not new and self._names:
             return
@@ -107,7 +107,7 @@ class Csv(RunLogger):
 
 
 def _header(path: Path) -> list[str]:
-    """The metrics that a file has columns for."""
+    """Return the metrics that have columns in a file."""
     if not path.exists():
         return []
     with path.open("rb") as file:

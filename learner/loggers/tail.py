@@ -1,4 +1,4 @@
-"""Taking lines back from the end of a file that only grows, so that a run that goes on has each of them once."""
+"""Truncation of append-only files, so that a resumed run has each line once."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ History = Mapping[str, Sequence[tuple[int, int, float | str]]]
 
 
 def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | None]) -> None:
-    """Removes lines that the end of a file has too many. What lies before them is not read.
+    """Remove surplus lines from the end of a file. Earlier lines are not read.
 
     Args:
       path: of the file; it need not be there.
-      verdict: of a line, with its end: `True`: it stays; `False`: it goes; `None`: it stays, and so does all before it.
-        It is asked from the last line on. A last line without its end was torn, and goes.
+      verdict: of a line with its end: True keeps it, False removes it, None keeps it and all lines before it.
+        It is called from the last line on. A partial last line is removed.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "numbers")
@@ -36,10 +36,10 @@ def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | Non
         first, kept = None, list[bytes]()
         stay = list[bytes]()
         for offset, line in _from_the_end(file):
-            said = verdict(line) if line.endswith(b"\n") else False
-            if said is None:
+            answer = verdict(line) if line.endswith(b"\n") else False
+            if answer is None:
                 break
-            if said:
+            if answer:
                 stay.append(line)
             else:
                 first, kept = offset, list(stay)
@@ -50,7 +50,7 @@ def cut_tail(path: str | os.PathLike[str], verdict: Callable[[bytes], bool | Non
 
 
 def go_on(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | None]) -> None:
-    """Takes the file of a logger to where the run begins or goes on: see `cut_tail`; one that begins has a new file."""
+    """Prepare a logger's file for a run that begins or resumes: see `cut_tail`. A new run gets a new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_special(path)
     if started.resumed:
@@ -60,9 +60,9 @@ def go_on(path: Path, started: RunStarted, verdict: Callable[[bytes], bool | Non
 
 
 def keeps(started: RunStarted) -> Callable[[str, str, int, int, Sequence[str]], bool | None]:
-    """Tells what of an earlier start of a run stays where it goes on, as a verdict for `cut_tail`.
+    """Return a verdict for `cut_tail` that keeps the lines a resumed run will not repeat.
 
-    It is asked by the kind of the values (`"step"` or `"split"`), the split, the epoch, the step and the names.
+    It is called with the kind of the values (`"step"` or `"split"`), the split, the epoch, the step and the names.
     Steps that the run makes again go. Values of a whole split stay where the run knows them: at the step where it goes
     on some may have been measured before the checkpoint, and some after it.
     """
@@ -85,7 +85,7 @@ def _points(known: dict[str, set[tuple[int, int]]], history: History, key: str) 
 
 
 def _from_the_end(file: BinaryIO, block: int = BLOCK) -> Iterator[tuple[int, bytes]]:
-    """Each line with its end, and where it begins."""
+    """Yield the lines from the last to the first, each with its end and its offset."""
     position, rest = file.seek(0, os.SEEK_END), b""
     while position > 0:
         size = min(block, position)
@@ -97,8 +97,8 @@ def _from_the_end(file: BinaryIO, block: int = BLOCK) -> Iterator[tuple[int, byt
             rest = content  # no line begins in it
             continue
         rest, offset = content[:begin], position + len(content)
-        *whole, torn = content[begin:].split(b"\n")
-        for line in [torn, *(line + b"\n" for line in reversed(whole))]:
+        *complete, torn = content[begin:].split(b"\n")
+        for line in [torn, *(line + b"\n" for line in reversed(complete))]:
             offset -= len(line)
             if line:
                 yield offset, line

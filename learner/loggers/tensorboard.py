@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, texts, pictures and hyper-parameters as its event files."""
+"""Logger for TensorBoard: scalars, texts, pictures and hyper-parameters in event files."""
 
 import contextlib
 import os
@@ -22,11 +22,11 @@ SECONDS_BETWEEN_WRITES = 2.0
 
 
 class TensorBoard(RunLogger):
-    """Writes event files for TensorBoard: `tensorboard --logdir runs` shows all runs below `runs`.
+    """Write event files for TensorBoard: `tensorboard --logdir runs` shows all runs below `runs`.
 
     The values of whole splits are scalars by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
     the optimizer step. Metrics without a number are texts, and pictures where they can be drawn. Config, environment,
-    commit and summary are texts too, and the config is the run's hyper-parameters. A run that goes on writes a further
+    commit and summary are texts too, and the config is the run's hyper-parameters. A resumed run writes a further
     file, whose beginning tells TensorBoard to forget what the run makes again.
 
     Needs tensorboardX, of the extra `tensorboard`.
@@ -55,23 +55,23 @@ class TensorBoard(RunLogger):
         self._written = clock()
 
     def started(self, event: RunStarted) -> None:
-        """Opens the next file."""
+        """Open the next file."""
         from tensorboardX.record_writer import RecordWriter
 
-        place = Path(self._directory) if self._directory is not None else event.directory / "tensorboard"
-        refuse_special(place)
+        folder = Path(self._directory) if self._directory is not None else event.directory / "tensorboard"
+        refuse_special(folder)
         if not event.resumed:
-            remove_event_files(place)
-        place.mkdir(parents=True, exist_ok=True)
-        earlier = _own_files(place)
-        self._file = RecordWriter(_next_file(place, int(event.time)))
+            remove_event_files(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = _own_files(folder)
+        self._file = RecordWriter(_next_file(folder, int(event.time)))
         self._records = Records(self._file.write)
         self._records.begin(event.time)
         if event.resumed:
             counts = {key: sum(step == event.step for _, step, _ in points) for key, points in event.history.items()}
             self._records.go_on(event.time, event.step, earlier, counts)
-        told = {"config": event.config, "environment": event.environment, "commit": event.commit}
-        for name, content in told.items():
+        documents = {"config": event.config, "environment": event.environment, "commit": event.commit}
+        for name, content in documents.items():
             if content:
                 self._records.text(f"run/{name}", content, event.time, event.step)
         keys = [info.key for info in event.metrics if info.numeric]
@@ -79,7 +79,7 @@ class TensorBoard(RunLogger):
         self._write()
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """Scalars of single steps."""
+        """Write scalars of steps."""
         tags = [f"step/{event.split}/{name}" for name in values]
         for step, *numbers in zip(steps, *(column.tolist() for column in values.values()), strict=True):
             self._records.scalars(event.time, step, tags, numbers)
@@ -87,7 +87,7 @@ class TensorBoard(RunLogger):
             self._write()
 
     def split(self, event: SplitEnded) -> None:
-        """Scalars of a whole split, texts and pictures."""
+        """Write scalars, texts and pictures of a split."""
         numbers = {f"{event.split}/{name}": x for name, x in event.values.items() if not isinstance(x, str)}
         self._records.scalars(event.time, event.step, list(numbers), list(numbers.values()))
         for name, value in event.values.items():
@@ -98,17 +98,17 @@ class TensorBoard(RunLogger):
         self._write()
 
     def ended(self, event: RunEnded) -> None:
-        """The summary, and the end of the session of hyper-parameters."""
+        """Write the summary, and end the session of hyper-parameters."""
         self._records.text("run/summary", event.summary, event.time, event.step)
         self._end(event.time)
 
     def failed(self, event: RunFailed) -> None:
-        """The error, as a text."""
+        """Write the error as a text."""
         if self._file is not None:
             self._records.text("run/error", event.error, event.time, event.step)
 
     def close(self) -> None:
-        """Writes what is left and closes the file."""
+        """Write pending records and close the file."""
         if self._file is not None:
             file, self._file = self._file, None
             try:
@@ -122,7 +122,7 @@ class TensorBoard(RunLogger):
 
 
 def remove_event_files(directory: Path) -> None:
-    """Removes the event files that a run of ours left; others stay, and so does what lies behind a link."""
+    """Remove the event files of earlier runs of `learner`; others stay, and so do those behind a link."""
     if directory.is_symlink() or not directory.is_dir():
         return
     for path in directory.glob("events.out.tfevents.*"):
@@ -132,13 +132,13 @@ def remove_event_files(directory: Path) -> None:
         directory.rmdir()
 
 
-def _own_files(place: Path) -> list[Path]:
+def _own_files(folder: Path) -> list[Path]:
     """Return the event files that a run of ours has left, in the order in which TensorBoard reads them."""
-    return sorted(path for path in place.iterdir() if FILE.fullmatch(path.name) and path.is_file())
+    return sorted(path for path in folder.iterdir() if FILE.fullmatch(path.name) and path.is_file())
 
 
-def _next_file(place: Path, second: int) -> str:
-    """A name that comes after those of all others: TensorBoard reads files by their names, and their seconds."""
-    seconds = [int(path.name.split(".")[3]) for path in _own_files(place)]
-    second = max([second, *(each + 1 for each in seconds)])
-    return os.fspath(place / f"events.out.tfevents.{second:010d}.{platform.node()}.learner")
+def _next_file(folder: Path, second: int) -> str:
+    """Return a name after those of all other files: TensorBoard orders files by name, and by the seconds in it."""
+    seconds = [int(path.name.split(".")[3]) for path in _own_files(folder)]
+    second = max([second, *(used + 1 for used in seconds)])
+    return os.fspath(folder / f"events.out.tfevents.{second:010d}.{platform.node()}.learner")

@@ -1,4 +1,4 @@
-"""What TensorBoard reads: records of scalars, texts, pictures and hyper-parameters, as protocol buffers."""
+"""TensorBoard's event files: records of scalars, texts, images and hyper-parameters, as protocol buffers."""
 
 import collections
 import json
@@ -20,7 +20,7 @@ LARGEST = 2**63
 
 
 class Records:
-    """Makes records of TensorBoard's event files, and hands each of them on.
+    """Encoder of records of TensorBoard's event files.
 
     All times are in seconds since 1970. It needs tensorboardX.
 
@@ -35,7 +35,7 @@ class Records:
         self._event_class, self._session, self._summaries, self._write = Event, SessionLog, summary, write
 
     def begin(self, wall: float) -> None:
-        """The first record of a file."""
+        """Write the first record of a file."""
         self._add(wall, file_version="brain.Event:2")
 
     def go_on(self, wall: float, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> None:
@@ -80,14 +80,14 @@ class Records:
         return [event for event in kept if event.summary.value]
 
     def scalars(self, wall: float, step: int, tags: Sequence[str], numbers: Sequence[float]) -> None:
-        """Numbers, each with its tag."""
+        """Write numbers, each with its tag."""
         event = self._event_class(wall_time=wall, step=step)
         for tag, number in zip(tags, numbers, strict=True):
             event.summary.value.add(tag=tag, simple_value=number)
         self._write(event.SerializeToString())
 
     def text(self, tag: str, content: str | Mapping[str, Any], wall: float, step: int) -> None:
-        """A text as it stands (four spaces before each line are Markdown's for that), or a mapping as JSON."""
+        """Write a text verbatim (indented by four spaces for Markdown), or a mapping as JSON."""
         text = (
             content if isinstance(content, str) else json.dumps(encode(content), indent=2, allow_nan=False, default=str)
         )
@@ -95,7 +95,7 @@ class Records:
         self._add(wall, step, summary=self._summaries.text(utf8_safe(tag), utf8_safe(indented)))
 
     def picture(self, tag: str, picture: np.ndarray, wall: float, step: int) -> None:
-        """A picture, uint8 `[height, width]` or `[height, width, 3]`."""
+        """Write a picture, uint8 `[height, width]` or `[height, width, 3]`."""
         event = self._event_class(wall_time=wall, step=step)
         colours = 1 if picture.ndim == 2 else 3
         image = {"height": picture.shape[0], "width": picture.shape[1], "colorspace": colours}
@@ -103,10 +103,10 @@ class Records:
         self._write(event.SerializeToString())
 
     def settings(self, config: Mapping[str, Any], keys: Sequence[str], wall: float) -> Callable[[float], None]:
-        """The hyper-parameters of a run, and the tags of the metrics beside them.
+        """Write the hyper-parameters of a run, and the tags of the metrics beside them.
 
         Returns:
-          What is to be called with the time when the run ends.
+          A function to call with the time when the run ends.
         """
         given = {utf8_safe(name): _plain(value) for name, value in flat(config).items()}
         experiment, begin, end = self._summaries.hparams(given, dict.fromkeys(keys, 0.0))

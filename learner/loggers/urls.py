@@ -7,7 +7,7 @@ from learner.errors import LearnerError
 
 
 def refuse_url(url: object, what: str) -> None:
-    """Raises `LearnerError` for what is no address of a web server.
+    """Raise `LearnerError` if the text is not the address of a web server.
 
     >>> refuse_url("http://127.0.0.1:5000", "the webhook")
     >>> refuse_url("htp://example.org", "the webhook")
@@ -32,7 +32,7 @@ def refuse_url(url: object, what: str) -> None:
 
 
 def server_of(url: str) -> str:
-    """The address without what may be secret in it.
+    """Return the address without the parts that may be secret.
 
     >>> server_of("https://me:word@hooks.example.org:8080/services/T0/B0/secret?key=1")
     'https://hooks.example.org:8080'
@@ -43,7 +43,7 @@ def server_of(url: str) -> str:
 
 
 def without_user(text: str) -> str:
-    """A text whose addresses do not say user and password.
+    """Return a text with user and password removed from its addresses.
 
     >>> without_user("GET http://me:word@127.0.0.1:5000/api failed")
     'GET http://***@127.0.0.1:5000/api failed'

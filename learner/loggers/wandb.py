@@ -1,4 +1,4 @@
-"""Weights & Biases: a run's values, config and summary, on its server or offline in files of its own."""
+"""Logger for Weights & Biases: values, config and summary of a run, on its server or offline."""
 
 import html
 import logging
@@ -10,7 +10,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.events import Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR, refuse_missing
-from learner.loggers.once import ExactlyOnceLogger, new_id
+from learner.loggers.exactly_once import ExactlyOnceLogger, new_id
 from learner.loggers.png import pixels
 from learner.loggers.secrets import resolve
 from learner.util.json_values import encode
@@ -20,12 +20,12 @@ SECONDS_TO_START = 30.0
 
 
 class WandB(ExactlyOnceLogger):
-    """Logs a run to Weights & Biases.
+    """Log a run to Weights & Biases.
 
     The values of whole splits are logged by key (`valid/Loss`), those of single steps as `step/train/Loss`, with
     `epoch` and `step`, which is the axis of all plots. Texts (a confusion matrix) are logged as `text/valid/...`, what
     can be drawn as `picture/valid/...`; the newest texts and what the run came to are in the summary, commit and
-    environment in the config, messages in its log. A run that goes on goes on under the same id, which `wandb.json` in
+    environment in the config, messages in its log. A resumed run continues under the same id, which `wandb.json` in
     its directory keeps, and what was logged stands.
 
     Needs wandb and pillow, of the extra `wandb`. It reads the key of the account by itself. Offline the files
@@ -62,16 +62,16 @@ class WandB(ExactlyOnceLogger):
         self._run: Any = None
 
     def started(self, event: RunStarted) -> None:
-        """Begins the run, or goes on with it."""
+        """Start the run, or resume it."""
         super().started(event)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self.handed.id = self.handed.id or new_id()
-        asked: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
+        options: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
         if "x_sync_dir_suffix" in wandb.Settings.model_fields:  # or two starts in one second share their files
-            asked["x_sync_dir_suffix"] = new_id()
-        settings = wandb.Settings(**asked, init_timeout=SECONDS_TO_START)
+            options["x_sync_dir_suffix"] = new_id()
+        settings = wandb.Settings(**options, init_timeout=SECONDS_TO_START)
         with self.handed.over():
             self._run = wandb.init(
                 project=self._project,
@@ -82,13 +82,13 @@ class WandB(ExactlyOnceLogger):
                 resume="allow" if self.handed.known else None,
                 settings=settings,
             )
-        told = {"environment": event.environment} | ({} if event.commit is None else {"commit": event.commit})
-        self._run.config.update(encode({**event.config, **told}), allow_val_change=True)
+        facts = {"environment": event.environment} | ({} if event.commit is None else {"commit": event.commit})
+        self._run.config.update(encode({**event.config, **facts}), allow_val_change=True)
         self._run.define_metric("*", step_metric="step")
         self._step = -1
 
     def send_steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """A row for each step."""
+        """Log a row for each step."""
         names = [f"step/{event.split}/{name}" for name in values]
         columns = [column.tolist() for column in values.values()]
         rows = [self._row(step) for step in steps]
@@ -98,7 +98,7 @@ class WandB(ExactlyOnceLogger):
                 self._run.log({**named, "epoch": event.epoch, "step": step}, step=row)
 
     def send_split(self, event: SplitEnded) -> None:
-        """A row with its texts and pictures; the texts go into the summary, too."""
+        """Log a row with its texts and pictures; the texts also go into the summary."""
         numbers = {f"{event.split}/{name}": x for name, x in event.values.items() if not isinstance(x, str)}
         texts = {f"{event.split}/{name}": x for name, x in event.values.items() if isinstance(x, str)}
         seen = {f"text/{key}": _text(text) for key, text in texts.items()}
@@ -109,12 +109,12 @@ class WandB(ExactlyOnceLogger):
             self._run.summary.update(texts)
 
     def message(self, event: Message) -> None:
-        """A line of the run's log, where this wandb has such a thing."""
+        """Add a line to the run's log, if this version of wandb has one."""
         if hasattr(self._run, "write_logs"):
             self._run.write_logs(f"{logging.getLevelName(event.level)}  {event.text}")
 
     def ended(self, event: RunEnded) -> None:
-        """Closes the run with its summary."""
+        """Finish the run with its summary."""
         best = {
             f"best/{key}": metric["best"]["value"] for key, metric in event.summary["metrics"].items() if metric["best"]
         }
@@ -122,18 +122,18 @@ class WandB(ExactlyOnceLogger):
         self._finish(0)
 
     def failed(self, event: RunFailed) -> None:
-        """Closes the run with its error."""
+        """Finish the run with its error."""
         if self._run is not None:
             self._run.summary.update({"error": event.error})
             self._finish(1)
 
     def close(self) -> None:
-        """Closes the run, if it is open."""
+        """Finish the run, if it is open."""
         self._finish(1)
 
     def _row(self, step: int) -> int:
-        """Of a step. wandb takes rows in order and those of an earlier start not again: what comes late, such as a
-        validation that was cut short, has a later row and its own `step`.
+        """Return the row of a step. wandb takes rows in ascending order only, also over resumes: a late value, such as
+        that of an interrupted validation, has a later row and its own `step`.
         """
         if step != self._step:
             self._step, self.handed.row = step, max(step, self.handed.row + 1)
@@ -146,14 +146,14 @@ class WandB(ExactlyOnceLogger):
 
 
 def _text(text: str) -> Any:
-    """As it stands, whatever it has in it."""
+    """Return the text unmodified, whatever it contains."""
     import wandb
 
     return wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
 
 
 def _picture(picture: np.ndarray) -> Any:
-    """To the bit: arrays would be scaled where all their values are small."""
+    """Return a picture with exact pixels: arrays would be rescaled if all their values are small."""
     import wandb
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Webhooks: what people want to hear of a run is posted to an address as JSON."""
+"""Logger that posts important events of a run to an address, as JSON."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from learner.errors import near, one_error
 from learner.events import Event, Listener, RunEnded, RunFailed, RunStarted, SplitEnded
-from learner.loggers.posts import header_problems, passes, post
+from learner.loggers.posts import header_problems, is_transient, post
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
@@ -19,7 +19,7 @@ PREEMPTED = ("sigterm", "time limit")
 
 
 class Webhook(Listener):
-    """Posts JSON objects to an address: when a run ends, fails, has to make room, or has a new best value.
+    """Post JSON objects to an address: when a run ends, fails, is preempted, or has a new best value.
 
         {"event": "best", "time": 1769860800.0, "directory": "runs/digits", "epoch": 3, "step": 135,
          "metric": "valid/Loss", "value": 0.25, "before": 0.31}
@@ -75,7 +75,7 @@ class Webhook(Listener):
         self._higher: dict[str, bool] = {}
 
     def on_event(self, event: Event) -> None:
-        """Posts what is to be posted of it."""
+        """Post the event, if it is one to post."""
         if isinstance(event, RunStarted):
             self._started(event)
         elif isinstance(event, SplitEnded):
@@ -95,8 +95,8 @@ class Webhook(Listener):
         for key, higher in self._higher.items():
             numbers = [value for _, _, value in event.history.get(key, ()) if is_number(value)]
             self._best[key] = (max if higher else min)(numbers, default=None)
-        told = {name: getattr(event, name) for name in ("resumed", "config", "environment", "commit")}
-        self._post("start", event, epoch=event.epoch, step=event.step, **told)
+        details = {name: getattr(event, name) for name in ("resumed", "config", "environment", "commit")}
+        self._post("start", event, epoch=event.epoch, step=event.step, **details)
 
     def _look(self, event: SplitEnded) -> None:
         for key, higher in self._higher.items():
@@ -111,13 +111,13 @@ class Webhook(Listener):
     def _post(self, kind: str, event: Event, **content: Any) -> None:
         if kind not in self._on:
             return
-        said = {"event": kind, "time": event.time, "directory": self._directory, **content}
-        data = json.dumps(encode(said), allow_nan=False).encode()
-        self._retries.call(lambda: post(self._url, data, self._headers, self._timeout), passes)
+        payload = {"event": kind, "time": event.time, "directory": self._directory, **content}
+        data = json.dumps(encode(payload), allow_nan=False).encode()
+        self._retries.call(lambda: post(self._url, data, self._headers, self._timeout), is_transient)
 
 
 def address_problems(url: str) -> list[str]:
-    """What posting cannot do with an address, without what may be secret in it.
+    """Return the problems of an address, without the parts that may be secret.
 
     >>> address_problems("https://me:word@example.org/hook")
     ["the webhook's address is https://***@...: give user and password as the header 'Authorization', 'Basic ...'"]
@@ -133,5 +133,5 @@ def address_problems(url: str) -> list[str]:
 
 
 def is_number(value: float | str | None) -> TypeGuard[float]:
-    """Whether it is a number that can be the best: no text, and not NaN."""
+    """Return True for a number that can be the best: no text, and not NaN."""
     return isinstance(value, float | int) and not math.isnan(value)

@@ -1,4 +1,4 @@
-"""Metrics: what is logged about a split, exact over all of it.
+"""Metrics: the values that are logged about a split, exact over all of it.
 
 Fractions such as accuracies go from 0 to 1, without a unit, for every metric of this package: the numbers are those
 that scikit-learn gives. A value that is not defined, because nothing was counted, is NaN.

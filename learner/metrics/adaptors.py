@@ -20,7 +20,7 @@ NNX = ("reset", "update", "compute")
 
 
 class Adapted(Metric):
-    """A metric of CLU, of metrax, or of `flax.nnx.metrics`, as it is.
+    """A metric of CLU, of metrax, or of `flax.nnx.metrics`, unmodified.
 
     Its state lies on the device as those of this package do, and is merged over steps and devices. How exact it is, and
     what it makes of masks, is its own: most add up in plain float32.
@@ -74,27 +74,27 @@ class Adapted(Metric):
 
     @property
     def masked(self) -> bool:
-        """Whether one of its arguments is the output's `mask`."""
+        """True if one of its arguments is the output's `mask`."""
         return "mask" in self._arguments.values()
 
     def init(self) -> Any:
-        """The state of no rows."""
+        """Return the state of no rows."""
         return self._kind.init()
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
-        """Adds a batch: gives the metric the output's fields."""
+        """Add a batch: gives the metric the output's fields."""
         given = {name: getattr(output, field, None) for name, field in self._arguments.items()}
         given = {name: x if x is None else jnp.asarray(x) for name, x in given.items()}
         with _as_others_do():
             return _like(self._kind.update(state, given), state)
 
     def merge(self, a: Any, b: Any) -> Any:
-        """The rows of both."""
+        """Merge two states."""
         with _as_others_do():
             return _like(self._kind.merge(a, b), a)
 
     def compute(self, state: Any) -> Array:
-        """float32 scalar."""
+        """Return a float32 scalar."""
         with _as_others_do():
             value = self._kind.compute(state)
         if self._take is not None:
@@ -180,7 +180,7 @@ class _Nnx:
 
 
 def _merge_of(metric: Any, name: str) -> Callable[[Any, Any], None]:
-    """How the rows of another are added to an nnx metric; it has no function for it."""
+    """Return the function that merges the state of another nnx metric; nnx has none for it."""
     from flax import nnx
 
     ways: tuple[tuple[type, set[str], Callable[[Any, Any], None]], ...] = (
@@ -210,9 +210,9 @@ def _add_moments(metric: Any, other: Any) -> None:
     """Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979."""
     a, b = (x.count[...].astype(jnp.float32) for x in (metric, other))
     both = jnp.maximum(a + b, 1)
-    apart = other.mean[...] - metric.mean[...]
-    metric.m2[...] = metric.m2[...] + other.m2[...] + apart * apart * a * b / both
-    metric.mean[...] = metric.mean[...] + apart * b / both
+    delta = other.mean[...] - metric.mean[...]
+    metric.m2[...] = metric.m2[...] + other.m2[...] + delta * delta * a * b / both
+    metric.mean[...] = metric.mean[...] + delta * b / both
     metric.count[...] = metric.count[...] + other.count[...]
 
 
@@ -241,12 +241,12 @@ def _tried(make: Callable[[], Any], name: str) -> Any:
 
 
 def _like(new: Any, old: Any) -> Any:
-    """With the dtypes of `old`: sums that begin as float32 stay so."""
+    """Cast to the dtypes of `old`: sums that begin as float32 stay float32."""
     return jax.tree.map(lambda a, b: jnp.asarray(a).astype(jnp.asarray(b).dtype), new, old)
 
 
 @contextlib.contextmanager
 def _as_others_do() -> Iterator[None]:
-    """Whatever rules the user's own code is under."""
+    """Use JAX's default promotion rules, which other libraries are written for."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -78,19 +78,19 @@ class Aggregate(Metric):
         )
 
     def init(self) -> dict[str, Any]:
-        """The states of no rows."""
+        """Return the states of no rows."""
         return {key: part.init() for key, part in self._metrics.items()}
 
     def update(self, state: dict[str, Any], output: Any, info: Info) -> dict[str, Any]:
-        """Adds a batch to each."""
+        """Add a batch to each."""
         return {key: part.update(state[key], output, info) for key, part in self._metrics.items()}
 
     def merge(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-        """The rows of both."""
+        """Merge two states."""
         return {key: part.merge(a[key], b[key]) for key, part in self._metrics.items()}
 
     def compute(self, state: dict[str, Any]) -> Array:
-        """float32 scalar."""
+        """Return a float32 scalar."""
         values = {key: jnp.asarray(part.compute(state[key]), jnp.float32) for key, part in self._metrics.items()}
         try:
             return jnp.asarray(self._function(**values), jnp.float32)

@@ -1,4 +1,4 @@
-"""One number of several classes, or a table of all of them."""
+"""Averages over classes, and a table of all classes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of texts as lines with columns: the first to the left, the others to the right.
+    """Return rows of texts as lines with columns, the first aligned left and the others right.
 
     >>> print(table([["", "cat", "dog"], ["cat", "10", "2"], ["dog", "0", "7"]]))
          cat  dog
@@ -51,7 +51,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def per_class(names: Sequence[str], values: Array) -> str:
-    """A value for each class as a table.
+    """Return a table with a value for each class.
 
     >>> print(per_class(["cat", "dog"], np.array([0.5, np.nan])))
     cat  0.5000

@@ -44,7 +44,7 @@ Array = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """What a metric may know besides the output.
+    """Information about a step that a metric may use besides the output.
 
     Attributes:
       step: int32 scalar, how many optimizer steps were made before this one.
@@ -67,12 +67,12 @@ class Info:
 
 
 class MetricBase:
-    """What all kinds of metrics have in common.
+    """The common part of all kinds of metrics.
 
     Attributes:
       name: what logs, monitors (`valid/<name>`) and files call it. It is unique within a split; a metric with
         parameters puts them into its name (`Top-5 Accuracy`).
-      higher_is_better: the direction, or `None` where there is none (a learning rate).
+      higher_is_better: the direction, or None if there is none (a learning rate).
       unit: of the number, such as `"%"`, or empty.
       description: one line for people.
       numeric: whether the value is one number. Others are text: they are shown and logged at the end of a split and
@@ -92,12 +92,12 @@ class MetricBase:
     inner: ClassVar[tuple["MetricBase", ...]] = ()
 
     def text(self, value: Any) -> str:
-        """The value as people read it; metrics that are not numeric override it. `value` is on the host."""
+        """Format the value; metrics that are not numeric override it. `value` is on the host."""
         return f"{float(value):.6g}"
 
 
 def all_within(metric: MetricBase) -> Iterator[MetricBase]:
-    """A metric, and all that it is of, at any depth."""
+    """Return a metric and all metrics inside it, at any depth."""
     yield metric
     for part in metric.inner:
         yield from all_within(part)
@@ -124,19 +124,21 @@ class Metric(MetricBase, abc.ABC):
 
     @abc.abstractmethod
     def init(self) -> Any:
-        """The state of no rows: a pytree of arrays."""
+        """Return the state of no rows: a pytree of arrays."""
 
     @abc.abstractmethod
     def update(self, state: Any, output: Any, info: Info) -> Any:
-        """The state with the rows of one (micro-)batch added."""
+        """Return the state after the rows of one (micro-)batch."""
 
     @abc.abstractmethod
     def merge(self, a: Any, b: Any) -> Any:
-        """The state of the rows of both."""
+        """Merge two states."""
 
     @abc.abstractmethod
     def compute(self, state: Any) -> Any:
-        """The value: a float32 scalar, or any pytree of arrays when `numeric` is False. NaN where it is undefined."""
+        """Return the value: a float32 scalar, or any pytree of arrays when `numeric` is False. NaN where it is
+        undefined.
+        """
 
 
 class CollectingMetric(MetricBase, abc.ABC):
@@ -150,44 +152,46 @@ class CollectingMetric(MetricBase, abc.ABC):
 
     @abc.abstractmethod
     def collect(self, output: Any) -> Any:
-        """Traced: what to keep of a batch, a pytree of arrays `[rows, ...]`."""
+        """Return what to keep of a batch, a pytree of arrays `[rows, ...]`. It is traced."""
 
     @abc.abstractmethod
     def compute(self, rows: Any) -> Any:
-        """On the host: the value from all rows of the split, NumPy arrays `[all rows, ...]` in the loader's order."""
+        """Return the value from all rows of the split, NumPy arrays `[all rows, ...]` in the loader's order. It runs on
+        the host.
+        """
 
 
 class HostMetric(MetricBase, abc.ABC):
     """A metric about the run itself, measured on the host. It never changes what is computed."""
 
-    def worked(self, rows: int, weight: float) -> None:
-        """Called before each `update`: how many rows the batches of those steps had, and the sum of the steps'
-        weights: what their losses are means over, such as tokens. Most need neither.
+    def on_batches(self, rows: int, weight: float) -> None:
+        """Take the number of rows and the sum of the weights (the denominators of the losses, such as tokens) of the
+        steps that the next `update` covers. Most metrics need neither.
         """
         return
 
     @abc.abstractmethod
     def update(self, steps: int, seconds: float) -> float:
-        """Called in order for each dispatch that ended: `steps` of them took `seconds`, without compiling and waiting
-        for batches. Returns the value for these steps.
+        """Return the value for the `steps` of a dispatch, which took `seconds` without compilation and waiting for
+        batches. It is called in order, once for each dispatch that ended.
         """
 
     @abc.abstractmethod
     def compute(self) -> float:
-        """The value of the epoch so far."""
+        """Return the value of the epoch so far."""
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """A new epoch begins."""
+        """Start a new epoch."""
 
     def get_state(self) -> Any:
-        """What a checkpoint keeps of it, as JSON can hold it: for a metric that is to count on where a run was
-        interrupted. `None`, as here: nothing.
+        """Return what a checkpoint stores, in a form that JSON can represent, for a metric that continues its count
+        after resuming. The default is None: nothing.
         """
         return None
 
     def set_state(self, state: Any) -> None:
-        """Goes on where `get_state` was. It is called before the first `update`."""
+        """Restore the result of `get_state`. It is called before the first `update`."""
 
 
 @jax.tree_util.register_dataclass
@@ -211,15 +215,15 @@ class Sum:
 
     @classmethod
     def zero(cls, shape: tuple[int, ...] = ()) -> Self:
-        """The sum of nothing, of a given shape."""
+        """Return the sum of nothing, of a given shape."""
         return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
     def add(self, x: Array) -> Self:
-        """Adds a float32 value of the sum's shape."""
+        """Add a float32 value of the sum's shape."""
         return self.merge(type(self)(jnp.asarray(x, jnp.float32), jnp.zeros_like(self.low)))
 
     def merge(self, other: Self) -> Self:
-        """The sum of both."""
+        """Merge two sums."""
         a, b = self.high, other.high
         high = a + b
         lost = jnp.where(jnp.abs(a) >= jnp.abs(b), (a - high) + b, (b - high) + a)
@@ -229,14 +233,14 @@ class Sum:
         return type(self)(total, jnp.where(jnp.isfinite(total), low - (total - high), 0))
 
     def value(self) -> Array:
-        """float32."""
+        """Return float32."""
         return self.high + self.low
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A weighted mean, `Σ(value·weight) / Σweight`. What has weight 0 does not count, even when it is NaN.
+    """A weighted mean, `Σ(value·weight) / Σweight`. A value of weight 0 does not count, even if it is NaN.
 
     >>> m = Mean.zero().add(jnp.array([1.0, 5.0, jnp.nan]), jnp.array([1, 3, 0]))
     >>> print(m.value())
@@ -248,11 +252,11 @@ class Mean:
 
     @classmethod
     def zero(cls) -> Self:
-        """The mean of nothing; its value is NaN."""
+        """Return the mean of nothing; its value is NaN."""
         return cls(Sum.zero(), Sum.zero())
 
     def add(self, values: Array, weights: Array | None = None) -> Self:
-        """Adds `values` of any shape, with `weights` of that shape or of its leading axes (`None`: 1 each).
+        """Add `values` of any shape, with `weights` of that shape or of its leading axes (None: 1 each).
 
         Raises:
           LearnerError: for weights of another shape.
@@ -272,15 +276,15 @@ class Mean:
         )
 
     def merge(self, other: Self) -> Self:
-        """The mean over the rows of both."""
+        """Merge two means."""
         return type(self)(self.total.merge(other.total), self.weight.merge(other.weight))
 
     def value(self) -> Array:
-        """float32; NaN where the weights sum to 0."""
+        """Return float32; NaN where the weights sum to 0."""
         weight = self.weight.value()
         return jnp.where(weight > 0, self.total.value() / jnp.where(weight > 0, weight, 1), jnp.nan)
 
 
 def rows_mask(output: Any) -> Array | None:
-    """The output's `mask` if it has one (`[batch]`, or `[batch, length]` for sequences), else `None`."""
+    """Return the output's `mask` if it has one (`[batch]`, or `[batch, length]` for sequences), else None."""
     return getattr(output, "mask", None)

@@ -1,4 +1,4 @@
-"""BLEU: how many pieces of the predictions are in the targets."""
+"""BLEU: the precision of n-grams."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ PAIRS = 2**24
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """What BLEU is made of, exact counts.
+    """The exact counts that BLEU is computed from.
 
     Attributes:
       matches: of each length of pieces, 1 to n: those of predictions that are in their target too.
@@ -37,24 +37,24 @@ class Pieces:
 
     @classmethod
     def zero(cls, order: int) -> Self:
-        """No sequences."""
+        """Return the state of no sequences."""
         return cls(*(Count(jnp.zeros(n, jnp.uint32), jnp.zeros(n, jnp.uint32)) for n in (order, order, 3)))
 
     def add(self, matches: Array, pieces: Array, lengths: Array) -> Self:
-        """Adds whole numbers, int32 `[order]`, `[order]` and `[3]`."""
+        """Add whole numbers, int32 `[order]`, `[order]` and `[3]`."""
         counts = [Count(jnp.zeros(x.shape, jnp.uint32), x.astype(jnp.uint32)) for x in (matches, pieces, lengths)]
         return self.merge(type(self)(*counts))
 
     def merge(self, other: Self) -> Self:
-        """The sequences of both."""
+        """Merge two states."""
         return type(self)(
             self.matches.merge(other.matches), self.pieces.merge(other.pieces), self.lengths.merge(other.lengths)
         )
 
 
 def matching_pieces(predicted: Tokens, target: Tokens, order: int) -> tuple[Array, Array]:
-    """Of the pieces of 1 to `order` tokens of each prediction: how many are in its target, each at most as often as it
-    is there, and how many there are. int32 `[batch, order]` both.
+    """Count the n-grams of 1 to `order` tokens in each prediction: those that are in its target, each at most as often
+    as it is there, and all. Returns two arrays, int32 `[batch, order]`.
 
     A piece counts if fewer equal ones come before it in the prediction than the target has: no table of pieces is
     needed, only all pairs of places. Where these are more than `PAIRS`, some rows are compared after others.
@@ -74,30 +74,30 @@ def matching_pieces(predicted: Tokens, target: Tokens, order: int) -> tuple[Arra
         matches, pieces = _matching_at_once(Tokens(ids, count), Tokens(other_ids, other_count), order)
         return matches[0], pieces[0]
 
-    each = (predicted.ids, predicted.length, target.ids, target.length)
-    found: tuple[Array, Array] = jax.lax.map(of_row, each, batch_size=at_once)
-    return found
+    operands = (predicted.ids, predicted.length, target.ids, target.length)
+    overlapping: tuple[Array, Array] = jax.lax.map(of_row, operands, batch_size=at_once)
+    return overlapping
 
 
 def _matching_at_once(predicted: Tokens, target: Tokens, order: int) -> tuple[Array, Array]:
     own = predicted.ids[:, :, None] == predicted.ids[:, None]
     across = predicted.ids[:, :, None] == target.ids[:, None]
-    same, found, matches, pieces = own, across, [], []
+    same, overlapping, matches, pieces = own, across, [], []
     for n in range(1, order + 1):
         if n > 1:  # a piece is one that is shorter by a token, and the token behind it
-            same, found = _longer(same, own, n), _longer(found, across, n)
-        places, others = jnp.arange(same.shape[1]), jnp.arange(found.shape[2])
+            same, overlapping = _longer(same, own, n), _longer(overlapping, across, n)
+        places, others = jnp.arange(same.shape[1]), jnp.arange(overlapping.shape[2])
         there = places[None] + n <= predicted.length[:, None]
         in_target = others[None] + n <= target.length[:, None]
         before = (same & (places[None] < places[:, None])[None]).sum(2, dtype=jnp.int32)
-        room = (found & in_target[:, None]).sum(2, dtype=jnp.int32)
+        room = (overlapping & in_target[:, None]).sum(2, dtype=jnp.int32)
         matches.append(((before < room) & there).sum(1, dtype=jnp.int32))
         pieces.append(there.sum(1, dtype=jnp.int32))
     return jnp.stack(matches, 1), jnp.stack(pieces, 1)
 
 
 def _longer(pieces: Array, tokens: Array, n: int) -> Array:
-    """Whether pieces of `n` tokens are equal: those of one less are, and so are the tokens behind them."""
+    """Return whether n-grams of `n` tokens are equal: their first `n - 1` tokens are, and so are the last."""
     return pieces[:, : tokens.shape[1] - n + 1, : tokens.shape[2] - n + 1] & tokens[:, n - 1 :, n - 1 :]
 
 
@@ -163,22 +163,22 @@ class BLEU(Metric):
         self.name = ("BLEU" if order == 4 else f"BLEU-{order}") + how.replace(".", ",") + self._ends.words
 
     def init(self) -> Pieces:
-        """No sequences."""
+        """Return the state of no sequences."""
         return Pieces.zero(self._order)
 
     def update(self, state: Pieces, output: Any, info: Info) -> Pieces:
-        """Adds a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
+        """Add a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
         predicted, target, rows = self._ends.pairs(output)
         matches, pieces = matching_pieces(predicted, target, self._order)
         lengths = jnp.stack([predicted.length.sum(), target.length.sum(), rows.sum(dtype=jnp.int32)])
         return state.add(matches.sum(0), pieces.sum(0), lengths)
 
     def merge(self, a: Pieces, b: Pieces) -> Pieces:
-        """The sequences of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Pieces) -> Array:
-        """float32 scalar from 0 to 1; NaN without sequences."""
+        """Return a float32 scalar from 0 to 1; NaN without sequences."""
         matches, pieces = state.matches.value(), state.pieces.value()
         predicted, target, rows = state.lengths.value()
         mean = jnp.exp(self._logs(matches, pieces).mean())

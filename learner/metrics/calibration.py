@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say."""
+"""Calibration of probabilities."""
 
 import dataclasses
 from typing import Any, Self
@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from learner.metrics.arguments import as_int, is_int, metric_name, refuse, wrong_choice, wrong_ignore_label
+from learner.metrics.arguments import as_int, choice_problem, ignore_label_problem, is_int, metric_name, refuse
 from learner.metrics.base import Array, Info, Mean, Metric, Sum
 from learner.metrics.counts import Count
 from learner.metrics.means import MeanMetric
@@ -45,17 +45,17 @@ class BrierScore(MeanMetric):
     undefined = UNCERTAIN
 
     def __init__(self, ignore_label: int | None = None) -> None:
-        refuse("BrierScore", [wrong_ignore_label("BrierScore", ignore_label)])
+        refuse("BrierScore", [ignore_label_problem("BrierScore", ignore_label)])
         self.name = metric_name("Brier Score", [], ignore_label)
         self.ignore_label = as_int(ignore_label)
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
-        each = jnp.square(scores.probabilities() - scores.present().astype(jnp.float32))
+        errors = jnp.square(scores.probabilities() - scores.present().astype(jnp.float32))
         if not scores.several:
-            each = each.sum(-1) / (2 if scores.classes == 2 else 1)
-        return state.add(jnp.where(scores.strange(), jnp.nan, each), scores.counted)
+            errors = errors.sum(-1) / (2 if scores.classes == 2 else 1)
+        return state.add(jnp.where(scores.strange(), jnp.nan, errors), scores.counted)
 
 
 @jax.tree_util.register_dataclass
@@ -83,7 +83,7 @@ class Bins:
 
 
 class CalibrationError(Metric):
-    """How far confidences are from how often they are right, from 0 to 1; 0 is perfect.
+    """The gap between confidence and accuracy, from 0 to 1; 0 is perfect.
 
     The confidence is the probability of the predicted class. Predictions are put into `bins` of equal width by it, an
     edge into the bin below; of each, `gap = |right / n - mean confidence|`. `"expected"` is `Σ (n / N) gap`, and
@@ -112,13 +112,13 @@ class CalibrationError(Metric):
 
     def __init__(self, bins: int = 15, norm: str = "expected", ignore_label: int | None = None) -> None:
         what = "CalibrationError"
-        wrong_bins = f"bins of {what} is {bins!r}; it needs how many, 1 or more"
+        bins_problem = f"bins of {what} is {bins!r}; it needs how many, 1 or more"
         refuse(
             what,
             [
-                None if is_int(bins) and bins >= 1 else wrong_bins,
-                wrong_choice(what, "norm", norm, ("expected", "max")),
-                wrong_ignore_label(what, ignore_label),
+                None if is_int(bins) and bins >= 1 else bins_problem,
+                choice_problem(what, "norm", norm, ("expected", "max")),
+                ignore_label_problem(what, ignore_label),
             ],
         )
         parts = [None if norm == "expected" else norm, None if bins == 15 else f"{bins} bins"]
@@ -131,7 +131,7 @@ class CalibrationError(Metric):
         return Bins(Count.zero((2, self._bins)), Sum.zero((self._bins,)), Count.zero())
 
     def update(self, state: Bins, output: Any, info: Info) -> Bins:
-        """Adds a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
         best, chances = scores.best(), scores.probabilities()
         confidence = jnp.maximum(chances, 1 - chances) if scores.several else chances.max(-1)
@@ -149,7 +149,7 @@ class CalibrationError(Metric):
         return a.merge(b)
 
     def compute(self, state: Bins) -> Array:
-        """float32 scalar from 0 to 1; NaN without predictions."""
+        """Return a float32 scalar from 0 to 1; NaN without predictions."""
         right, all_of = state.counts[0].value(), state.counts.sum(0).value()
         total = all_of.sum()
         gaps = jnp.abs(right - state.confidence.value()) / jnp.where(all_of > 0, all_of, 1)

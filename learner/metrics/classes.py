@@ -11,7 +11,7 @@ from learner.metrics.counts import Count
 
 
 class Precision(ClassMetric):
-    """How often a prediction of a class is right, from 0 to 1: `TP / (TP + FP)`.
+    """The fraction of predictions of a class that are right, from 0 to 1: `TP / (TP + FP)`.
 
     Counts, averages, arguments and what is not defined are as `ClassMetric` says.
 
@@ -40,7 +40,7 @@ class Precision(ClassMetric):
 
 
 class Recall(ClassMetric):
-    """How many labels of a class are found, from 0 to 1: `TP / (TP + FN)`. It is sensitivity by another name.
+    """The fraction of labels of a class that are found, from 0 to 1: `TP / (TP + FN)`. It is also called sensitivity.
 
     Counts, averages, arguments and what is not defined are as `ClassMetric` says.
 
@@ -94,7 +94,7 @@ class BalancedAccuracy(ClassMetric):
         super().__init__(classes, ignore_label=ignore_label)
 
     def update(self, state: Count, output: Any, info: Info) -> Count:
-        """Adds a batch. Of one label for each row, what is not of a class is of another one, which counts it."""
+        """Add a batch. Of one label for each row, what is not of a class is of another one, which counts it."""
         if jnp.shape(output.logits) == jnp.shape(output.targets):
             return super().update(state, output, info)
         added = super().update(self.init(), output, info)
@@ -103,14 +103,14 @@ class BalancedAccuracy(ClassMetric):
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
         """The sum of both recalls, and how many of them there are."""
-        found, labels = hits.value(), hits.merge(missed).value()
+        numerator, labels = hits.value(), hits.merge(missed).value()
         left, others = neither.value(), neither.merge(false).value()
-        total = found / jnp.maximum(labels, 1) + left / jnp.maximum(others, 1)
+        total = numerator / jnp.maximum(labels, 1) + left / jnp.maximum(others, 1)
         return total, (labels > 0).astype(jnp.float32) + (others > 0).astype(jnp.float32)
 
 
 class Specificity(ClassMetric):
-    """How often a class is not predicted where it is not the label, from 0 to 1: `TN / (TN + FP)`.
+    """The fraction of other labels for which a class is not predicted, from 0 to 1: `TN / (TN + FP)`.
 
     Counts, averages, arguments and what is not defined are as `ClassMetric` says.
 
@@ -136,7 +136,7 @@ class Specificity(ClassMetric):
 
 
 class Jaccard(ClassMetric):
-    """What labels and predictions of a class have in common, of both together, from 0 to 1: `TP / (TP + FP + FN)`.
+    """The intersection of the labels and predictions of a class over their union, from 0 to 1: `TP / (TP + FP + FN)`.
 
     Counts, averages, arguments and what is not defined are as `ClassMetric` says: classes that are neither labels nor
     predicted do not count.
@@ -203,11 +203,11 @@ class FBeta(ClassMetric):
         super().__init__(classes, average, threshold, top_k, ignore_label)
         self._square = float(beta) ** 2
 
-    def _wrong(self) -> str | None:
+    def _problem(self) -> str | None:
         fits = is_number(self._beta) and 0 < self._beta < float("inf")
         return None if fits else f"beta of FBeta is {self._beta!r}; it needs a number above 0"
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
         """`(1 + β²) TP` and that with `β² FN + FP`."""
-        found = (1 + self._square) * hits.value()
-        return found, found + (self._square * missed.value() + false.value())
+        numerator = (1 + self._square) * hits.value()
+        return numerator, numerator + (self._square * missed.value() + false.value())

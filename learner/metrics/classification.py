@@ -33,7 +33,7 @@ class _HitRate(Metric):
         return Fraction.zero()
 
     def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
-        """Adds a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
+        """Add a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
         logits, targets = jnp.asarray(output.logits), jnp.asarray(output.targets)
         self._check(output, logits, targets)
         targets = as_int32(targets)
@@ -43,11 +43,11 @@ class _HitRate(Metric):
         return state.add(_rank(logits, targets) < self._k, counted)
 
     def merge(self, a: Fraction, b: Fraction) -> Fraction:
-        """The labels of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Fraction) -> Array:
-        """float32 scalar from 0 to 1; NaN without labels."""
+        """Return a float32 scalar from 0 to 1; NaN without labels."""
         return state.value()
 
     def _check(self, output: Any, logits: Array, targets: Array) -> None:
@@ -64,7 +64,7 @@ class _HitRate(Metric):
 
 
 class Accuracy(_HitRate):
-    """How often the class with the highest score is the label, from 0 to 1: `hits / (hits + misses)`.
+    """The fraction of labels that have the highest score, from 0 to 1: `hits / (hits + misses)`.
 
     Both numbers are exact, over any number of labels. Of classes with equal scores, which are common in bfloat16, the
     smaller number comes first, as for `numpy.argmax`. A row with a NaN among its scores is no hit, and neither is a
@@ -90,7 +90,7 @@ class Accuracy(_HitRate):
 
 
 class TopKAccuracy(_HitRate):
-    """How often the label is among the `k` classes with the highest scores, from 0 to 1.
+    """The fraction of labels that are among the `k` classes with the highest scores, from 0 to 1.
 
     It is called `Top-5 Accuracy`, or whatever `k` is. Counts, masks and equal scores are as for `Accuracy`, which is
     `TopKAccuracy(1)` by another name. A NaN takes one of the `k` places, and a label whose score is NaN is no hit.
@@ -118,7 +118,8 @@ class TopKAccuracy(_HitRate):
 
 
 def _rank(logits: Array, targets: Array) -> Array:
-    """How many classes come before the label: int32 `[...]`. All of them do for a label that is none of the classes.
+    """Return the number of classes before the label: int32 `[...]`. All of them are before a label that is none of the
+    classes.
 
     Comparing is cheaper than sorting. The comparisons are negated so that NaN comes before everything, and nothing is
     behind a NaN.

@@ -1,4 +1,4 @@
-"""How often each class is predicted rightly and wrongly: four exact counts for each, and what is made of them."""
+"""Four exact counts of right and wrong predictions for each class, and the metrics computed from them."""
 
 import abc
 from typing import Any
@@ -11,16 +11,16 @@ from learner.metrics.arguments import (
     Classes,
     as_int,
     average_part,
+    binary_problem,
+    choice_problem,
     class_names,
+    classes_problem,
+    ignore_label_problem,
     metric_name,
     refuse,
     threshold_part,
-    wrong_binary,
-    wrong_choice,
-    wrong_classes,
-    wrong_ignore_label,
-    wrong_threshold,
-    wrong_top_k,
+    threshold_problem,
+    top_k_problem,
 )
 from learner.metrics.averages import averaged, per_class
 from learner.metrics.base import Array, Info, Metric
@@ -77,13 +77,13 @@ class ClassMetric(Metric, abc.ABC):
         refuse(
             what,
             [
-                wrong_classes(what, classes),
-                wrong_choice(what, "average", average),
-                wrong_binary(what, average, classes),
-                wrong_threshold(what, threshold),
-                wrong_top_k(what, top_k, threshold, classes),
-                wrong_ignore_label(what, ignore_label),
-                self._wrong(),
+                classes_problem(what, classes),
+                choice_problem(what, "average", average),
+                binary_problem(what, average, classes),
+                threshold_problem(what, threshold),
+                top_k_problem(what, top_k, threshold, classes),
+                ignore_label_problem(what, ignore_label),
+                self._problem(),
             ],
         )
         parts = [average_part(average), threshold_part(threshold), None if top_k is None else f"top {top_k}"]
@@ -93,8 +93,8 @@ class ClassMetric(Metric, abc.ABC):
         self.ignore_label = as_int(ignore_label)
         self._average, self._threshold, self._top_k = average, threshold, as_int(top_k)
 
-    def _wrong(self) -> str | None:
-        """What is wrong with further arguments."""
+    def _problem(self) -> str | None:
+        """Return the problem with further arguments, if any."""
         return None
 
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class ClassMetric(Metric, abc.ABC):
         return Count.zero((5, len(self.classes)))
 
     def update(self, state: Count, output: Any, info: Info) -> Count:
-        """Adds a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, len(self.classes), self.ignore_label).flat()
         predicted, present = _predicted(self.name, scores, self._threshold, self._top_k), scores.present()
         strange, counted = scores.strange(), scores.counted
@@ -118,11 +118,11 @@ class ClassMetric(Metric, abc.ABC):
         return state.plus(jnp.stack([*counts, (counted & strange).sum(0, dtype=jnp.uint32)]))
 
     def merge(self, a: Count, b: Count) -> Count:
-        """The labels of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Count) -> Array:
-        """float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
+        """Return a float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
         strange = state[STRANGE].value() > 0
         if self._average == "micro":
             state = state.sum(1)

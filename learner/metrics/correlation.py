@@ -1,4 +1,4 @@
-"""How predictions go with their targets: on a line, or in order."""
+"""Correlation of predictions with their targets, linear and by rank."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from learner.metrics.arguments import refuse
 from learner.metrics.base import Array, CollectingMetric
 from learner.metrics.moments import Moments
-from learner.metrics.pairs import PairMetric, read_pairs, wrong_outputs
+from learner.metrics.pairs import PairMetric, outputs_problem, read_pairs
 
 
 class PearsonCorrelation(PairMetric):
@@ -35,8 +35,8 @@ class PearsonCorrelation(PairMetric):
     description = "linear correlation of predictions and targets, -1 to 1"
 
     def value(self, moments: Moments) -> Array:
-        """float32 `[outputs]`. One root for each factor: their product may have no room in a float32."""
-        spread = [jnp.sqrt(jnp.where(each > 0, each, jnp.nan)) for each in (moments.xx, moments.yy)]
+        """Return float32 `[outputs]`. One root for each factor: their product may have no room in a float32."""
+        spread = [jnp.sqrt(jnp.where(variance > 0, variance, jnp.nan)) for variance in (moments.xx, moments.yy)]
         return jnp.clip(moments.xy / spread[0] / spread[1], -1, 1)
 
 
@@ -67,7 +67,7 @@ class SpearmanCorrelation(CollectingMetric):
     undefined = "the targets or the predictions are constant, or one of them that counts is NaN"
 
     def __init__(self, outputs: int = 1) -> None:
-        refuse("SpearmanCorrelation", [wrong_outputs("SpearmanCorrelation", outputs)])
+        refuse("SpearmanCorrelation", [outputs_problem("SpearmanCorrelation", outputs)])
         self._outputs = int(outputs)
 
     def collect(self, output: Any) -> dict[str, Any]:

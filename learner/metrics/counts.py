@@ -12,7 +12,7 @@ from learner.metrics.base import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """Whole numbers below 2**64, as two uint32 arrays of one shape: `high * 2**32 + low`.
+    """Integers below 2**64, as two uint32 arrays of one shape: `high * 2**32 + low`.
 
     A float32 stops counting by ones at 2**24 and an int32 overflows at 2**31; tokens reach both within hours, and
     JAX has no 64-bit integers by default.
@@ -38,7 +38,7 @@ class Count:
         return self.plus(which.sum(dtype=jnp.uint32))
 
     def plus(self, counts: Array) -> Self:
-        """Adds uint32 numbers of its shape.
+        """Add uint32 numbers of its shape.
 
         >>> print(Count.zero((2,)).plus(jnp.array([3, 4], jnp.uint32)).value())
         [3. 4.]
@@ -46,7 +46,7 @@ class Count:
         return self.merge(type(self)(jnp.zeros_like(self.high), counts))
 
     def merge(self, other: Self) -> Self:
-        """The sum of both."""
+        """Merge two sums."""
         return type(self)(*_added((self.high, self.low), (other.high, other.low)))
 
     def minus(self, other: Self) -> Self:
@@ -70,7 +70,7 @@ class Count:
         return type(self)(self.high[which], self.low[which])
 
     def value(self) -> Array:
-        """float32 of its shape, the nearest one or its neighbour; exact up to 2**24."""
+        """Return float32 of its shape, the nearest one or its neighbour; exact up to 2**24."""
         return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
 
 
@@ -83,7 +83,7 @@ def _added(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fraction:
-    """How many of the counted were hits, from 0 to 1. Both numbers are exact, so only the division rounds.
+    """The fraction of hits among the counted, from 0 to 1. Both numbers are exact, so only the division rounds.
 
     It is kept as hits and misses. Their total would be a constant of the program where no row is masked, and XLA
     multiplies by the rounded reciprocal of a constant: 41 hits of 41 were 0.99999994.
@@ -103,7 +103,7 @@ class Fraction:
         return cls(Count.zero(), Count.zero())
 
     def add(self, hits: Array, counted: Array) -> Self:
-        """Adds bool arrays of one shape: which are hits, and which count at all."""
+        """Add bool arrays of one shape: which are hits, and which count at all."""
         return type(self)(self.hits.add(hits & counted), self.misses.add(~hits & counted))
 
     def merge(self, other: Self) -> Self:
@@ -111,5 +111,5 @@ class Fraction:
         return type(self)(self.hits.merge(other.hits), self.misses.merge(other.misses))
 
     def value(self) -> Array:
-        """float32 scalar; NaN where nothing was counted."""
+        """Return a float32 scalar; NaN where nothing was counted."""
         return self.hits.value() / self.hits.merge(self.misses).value()

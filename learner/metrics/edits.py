@@ -25,7 +25,7 @@ class Ratio:
         return cls(Count.zero(), Count.zero())
 
     def add(self, part: Array, of: Array) -> Self:
-        """Adds whole numbers, int32 of any shapes, each below 2**31 in all."""
+        """Add whole numbers, int32 of any shapes, each below 2**31 in all."""
         return self.merge(type(self)(_count(part), _count(of)))
 
     def merge(self, other: Self) -> Self:
@@ -33,7 +33,7 @@ class Ratio:
         return type(self)(self.part.merge(other.part), self.of.merge(other.of))
 
     def value(self) -> Array:
-        """float32 scalar; NaN where there is nothing to divide by."""
+        """Return a float32 scalar; NaN where there is nothing to divide by."""
         of = self.of.value()
         return jnp.where(of > 0, self.part.value() / jnp.where(of > 0, of, 1), jnp.nan)
 
@@ -43,7 +43,8 @@ def _count(amounts: Array) -> Count:
 
 
 def edit_distance(predicted: Tokens, target: Tokens) -> Array:
-    """How many tokens have to be inserted, deleted or replaced to make each target of its prediction: int32 `[batch]`.
+    """Return the number of tokens to insert, delete or replace to turn each prediction into its target: int32
+    `[batch]`.
 
     Source: Levenshtein, "Binary codes capable of correcting deletions, insertions, and reversals", 1966; a row of the
     table of Wagner and Fischer is made at once, as what an insertion costs is a running minimum.
@@ -78,20 +79,20 @@ class _ErrorRate(Metric):
         self.name = type(self).name + self._ends.words
 
     def init(self) -> Ratio:
-        """No sequences."""
+        """Return the state of no sequences."""
         return Ratio.zero()
 
     def update(self, state: Ratio, output: Any, info: Info) -> Ratio:
-        """Adds a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
+        """Add a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
         predicted, target, rows = self._ends.pairs(output)
         return state.add(jnp.where(rows, edit_distance(predicted, target), 0), target.length)
 
     def merge(self, a: Ratio, b: Ratio) -> Ratio:
-        """The sequences of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Ratio) -> Array:
-        """float32 scalar, 0 or more; NaN where the targets have no tokens."""
+        """Return a float32 scalar, 0 or more; NaN where the targets have no tokens."""
         return state.value()
 
 

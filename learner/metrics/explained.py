@@ -1,11 +1,11 @@
-"""How much of the targets' variance the predictions explain."""
+"""The part of the targets' variance that the predictions explain."""
 
 import jax.numpy as jnp
 
-from learner.metrics.arguments import metric_name, refuse, wrong_choice
+from learner.metrics.arguments import choice_problem, metric_name, refuse
 from learner.metrics.base import Array
 from learner.metrics.moments import Moments
-from learner.metrics.pairs import PairMetric, wrong_outputs
+from learner.metrics.pairs import PairMetric, outputs_problem
 
 AVERAGES = ("uniform", "variance")
 
@@ -25,13 +25,13 @@ class ExplainedMetric(PairMetric):
 
     def __init__(self, outputs: int = 1, average: str = "uniform") -> None:
         what = type(self).__name__
-        refuse(what, [wrong_outputs(what, outputs), wrong_choice(what, "average", average, AVERAGES)])
+        refuse(what, [outputs_problem(what, outputs), choice_problem(what, "average", average, AVERAGES)])
         super().__init__(outputs)
         self.name = metric_name(self.base, [None if average == "uniform" else f"by {average}"])
         self._average = average
 
     def second(self, predictions: Array, targets: Array) -> Array:
-        """What goes with the targets: the errors."""
+        """Return the second variable beside the targets: the errors."""
         return targets - predictions
 
     def unexplained(self, moments: Moments) -> Array:
@@ -39,12 +39,12 @@ class ExplainedMetric(PairMetric):
         return moments.yy
 
     def value(self, moments: Moments) -> Array:
-        """float32 `[outputs]`, or one for all."""
+        """Return float32 `[outputs]`, or one for all."""
         left, total = self.unexplained(moments), moments.xx
-        each = 1 - left / jnp.where(total > 0, total, jnp.nan)
+        scores = 1 - left / jnp.where(total > 0, total, jnp.nan)
         if self._average == "uniform":
-            return each
-        return (jnp.where(total > 0, each * (total / total.sum()), jnp.nan)).sum(keepdims=True)
+            return scores
+        return (jnp.where(total > 0, scores * (total / total.sum()), jnp.nan)).sum(keepdims=True)
 
 
 class R2(ExplainedMetric):
@@ -77,7 +77,7 @@ class R2(ExplainedMetric):
 
 
 class ExplainedVariance(ExplainedMetric):
-    """How much of the targets' variance is explained, 1 at best: `1 - Var(t - p) / Var(t)`.
+    """The part of the targets' variance that is explained, 1 at best: `1 - Var(t - p) / Var(t)`.
 
     Unlike `R2` it forgives a constant error. Constant targets have none: NaN. Of several outputs it is the mean, as
     `average` says, and NaN where one of them has none. Masks are `[batch]`.

@@ -38,7 +38,7 @@ class Subset(Metric):
     """
 
     def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
-        """The same of rows that are collected, where the metric collects them."""
+        """Return the variant for collected rows if the metric collects rows."""
         return (
             _CollectedSubset(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
         )
@@ -47,23 +47,23 @@ class Subset(Metric):
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
 
     def init(self) -> Any:
-        """No rows."""
+        """Return the state of no rows."""
         return self._metric.init()
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
-        """Adds the rows of a batch that are of the subset."""
+        """Add the rows of a batch that are of the subset."""
         return self._metric.update(state, _part(self.name, output, self._by, self._of), info)
 
     def merge(self, a: Any, b: Any) -> Any:
-        """The rows of both."""
+        """Merge two states."""
         return self._metric.merge(a, b)
 
     def compute(self, state: Any) -> Any:
-        """As the metric's own; NaN where the subset has no rows."""
+        """Compute the wrapped metric; NaN if the subset has no rows."""
         return self._metric.compute(state)
 
     def text(self, value: Any) -> str:
-        """As the metric's own."""
+        """Return the text of the wrapped metric."""
         return self._metric.text(value)
 
 
@@ -92,36 +92,36 @@ class By(Metric):
     numeric = False
 
     def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
-        """The same of rows that are collected, where the metric collects them."""
+        """Return the variant for collected rows if the metric collects rows."""
         return _CollectedBy(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
 
     def __init__(self, metric: Metric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
         self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
 
     def init(self) -> Any:
-        """No rows."""
+        """Return the state of no rows."""
         return tuple(self._metric.init() for _ in self._names)
 
     def update(self, state: Any, output: Any, info: Info) -> Any:
-        """Adds the rows of a batch, each to its group."""
+        """Add the rows of a batch, each to its group."""
         parts = (_part(self.name, output, self._by, value) for value in self._names)
         return tuple(self._metric.update(s, part, info) for s, part in zip(state, parts, strict=True))
 
     def merge(self, a: Any, b: Any) -> Any:
-        """The rows of both."""
+        """Merge two states."""
         return tuple(self._metric.merge(x, y) for x, y in zip(a, b, strict=True))
 
     def compute(self, state: Any) -> Array:
-        """float32 `[groups]`; NaN for a group without rows."""
+        """Return float32 `[groups]`; NaN for a group without rows."""
         return jnp.stack([jnp.asarray(self._metric.compute(s), jnp.float32) for s in state])
 
     def text(self, value: Any) -> str:
-        """`cats 0.5, dogs 0.75`."""
+        """Return the text of the wrapped metric."""
         return _texts(self._metric, self._names, value)
 
 
 class _CollectedSubset(CollectingMetric):
-    """A `Subset` of a metric that collects rows: they are told apart on the host."""
+    """A `Subset` of a metric that collects rows; the host separates the groups."""
 
     def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
@@ -131,16 +131,16 @@ class _CollectedSubset(CollectingMetric):
         return _collected(self.name, self._metric, output, self._by)
 
     def compute(self, rows: Any) -> Any:
-        """As the metric's own; NaN where the subset has no rows."""
+        """Compute the wrapped metric; NaN if the subset has no rows."""
         return _value_of(self._metric, rows, self._of)
 
     def text(self, value: Any) -> str:
-        """As the metric's own."""
+        """Return the text of the wrapped metric."""
         return self._metric.text(value)
 
 
 class _CollectedBy(CollectingMetric):
-    """`By` of a metric that collects rows: they are told apart on the host."""
+    """`By` of a metric that collects rows; the host separates the groups."""
 
     numeric = False
 
@@ -152,11 +152,11 @@ class _CollectedBy(CollectingMetric):
         return _collected(self.name, self._metric, output, self._by)
 
     def compute(self, rows: Any) -> np.ndarray:
-        """float64 `[groups]`; NaN for a group without rows."""
+        """Return float64 `[groups]`; NaN for a group without rows."""
         return np.array([_value_of(self._metric, rows, value) for value in self._names], np.float64)
 
     def text(self, value: Any) -> str:
-        """`cats 0.5, dogs 0.75`."""
+        """Return the text of the wrapped metric."""
         return _texts(self._metric, self._names, value)
 
 
@@ -199,7 +199,7 @@ def _groups(name: str, output: Any, by: str, most: int) -> Array:
 
 
 def _collected(name: str, metric: CollectingMetric, output: Any, by: str) -> dict[str, Any]:
-    """What a metric collects, and the groups `[rows]`."""
+    """Return the values that a metric collects, and the groups `[rows]`."""
     rows, groups = metric.collect(output), _groups(name, output, by, most=1)
     for leaf in jax.tree.leaves(rows):
         if leaf.shape[:1] != groups.shape:
@@ -236,7 +236,7 @@ def _part(name: str, output: Any, by: str, value: int) -> _Part:
     return _Part(output, jnp.broadcast_to(own, shape) & jnp.broadcast_to(mask, shape))
 
 
-def _subset(made: MetricBase, metric: Metric | CollectingMetric, by: str, value: int, name: str | None) -> int:
+def _subset(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, value: int, name: str | None) -> int:
     """Says what a `Subset` is; the number of its group."""
     _check(metric, "Subset")
     number = _number(value)
@@ -245,14 +245,14 @@ def _subset(made: MetricBase, metric: Metric | CollectingMetric, by: str, value:
             f"value of Subset is {value!r}; it needs the number of a group: Subset({type(metric).__name__}(...), "
             f"{by!r}, 0, 'cats')"
         )
-    made.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
+    wrapper.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
     undefined = f"no row of it has {by} = {value}, or {metric.undefined}"
-    _tell(made, metric, by, numeric=metric.numeric, description=metric.description, undefined=undefined)
+    _copy_attributes(wrapper, metric, by, numeric=metric.numeric, description=metric.description, undefined=undefined)
     return number
 
 
 def _by(
-    made: MetricBase, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]
+    wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]
 ) -> dict[int, str]:
     """Says what a `By` is; the names of its groups."""
     _check(metric, "By")
@@ -264,15 +264,15 @@ def _by(
             f"names of By is {names!r}; it needs a name for each group, by its number: {{0: 'cats', 1: 'dogs'}}, "
             "or a list of the names of 0, 1 and so on: ['cats', 'dogs']"
         )
-    made.name = f"{metric.name} by {by}"
-    _tell(made, metric, by, description=f"{metric.description}, by {by}")
+    wrapper.name = f"{metric.name} by {by}"
+    _copy_attributes(wrapper, metric, by, description=f"{metric.description}, by {by}")
     return known
 
 
-def _tell(made: MetricBase, metric: Metric | CollectingMetric, by: str, **more: Any) -> None:
-    """What it has of the metric."""
-    told = {what: getattr(metric, what) for what in ("higher_is_better", "unit", "splits")}
-    vars(made).update(told, fields=tuple(dict.fromkeys((*metric.fields, by))), inner=(metric,), **more)
+def _copy_attributes(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, **more: Any) -> None:
+    """Copy the attributes of the wrapped metric."""
+    attributes = {what: getattr(metric, what) for what in ("higher_is_better", "unit", "splits")}
+    vars(wrapper).update(attributes, fields=tuple(dict.fromkeys((*metric.fields, by))), inner=(metric,), **more)
 
 
 def _check(metric: Any, what: str) -> None:

@@ -1,14 +1,14 @@
-"""How many labels are wrong."""
+"""The fraction of wrong labels."""
 
 from typing import Any
 
 from learner.metrics.arguments import (
     as_int,
+    ignore_label_problem,
     metric_name,
     refuse,
     threshold_part,
-    wrong_ignore_label,
-    wrong_threshold,
+    threshold_problem,
 )
 from learner.metrics.base import Array, Info, Metric
 from learner.metrics.counts import Fraction
@@ -44,7 +44,7 @@ class Hamming(Metric):
     fields = ("logits", "targets")
 
     def __init__(self, threshold: float | None = None, ignore_label: int | None = None) -> None:
-        refuse("Hamming", [wrong_threshold("Hamming", threshold), wrong_ignore_label("Hamming", ignore_label)])
+        refuse("Hamming", [threshold_problem("Hamming", threshold), ignore_label_problem("Hamming", ignore_label)])
         self.name = metric_name("Hamming Loss", [threshold_part(threshold)], ignore_label)
         self.ignore_label = as_int(ignore_label)
         self._threshold = threshold
@@ -54,15 +54,15 @@ class Hamming(Metric):
         return Fraction.zero()
 
     def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
-        """Adds a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
-        wrong = (decided(self.name, scores, self._threshold) != scores.labels) | scores.strange()
-        return state.add(wrong, scores.counted)
+        errors = (decided(self.name, scores, self._threshold) != scores.labels) | scores.strange()
+        return state.add(errors, scores.counted)
 
     def merge(self, a: Fraction, b: Fraction) -> Fraction:
-        """The labels of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Fraction) -> Array:
-        """float32 scalar from 0 to 1; NaN without labels."""
+        """Return a float32 scalar from 0 to 1; NaN without labels."""
         return state.value()

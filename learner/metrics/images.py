@@ -33,7 +33,7 @@ class _OfImages(MeanMetric):
         self._range = float(data_range)
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: `predictions` and `targets` `[batch, height, width]` or `[batch, height, width, channels]`, and
+        """Add a batch: `predictions` and `targets` `[batch, height, width]` or `[batch, height, width, channels]`, and
         a `mask` `[batch]`, if any.
         """
         predictions, targets = jnp.asarray(output.predictions), jnp.asarray(output.targets)
@@ -47,9 +47,9 @@ class _OfImages(MeanMetric):
         images = [jnp.where(kept.reshape(around), x.astype(jnp.float32), 0) for x in (predictions, targets)]
         if targets.ndim == 3:
             images = [x[..., None] for x in images]
-        return state.add(self._of_each(*images), kept)
+        return state.add(self._per_image(*images), kept)
 
-    def _of_each(self, a: Array, b: Array) -> Array:
+    def _per_image(self, a: Array, b: Array) -> Array:
         """float32 `[batch]` of images `[batch, height, width, channels]`."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class PSNR(_OfImages):
         super().__init__(data_range)
         self.name = _named("PSNR", data_range)
 
-    def _of_each(self, a: Array, b: Array) -> Array:
+    def _per_image(self, a: Array, b: Array) -> Array:
         error = jnp.square((a - b) / jnp.float32(self._range)).mean((1, 2, 3))
         return -10 * jnp.log10(error)
 
@@ -123,7 +123,7 @@ class SSIM(_OfImages):
         how = "" if window == 11 else f" of {window} pixels"
         self.name = _named("SSIM", data_range) + how + ("" if gaussian else " uniform")
 
-    def _of_each(self, a: Array, b: Array) -> Array:
+    def _per_image(self, a: Array, b: Array) -> Array:
         _large_enough(self.name, a, len(self._window))
         luminance, contrast = _similarities(a, b, self._window, self._range, not self._gaussian)
         return (luminance * contrast).mean((1, 2, 3))
@@ -171,7 +171,7 @@ class MSSSIM(_OfImages):
         scales = "" if weights == SCALES else " by " + " ".join(f"{w:g}".replace(".", ",") for w in weights)
         self.name = _named("MS-SSIM", data_range) + how + scales
 
-    def _of_each(self, a: Array, b: Array) -> Array:
+    def _per_image(self, a: Array, b: Array) -> Array:
         _large_enough(self.name, a, len(self._window) * 2 ** (len(self._weights) - 1))
         product = jnp.ones((len(a), a.shape[-1]), jnp.float32)
         for scale, weight in enumerate(self._weights):

@@ -1,10 +1,10 @@
-"""How far predictions agree with labels beyond what chance would give."""
+"""Agreement of predictions with labels beyond chance."""
 
 from typing import Any
 
 import jax.numpy as jnp
 
-from learner.metrics.arguments import Classes, wrong_choice
+from learner.metrics.arguments import Classes, choice_problem
 from learner.metrics.base import Array
 from learner.metrics.counts import Count
 from learner.metrics.matrix import MatrixMetric
@@ -37,7 +37,7 @@ class Matthews(MatrixMetric):
     higher_is_better = True
 
     def compute(self, state: Count) -> Array:
-        """float32 scalar from -1 to 1; NaN where it is not defined."""
+        """Return a float32 scalar from -1 to 1; NaN where it is not defined."""
         counts, strange = _known(state)
         labels, predictions = counts.sum(1), counts.sum(0)
         total, hits = labels.sum(0), counts[jnp.arange(len(self.classes)), jnp.arange(len(self.classes))]
@@ -91,13 +91,13 @@ class CohenKappa(MatrixMetric):
         threshold: float | None = None,
         ignore_label: int | None = None,
     ) -> None:
-        problem = wrong_choice("CohenKappa", "weights", weights, WEIGHTS)
+        problem = choice_problem("CohenKappa", "weights", weights, WEIGHTS)
         part = None if weights == "none" else str(weights)
         self._prepare(classes, threshold, ignore_label, [problem], [part])
         self._weights = weights
 
     def compute(self, state: Count) -> Array:
-        """float32 scalar, 1 or less; NaN where it is not defined."""
+        """Return a float32 scalar, 1 or less; NaN where it is not defined."""
         counts, strange = _known(state)
         labels, predictions = counts.sum(1), counts.sum(0)
         total = jnp.maximum(labels.sum(0).value(), 1)

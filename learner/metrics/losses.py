@@ -31,7 +31,7 @@ class Loss(MeanMetric):
     fields = ("loss",)
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: its `loss` (a scalar mean) with `info.weight`."""
+        """Add a batch: its `loss` (a scalar mean) with `info.weight`."""
         return _add_loss(self.name, state, output, info)
 
 
@@ -58,11 +58,11 @@ class Perplexity(MeanMetric):
     fields = ("loss",)
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: its `loss` (the mean cross-entropy in nats) with `info.weight`."""
+        """Add a batch: its `loss` (the mean cross-entropy in nats) with `info.weight`."""
         return _add_loss(self.name, state, output, info)
 
     def compute(self, state: Mean) -> Array:
-        """float32 scalar, 1 or more; NaN without tokens."""
+        """Return a float32 scalar, 1 or more; NaN without tokens."""
         return jnp.exp(state.value())
 
 

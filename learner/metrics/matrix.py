@@ -1,4 +1,4 @@
-"""Which classes are taken for which: a matrix of exact counts, and the table that people see of it."""
+"""The confusion matrix: exact counts of labels and predicted classes, and its table as text."""
 
 import abc
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from learner.metrics.arguments import (
     Classes,
     as_int,
     class_names,
+    classes_problem,
+    ignore_label_problem,
     metric_name,
     refuse,
     threshold_part,
-    wrong_classes,
-    wrong_ignore_label,
-    wrong_threshold,
+    threshold_problem,
 )
 from learner.metrics.averages import table
 from learner.metrics.base import Info, Metric
@@ -65,8 +65,8 @@ class MatrixMetric(Metric, abc.ABC):
         parts: list[str | None],
     ) -> None:
         what = type(self).__name__
-        wrong = [wrong_classes(what, classes), wrong_threshold(what, threshold)]
-        refuse(what, [*wrong, *problems, wrong_ignore_label(what, ignore_label)])
+        invalid = [classes_problem(what, classes), threshold_problem(what, threshold)]
+        refuse(what, [*invalid, *problems, ignore_label_problem(what, ignore_label)])
         self._given = len(class_names(classes))
         self.classes = class_names(2) if self._given == 1 else class_names(classes)
         self.name = metric_name(self.base, [*parts, threshold_part(threshold)], ignore_label)
@@ -79,7 +79,7 @@ class MatrixMetric(Metric, abc.ABC):
         return Count.zero((size, size))
 
     def update(self, state: Count, output: Any, info: Info) -> Count:
-        """Adds a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
+        """Add a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
         scores = read_scores(self.name, output, self._given, self.ignore_label).flat()
         if scores.several and self._given != 1:
             raise LearnerError(
@@ -95,12 +95,12 @@ class MatrixMetric(Metric, abc.ABC):
         return state.plus(counts.reshape(size, size))
 
     def merge(self, a: Count, b: Count) -> Count:
-        """The labels of both."""
+        """Merge two states."""
         return a.merge(b)
 
 
 class ConfusionMatrix(MatrixMetric):
-    """How often each label (rows) was predicted as each class (columns). It is a text for people, and no number.
+    """The number of times each label (rows) was predicted as each class (columns). Its value is a text, not a number.
 
     `compute` gives `Count` of `[classes + 1, classes + 1]`, and `matrix(value)` the whole numbers of the classes. The
     table has a line and a column `none`, where there were labels that are none of the classes, or rows with a NaN

@@ -1,4 +1,4 @@
-"""What all metrics that are a weighted mean have in common."""
+"""The common part of metrics that are a weighted mean."""
 
 from learner.metrics.base import Array, Mean, Metric
 
@@ -26,9 +26,9 @@ class MeanMetric(Metric):
         return Mean.zero()
 
     def merge(self, a: Mean, b: Mean) -> Mean:
-        """The mean over the rows of both."""
+        """Merge two means."""
         return a.merge(b)
 
     def compute(self, state: Mean) -> Array:
-        """float32 scalar; NaN without rows."""
+        """Return a float32 scalar; NaN without rows."""
         return state.value()

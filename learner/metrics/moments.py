@@ -41,7 +41,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Array, y: Array, counted: Array) -> Self:
-        """Those of a batch: float32 `[rows, outputs]`, and bool, which of them count."""
+        """Return the moments of a batch: float32 `[rows, outputs]`, and a bool mask of the values that count."""
         if x.shape[0] == 0:
             return cls.zero(x.shape[1])
         count = counted.sum(0, dtype=jnp.int32).astype(jnp.float32)
@@ -56,8 +56,8 @@ class Moments:
         a, b = self.rows, other.rows
         counts = self.count, other.count
         share = counts[1] / jnp.where(counts[1] > 0, counts[0] + counts[1], 1)
-        apart = (b.high - a.high) + (b.low - a.low)
-        x, y, weight = apart[MEAN_X], apart[MEAN_Y], counts[0] * share
+        delta = (b.high - a.high) + (b.low - a.low)
+        x, y, weight = delta[MEAN_X], delta[MEAN_Y], counts[0] * share
         zero = jnp.zeros_like(share)
         # The means move by their distance; all other rows are added up, and the distance adds to the squares.
         moved = jnp.stack([zero, x * share, y * share, x * x * weight, y * y * weight, x * y * weight])

@@ -10,7 +10,7 @@ class Monitor:
 
     Args:
       monitor: a metric by key, such as `valid/Loss`.
-      mode: `"min"` or `"max"`; `None`: the metric's own direction.
+      mode: `"min"` or `"max"`; None uses the metric's own direction.
       min_delta: how much better a value must be to count.
     """
 
@@ -25,7 +25,7 @@ class Monitor:
         self.best: float | None = None
 
     def is_better(self, value: float) -> bool:
-        """Whether `value` beats the best so far, which it then becomes. NaN never does."""
+        """Return True if `value` beats the best so far, and record it. NaN never does."""
         sign = -1.0 if self.mode == "max" else 1.0
         if math.isnan(value) or (self.best is not None and not sign * value < sign * self.best - self.min_delta):
             return False

@@ -25,24 +25,24 @@ class Overlap:
 
     @classmethod
     def zero(cls, classes: int) -> Self:
-        """No pixels."""
+        """Return the state of no pixels."""
         return cls(*(Count(jnp.zeros(classes, jnp.uint32), jnp.zeros(classes, jnp.uint32)) for _ in range(2)))
 
     def add(self, predicted: Array, true: Array, counted: Array) -> Self:
-        """Adds class numbers, int32 of one shape, fewer than 2**31; those that are none of the classes are left out."""
+        """Add class numbers, int32 of one shape, fewer than 2**31; those that are none of the classes are left out."""
         classes = len(self.both.low)
         empty = jnp.zeros(classes, jnp.uint32)
-        hits = _each(true, counted & (predicted == true), classes)
-        one = _each(true, counted, classes) + _each(predicted, counted, classes) - 2 * hits
+        hits = _count_labels(true, counted & (predicted == true), classes)
+        one = _count_labels(true, counted, classes) + _count_labels(predicted, counted, classes) - 2 * hits
         return self.merge(type(self)(Count(empty, hits), Count(empty, one)))
 
     def merge(self, other: Self) -> Self:
-        """The pixels of both."""
+        """Merge two states."""
         return type(self)(self.both.merge(other.both), self.one.merge(other.one))
 
 
-def _each(labels: Array, counted: Array, classes: int) -> Array:
-    """How many labels there are of each class: uint32 `[classes]`."""
+def _count_labels(labels: Array, counted: Array, classes: int) -> Array:
+    """Count the labels of each class: uint32 `[classes]`."""
     known = counted & (labels >= 0) & (labels < classes)
     places = jnp.where(known, labels, classes).reshape(-1)
     return jnp.zeros(classes + 1, jnp.uint32).at[places].add(jnp.uint32(1))[:classes]
@@ -64,11 +64,11 @@ class _OfClasses(Metric):
         self.name = self.short if ignore_label is None else f"{self.short} ignoring {ignore_label}"
 
     def init(self) -> Overlap:
-        """No pixels."""
+        """Return the state of no pixels."""
         return Overlap.zero(self._classes)
 
     def update(self, state: Overlap, output: Any, info: Info) -> Overlap:
-        """Adds a batch: integer `predictions` and `targets` of one shape `[batch, ...]`, and their `mask`."""
+        """Add a batch: integer `predictions` and `targets` of one shape `[batch, ...]`, and their `mask`."""
         predicted, true = jnp.asarray(output.predictions), jnp.asarray(output.targets)
         integers = all(jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool for x in (predicted, true))
         if predicted.ndim < 1 or predicted.shape != true.shape or not integers:
@@ -84,10 +84,10 @@ class _OfClasses(Metric):
         return state.add(as_int32(predicted), true, counted)
 
     def merge(self, a: Overlap, b: Overlap) -> Overlap:
-        """The pixels of both."""
+        """Merge two states."""
         return a.merge(b)
 
-    def _of_each(self, state: Overlap) -> Array:
+    def _per_class(self, state: Overlap) -> Array:
         """float32 `[classes]`; NaN for a class that is neither there nor predicted."""
         both, one = state.both.value(), state.one.value()
         return self._ratio(both, one)
@@ -96,11 +96,11 @@ class _OfClasses(Metric):
         raise NotImplementedError
 
     def compute(self, state: Overlap) -> Array:
-        """float32 scalar from 0 to 1, the mean over the classes that are there; NaN where none is."""
-        each = self._of_each(state)
-        there = ~jnp.isnan(each)
+        """Return a float32 scalar from 0 to 1, the mean over the classes that are there; NaN where none is."""
+        values = self._per_class(state)
+        there = ~jnp.isnan(values)
         count = there.sum().astype(jnp.float32)
-        return jnp.where(count > 0, jnp.where(there, each, 0).sum() / jnp.maximum(count, 1), jnp.nan)
+        return jnp.where(count > 0, jnp.where(there, values, 0).sum() / jnp.maximum(count, 1), jnp.nan)
 
 
 class _Dice(_OfClasses):
@@ -181,8 +181,8 @@ class _Table(_OfClasses):
         self._names = [str(i) for i in range(classes)] if names is None else list(names)
 
     def compute(self, state: Overlap) -> Array:
-        """float32 `[classes]`; NaN for a class that is neither there nor predicted."""
-        return self._of_each(state)
+        """Return float32 `[classes]`; NaN for a class that is neither there nor predicted."""
+        return self._per_class(state)
 
     def text(self, value: Any) -> str:
         """`cat 0.5, dog 0.75`."""

@@ -1,4 +1,4 @@
-"""What metrics of moments have in common: pairs of target and prediction, for each of several outputs."""
+"""The common part of metrics of moments: pairs of target and prediction, for each of several outputs."""
 
 import abc
 from typing import Any
@@ -29,61 +29,61 @@ class PairMetric(Metric, abc.ABC):
     undefined = "the targets or the predictions are constant, or one of them that counts is no finite number"
 
     def __init__(self, outputs: int = 1) -> None:
-        refuse(type(self).__name__, [wrong_outputs(type(self).__name__, outputs)])
+        refuse(type(self).__name__, [outputs_problem(type(self).__name__, outputs)])
         self.name = metric_name(self.base)
         self._outputs = int(outputs)
 
     @abc.abstractmethod
     def value(self, moments: Moments) -> Array:
-        """float32 `[outputs]`; NaN or infinite where it is not defined."""
+        """Return float32 `[outputs]`; NaN or infinite where it is not defined."""
 
     def second(self, predictions: Array, targets: Array) -> Array:
-        """What goes with the targets: the predictions."""
+        """Return the second variable beside the targets: the predictions."""
         return predictions
 
     def init(self) -> Moments:
-        """No rows."""
+        """Return the state of no rows."""
         return Moments.zero(self._outputs)
 
     def update(self, state: Moments, output: Any, info: Info) -> Moments:
-        """Adds a batch: `predictions` and `targets` `[batch, ..., outputs]`; of one output also `[batch]`."""
+        """Add a batch: `predictions` and `targets` `[batch, ..., outputs]`; of one output also `[batch]`."""
         predictions, targets, counted = read_pairs(self.name, output, self._outputs)
         x, y = targets, self.second(predictions, targets)
         flat = (-1, self._outputs)
         return state.merge(Moments.of(x.reshape(flat), y.reshape(flat), counted.reshape(flat)))
 
     def merge(self, a: Moments, b: Moments) -> Moments:
-        """The rows of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Moments) -> Array:
-        """float32 scalar; NaN where it is not defined for each of the outputs."""
+        """Return a float32 scalar; NaN where it is not defined for each of the outputs."""
         values = self.value(state)
         return jnp.where((state.count > 0).all() & jnp.isfinite(values).all(), values.mean(), jnp.nan)
 
 
 def read_pairs(name: str, output: Any, outputs: int) -> tuple[Array, Array, Array]:
-    """Predictions and targets as float32, and bool, which of them count: `[batch, ..., outputs]`.
+    """Return predictions and targets as float32, and the bool mask of those that count: `[batch, ..., outputs]`.
 
     Raises:
       LearnerError: the shapes differ, or each row has another number of values.
     """
     predictions, targets = jnp.asarray(output.predictions), jnp.asarray(output.targets)
-    found = (
+    message = (
         f"{name} got {type(output).__name__} with predictions of shape {predictions.shape} and targets of shape "
         f"{targets.shape}"
     )
     if predictions.ndim < 1 or predictions.shape != targets.shape:
-        raise LearnerError(f"{found}; they must be the same, [batch, ...]")
+        raise LearnerError(f"{message}; they must be the same, [batch, ...]")
     counted = kept_rows(name, output, targets.shape)
     if outputs == 1 and predictions.ndim == 1:
         predictions, targets, counted = (x[:, None] for x in (predictions, targets, counted))
     if predictions.ndim < 2 or predictions.shape[-1] != outputs:
         last = predictions.shape[-1] if predictions.ndim > 1 else 1
-        raise LearnerError(f"{found}; it has outputs={outputs}, but each row has {last}: give outputs={last}")
+        raise LearnerError(f"{message}; it has outputs={outputs}, but each row has {last}: give outputs={last}")
     return predictions.astype(jnp.float32), targets.astype(jnp.float32), counted
 
 
-def wrong_outputs(what: str, outputs: Any) -> str | None:
-    """What is wrong with a number of outputs."""
+def outputs_problem(what: str, outputs: Any) -> str | None:
+    """Return the problem with a number of outputs, if any."""
     return None if is_int(outputs) and outputs >= 1 else f"outputs of {what} is {outputs!r}; it needs 1 or more"

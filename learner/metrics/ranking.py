@@ -1,4 +1,4 @@
-"""How well scores put the rows of a class before all others, from every score of the split."""
+"""Ranking of the rows of a class before all others, exact, from every score of the split."""
 
 import abc
 from typing import Any
@@ -11,13 +11,13 @@ from learner.metrics.arguments import (
     Classes,
     as_int,
     average_part,
+    binary_problem,
+    choice_problem,
     class_names,
+    classes_problem,
+    ignore_label_problem,
     metric_name,
     refuse,
-    wrong_binary,
-    wrong_choice,
-    wrong_classes,
-    wrong_ignore_label,
 )
 from learner.metrics.averages import averaged, per_class
 from learner.metrics.base import CollectingMetric
@@ -63,10 +63,10 @@ class RankingMetric(CollectingMetric, abc.ABC):
         refuse(
             what,
             [
-                wrong_choice(what, "average", average),
-                None if classes is None else wrong_classes(what, classes),
-                wrong_binary(what, average, classes),
-                wrong_ignore_label(what, ignore_label),
+                choice_problem(what, "average", average),
+                None if classes is None else classes_problem(what, classes),
+                binary_problem(what, average, classes),
+                ignore_label_problem(what, ignore_label),
             ],
         )
         self.name = metric_name(self.base, [average_part(average)], ignore_label)
@@ -87,7 +87,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
         """
         classes = None if self.classes is None else len(self.classes)
         scores = read_scores(self.name, output, classes, self.ignore_label)
-        if problem := wrong_binary(self.name, self._average, scores.classes):
+        if problem := binary_problem(self.name, self._average, scores.classes):
             raise LearnerError(problem)
         highest = 1 if scores.several else scores.classes - 1
         labels = jnp.where((scores.labels < 0) | (scores.labels > highest), NONE, scores.labels)

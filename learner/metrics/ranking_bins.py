@@ -1,4 +1,4 @@
-"""The same as `ranking` from counts in bins of probabilities: a small state on the device, for splits of any size."""
+"""The metrics of `ranking` from counts in bins of probabilities: a small state, for splits of any size."""
 
 import abc
 from typing import Any
@@ -10,14 +10,14 @@ from learner.metrics.arguments import (
     Classes,
     as_int,
     average_part,
+    binary_problem,
+    choice_problem,
     class_names,
+    classes_problem,
+    ignore_label_problem,
     is_int,
     metric_name,
     refuse,
-    wrong_binary,
-    wrong_choice,
-    wrong_classes,
-    wrong_ignore_label,
 )
 from learner.metrics.averages import averaged, per_class
 from learner.metrics.base import Array, Info, Metric
@@ -62,11 +62,11 @@ class BinnedRankingMetric(Metric, abc.ABC):
         refuse(
             what,
             [
-                wrong_classes(what, classes),
+                classes_problem(what, classes),
                 None if is_int(bins) and bins >= 2 else f"bins of {what} is {bins!r}; it needs how many, 2 or more",
-                wrong_choice(what, "average", average, BINNED_AVERAGES),
-                wrong_binary(what, average, classes),
-                wrong_ignore_label(what, ignore_label),
+                choice_problem(what, "average", average, BINNED_AVERAGES),
+                binary_problem(what, average, classes),
+                ignore_label_problem(what, ignore_label),
             ],
         )
         self.name = metric_name(self.base, [average_part(average), f"{bins} bins"], ignore_label)
@@ -76,13 +76,13 @@ class BinnedRankingMetric(Metric, abc.ABC):
         self._bins, self._average = int(bins), average
 
     @abc.abstractmethod
-    def areas(self, found: Array, false: Array, support: Array, others: Array) -> Array:
+    def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
         """The values, float32 `[classes]`; NaN where they are not defined.
 
         Args:
-          found: the share of a class's rows that is in each bin, float32 `[classes, bins]`, from the highest
+          true: the share of a class's rows that is in each bin, float32 `[classes, bins]`, from the highest
             probability on; 0 where there are none.
-          false: the same of the rows of others.
+          false: the share of the other rows, likewise.
           support: how many rows of the class there are, float32 `[classes]`.
           others: how many rows of others.
         """
@@ -92,7 +92,7 @@ class BinnedRankingMetric(Metric, abc.ABC):
         return Count.zero((2, len(self.classes), self._bins + 1))
 
     def update(self, state: Count, output: Any, info: Info) -> Count:
-        """Adds a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, len(self.classes), self.ignore_label).flat()
         present, strange, counted = scores.present(), scores.uncertain(), scores.counted
         if not scores.several:
@@ -104,16 +104,16 @@ class BinnedRankingMetric(Metric, abc.ABC):
         return state.plus(jnp.zeros(state.low.shape, jnp.uint32).at[where].add(counted.astype(jnp.uint32)))
 
     def merge(self, a: Count, b: Count) -> Count:
-        """The labels of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Count) -> Array:
-        """float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
+        """Return a float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
         strange, known = state[:, :, -1].sum(0).value() > 0, state[:, :, :-1]
         support, others = known.sum(2).value()
         rows = jnp.stack([support, others])[:, :, None]
-        found, false = known.value() / jnp.where(rows > 0, rows, 1)
-        values = jnp.where(strange, jnp.nan, self.areas(found, false, support, others))
+        true, false = known.value() / jnp.where(rows > 0, rows, 1)
+        values = jnp.where(strange, jnp.nan, self.areas(true, false, support, others))
         if self._average in ("none", "binary"):
             return averaged(values, self._average, support, jnp)
         return jnp.where(strange.any(), jnp.nan, averaged(values, self._average, support, jnp))
@@ -141,10 +141,10 @@ class BinnedAUROC(BinnedRankingMetric):
     base = "AUROC"
     description = "how often a row of the class has a higher probability than one of another, mean over classes, 0 to 1"
 
-    def areas(self, found: Array, false: Array, support: Array, others: Array) -> Array:
-        """Of each bin: its rows of the class come before all others of lower bins, and half of those of its own."""
+    def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
+        """Rows of the class come before all other rows of lower bins, and before half of those of their own bin."""
         below = 1 - jnp.cumsum(false, 1)
-        values = (found * (below + false / 2)).sum(1)
+        values = (true * (below + false / 2)).sum(1)
         return jnp.where((support > 0) & (others > 0), values, jnp.nan)
 
 
@@ -167,9 +167,9 @@ class BinnedAveragePrecision(BinnedRankingMetric):
     base = "Average Precision"
     description = "precision at each probability, mean over the labels that it finds and over classes, 0 to 1"
 
-    def areas(self, found: Array, false: Array, support: Array, others: Array) -> Array:
+    def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
         """The precision down to each bin, where recall rises."""
-        hits = jnp.cumsum(found, 1) * support[:, None]
+        hits = jnp.cumsum(true, 1) * support[:, None]
         ranked = hits + jnp.cumsum(false, 1) * others[:, None]
-        values = (found * hits / jnp.where(ranked > 0, ranked, 1)).sum(1)
+        values = (true * hits / jnp.where(ranked > 0, ranked, 1)).sum(1)
         return jnp.where(support > 0, values, jnp.nan)

@@ -35,7 +35,7 @@ class MeanAbsoluteError(MeanMetric):
     undefined = NO_NUMBER
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
+        """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         return _add_rows(self.name, state, output, jnp.abs(_difference(self.name, output)))
 
 
@@ -60,7 +60,7 @@ class MeanSquaredError(MeanMetric):
     undefined = NO_NUMBER
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
+        """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         return _add_rows(self.name, state, output, jnp.square(_difference(self.name, output)))
 
 
@@ -84,7 +84,7 @@ class RootMeanSquaredError(MeanSquaredError):
     description = "root of the squared distance of predictions from their targets, mean over rows and values"
 
     def compute(self, state: Mean) -> Array:
-        """float32 scalar; NaN without rows."""
+        """Return a float32 scalar; NaN without rows."""
         return jnp.sqrt(state.value())
 
 
@@ -111,15 +111,15 @@ class MeanAbsolutePercentageError(MeanMetric):
     undefined = f"a target is 0, or {NO_NUMBER}"
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
+        """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         distance = jnp.abs(_difference(self.name, output))
         size = jnp.abs(jnp.asarray(output.targets).astype(jnp.float32))
-        each = distance / jnp.where(size > 0, size, jnp.nan)
-        return _add_rows(self.name, state, output, each)
+        row_errors = distance / jnp.where(size > 0, size, jnp.nan)
+        return _add_rows(self.name, state, output, row_errors)
 
 
 class QuantileLoss(MeanMetric):
-    """How far predictions are from the q-quantile of their targets: `Σ max(q (t - p), (q - 1) (t - p)) / n`.
+    """The distance of predictions from the q-quantile of their targets: `Σ max(q (t - p), (q - 1) (t - p)) / n`.
 
     It is called `Quantile Loss 0.9`, or whatever q is; that of 0.5 is half the mean absolute error. It is the pinball
     loss by another name, in the unit of the targets. The mask is `[batch]`, for predictions `[batch, ...]`.
@@ -152,7 +152,7 @@ class QuantileLoss(MeanMetric):
         self._q = float(q)
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: `predictions` and `targets` `[batch, ...]`."""
+        """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         over = _difference(self.name, output)
         return _add_rows(self.name, state, output, jnp.maximum(-self._q * over, (1 - self._q) * over))
 
@@ -167,10 +167,10 @@ def _difference(name: str, output: Any) -> Array:
     return predictions.astype(jnp.float32) - targets.astype(jnp.float32)
 
 
-def _add_rows(name: str, state: Mean, output: Any, each: Array) -> Mean:
-    """Adds the mean of each row, weighted by how many of its values count: so every value counts the same."""
-    rows, values = each.shape[0], math.prod(each.shape[1:])
-    kept = kept_rows(name, output, each.shape).reshape(rows, values)
-    each = jnp.where(kept, each.reshape(rows, values), 0)
+def _add_rows(name: str, state: Mean, output: Any, row_errors: Array) -> Mean:
+    """Add the mean of each row, weighted by how many of its values count: so every value counts the same."""
+    rows, values = row_errors.shape[0], math.prod(row_errors.shape[1:])
+    kept = kept_rows(name, output, row_errors.shape).reshape(rows, values)
+    row_errors = jnp.where(kept, row_errors.reshape(rows, values), 0)
     weights = kept.sum(-1, dtype=jnp.int32).astype(jnp.float32)
-    return state.add(each.sum(-1) / jnp.maximum(weights, 1), weights)
+    return state.add(row_errors.sum(-1) / jnp.maximum(weights, 1), weights)

@@ -66,7 +66,7 @@ class RougeL(MeanMetric):
         self.name = "ROUGE-L" + self._ends.words
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
+        """Add a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
         predicted, target, rows = self._ends.pairs(output)
         both = (predicted.length + target.length).astype(jnp.float32)
         common = common_subsequence(predicted, target).astype(jnp.float32)

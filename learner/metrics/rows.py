@@ -1,4 +1,4 @@
-"""Which rows of an output count."""
+"""Masks of the rows of an output that count."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,8 @@ from learner.metrics.base import Array, rows_mask
 
 
 def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
-    """Which values count: bool of `shape`, from the output's mask over its leading axes (no mask: all of them).
+    """Return the mask of the values that count: bool of `shape`, from the output's mask over its leading axes (no mask:
+    all of them).
 
     Raises:
       LearnerError: if the mask does not fit; `name` says which metric found it.
@@ -30,7 +31,7 @@ def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
 
 
 def as_int32(labels: Array) -> Array:
-    """Labels as int32, in which those outside of its range become its ends: they must not wrap to an ignored label.
+    """Cast labels to int32 with saturation: they must not wrap to an ignored label.
 
     >>> import numpy as np
     >>> as_int32(jnp.array(np.uint32([3, 4294967196])))

@@ -1,4 +1,4 @@
-"""What an output says of classes: the scores, the labels, and which of them count.
+"""Reading classes from an output: the scores, the labels, and the mask of those that count.
 
 There are three kinds, told apart by shapes. One label for each row (or token): `logits` `[..., classes]` with integer
 `targets` `[...]`. Several labels for each row: `logits` and `targets` `[..., classes]`, of 0 and 1. And one score for
@@ -36,16 +36,16 @@ class Scores:
 
     @property
     def classes(self) -> int:
-        """How many there are; 1 of one score for two classes."""
+        """The number of classes; 1 for one score for two classes."""
         return int(self.logits.shape[-1])
 
     @property
     def several(self) -> bool:
-        """Whether each class has a label of its own."""
+        """True if each class has a label of its own."""
         return bool(self.labels.ndim == self.logits.ndim)
 
     def flat(self) -> "Scores":
-        """With one axis of rows in front of the classes: tokens are rows."""
+        """Return the scores with one axis of rows in front of the classes: tokens are rows."""
         labels = (-1, self.classes) if self.several else (-1,)
         logits = self.logits.reshape(-1, self.classes)
         return Scores(logits, self.labels.reshape(labels), self.counted.reshape(labels))
@@ -63,8 +63,9 @@ class Scores:
         return self.strange() | (nan if self.several else nan.any(-1))
 
     def best(self, threshold: float | None = None) -> Array:
-        """int32 of the labels' shape, what is predicted: the class with the highest score, the smaller number of equal
-        ones; of several labels 1 where its probability is above the threshold (0.5), of two classes that of class 1.
+        """Return the predictions, int32 of the labels' shape: the class with the highest score, the smaller number of
+        equal ones; of several labels 1 where its probability is above the threshold (0.5), of two classes that of class
+        1.
         """
         edge = 0.0 if threshold is None else math.log(threshold) - math.log1p(-threshold)
         if self.several:
@@ -88,12 +89,12 @@ class Scores:
 
 
 def read_scores(name: str, output: Any, classes: int | None = None, ignore_label: int | None = None) -> Scores:
-    """The scores and labels of an output.
+    """Return the scores and labels of an output.
 
     Args:
       name: of the metric, for error messages.
       output: has `logits`, `targets` and maybe a `mask` over the first of the targets' axes.
-      classes: how many there must be; `None`: any number.
+      classes: the required number of classes; None accepts any.
       ignore_label: the label that does not count.
 
     Raises:
@@ -121,7 +122,7 @@ def read_scores(name: str, output: Any, classes: int | None = None, ignore_label
 
 
 def decided(name: str, scores: Scores, threshold: float | None = None) -> Array:
-    """What is predicted, as `Scores.best` says.
+    """Return the predictions, as `Scores.best` does.
 
     Raises:
       LearnerError: there is a threshold, and one label for each row of more than two classes.
@@ -135,22 +136,22 @@ def decided(name: str, scores: Scores, threshold: float | None = None) -> Array:
 
 
 def _check(name: str, output: Any, logits: Array, targets: Array, classes: int | None) -> None:
-    found = (
+    message = (
         f"{name} got {type(output).__name__} with logits {logits.dtype}{list(logits.shape)} and targets "
         f"{targets.dtype}{list(targets.shape)}"
     )
     one = logits.ndim >= 2 and logits.shape[:-1] == targets.shape and jnp.issubdtype(targets.dtype, jnp.integer)
     several = logits.ndim >= 1 and logits.shape == targets.shape
     if not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise LearnerError(f"{found}; it needs scores (floating-point logits), not predicted classes")
+        raise LearnerError(f"{message}; it needs scores (floating-point logits), not predicted classes")
     if not (one or several):
         raise LearnerError(
-            f"{found}; it needs one class number for each row or token (integer targets of the logits' shape without "
+            f"{message}; it needs one class number for each row or token (integer targets of the logits' shape without "
             "the last axis), or 0 and 1 for each label (targets of the logits' shape)"
         )
     if classes == 1 and not several:
-        raise LearnerError(f"{found}; with classes=1 it needs one score for each label, of one shape")
+        raise LearnerError(f"{message}; with classes=1 it needs one score for each label, of one shape")
     if classes not in (None, 1) and logits.shape[-1] != classes:
-        raise LearnerError(f"{found}; it has classes={classes}, and needs as many logits for each row")
+        raise LearnerError(f"{message}; it has classes={classes}, and needs as many logits for each row")
     if several and classes not in (None, 1) and logits.ndim < 2:
-        raise LearnerError(f"{found}; it needs a score for each of {classes} classes, or classes=1")
+        raise LearnerError(f"{message}; it needs a score for each of {classes} classes, or classes=1")

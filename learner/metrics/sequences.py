@@ -1,4 +1,4 @@
-"""Metrics of sequences: whether tokens, or all of a sequence, are as they should be."""
+"""Metrics of sequences: correct tokens, and correct sequences."""
 
 import math
 from typing import Any
@@ -21,20 +21,20 @@ class _HitsOfSequences(Metric):
     fields = ("predictions", "targets")
 
     def init(self) -> Fraction:
-        """Nothing counted."""
+        """Return the state of no counts."""
         return Fraction.zero()
 
     def merge(self, a: Fraction, b: Fraction) -> Fraction:
-        """The rows of both."""
+        """Merge two states."""
         return a.merge(b)
 
     def compute(self, state: Fraction) -> Array:
-        """float32 scalar from 0 to 1; NaN where nothing was counted."""
+        """Return a float32 scalar from 0 to 1; NaN where nothing was counted."""
         return state.value()
 
 
 class TokenAccuracy(_HitsOfSequences):
-    """How often the predicted token at a position is the target token, from 0 to 1: `hits / (hits + misses)`.
+    """The fraction of positions whose predicted token is the target token, from 0 to 1: `hits / (hits + misses)`.
 
     Both are `[batch, length]`, position by position; both numbers are exact. `SequenceOutput` has as `predictions` the
     tokens with the highest scores.
@@ -59,7 +59,7 @@ class TokenAccuracy(_HitsOfSequences):
         self.name = "Token Accuracy" + Ends("TokenAccuracy", pad_id, None).words
 
     def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
-        """Adds a batch: integer `predictions` and `targets` `[batch, length]`, and their `mask`, if any."""
+        """Add a batch: integer `predictions` and `targets` `[batch, length]`, and their `mask`, if any."""
         predictions, targets = jnp.asarray(output.predictions), jnp.asarray(output.targets)
         integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (predictions, targets))
         if predictions.ndim < 2 or predictions.shape != targets.shape or not integers:
@@ -74,7 +74,7 @@ class TokenAccuracy(_HitsOfSequences):
 
 
 class ExactMatch(_HitsOfSequences):
-    """How often all of a predicted sequence is the target sequence, from 0 to 1: `hits / (hits + misses)` over rows.
+    """The fraction of predicted sequences that equal their target, from 0 to 1: `hits / (hits + misses)` over rows.
 
     Two empty sequences are a hit. See `learner.metrics.tokens.Ends.pairs` for what masks mean.
 
@@ -100,7 +100,7 @@ class ExactMatch(_HitsOfSequences):
         self.name = "Exact Match" + self._ends.words
 
     def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
-        """Adds a batch of sequences."""
+        """Add a batch of sequences."""
         predicted, target, rows = self._ends.pairs(output)
         shorter = min(predicted.ids.shape[1], target.ids.shape[1])
         same = predicted.ids[:, :shorter] == target.ids[:, :shorter]
@@ -138,7 +138,7 @@ class BitsPerCharacter(MeanMetric):
         vars(self)["fields"] = ("loss",) if characters is None else ("loss", characters)
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Adds a batch: its `loss` (the mean cross-entropy in nats) with `info.weight`."""
+        """Add a batch: its `loss` (the mean cross-entropy in nats) with `info.weight`."""
         loss = jnp.asarray(output.loss, jnp.float32)
         if self._characters is None:
             return state.add(loss, info.weight)
@@ -147,5 +147,5 @@ class BitsPerCharacter(MeanMetric):
         return state.add(total / jnp.where(count > 0, count, 1), count)
 
     def compute(self, state: Mean) -> Array:
-        """float32 scalar, 0 or more; NaN without characters."""
+        """Return a float32 scalar, 0 or more; NaN without characters."""
         return state.value() * jnp.float32(1 / math.log(2))

@@ -7,7 +7,7 @@ from learner.metrics.base import HostMetric
 
 
 class _PerSecond(HostMetric):
-    """Something that steps have, per second. Of an epoch: all of it over all of the time.
+    """An amount of each step, per second. The value of an epoch is its whole amount over its whole time.
 
     The time of steps is that of the run's summary: without compiling, and without waiting for batches while the device
     has nothing to do. Both have parts of their own in the summary.
@@ -20,7 +20,7 @@ class _PerSecond(HostMetric):
         self.reset()
 
     def update(self, steps: int, seconds: float) -> float:
-        """So many per second of these steps; NaN if the clock did not move."""
+        """Return the amount per second of these steps; NaN if the clock did not move."""
         amount = self._amount(steps)
         self._total += amount
         self._seconds += seconds
@@ -28,14 +28,14 @@ class _PerSecond(HostMetric):
 
     @abc.abstractmethod
     def _amount(self, steps: int) -> float:
-        """What is counted of these steps."""
+        """Return the amount counted for these steps."""
 
     def compute(self) -> float:
-        """So many per second of the epoch so far; NaN before the first step."""
+        """Return the mean per second over the epoch so far; NaN before the first step."""
         return _per_second(self._total, self._seconds)
 
     def reset(self) -> None:
-        """A new epoch begins."""
+        """Start a new epoch."""
         self._total = 0.0
         self._seconds = 0.0
 
@@ -69,7 +69,7 @@ class RowsPerSecond(_PerSecond):
     are no part of the time.
 
     >>> speed = RowsPerSecond()
-    >>> speed.worked(rows=960, weight=960.0)
+    >>> speed.on_batches(rows=960, weight=960.0)
     >>> speed.update(steps=30, seconds=0.5)
     1920.0
     """
@@ -82,8 +82,8 @@ class RowsPerSecond(_PerSecond):
         super().__init__()
         self._rows = 0
 
-    def worked(self, rows: int, weight: float) -> None:
-        """The rows of the steps that `update` is told of next."""
+    def on_batches(self, rows: int, weight: float) -> None:
+        """Take the rows of the steps that the next `update` covers."""
         self._rows = rows
 
     def _amount(self, steps: int) -> float:
@@ -99,7 +99,7 @@ class TokensPerSecond(_PerSecond):
     time.
 
     >>> speed = TokensPerSecond()
-    >>> speed.worked(rows=64, weight=5120.0)
+    >>> speed.on_batches(rows=64, weight=5120.0)
     >>> speed.update(steps=2, seconds=0.5)
     10240.0
     """
@@ -112,8 +112,8 @@ class TokensPerSecond(_PerSecond):
         super().__init__()
         self._tokens = 0.0
 
-    def worked(self, rows: int, weight: float) -> None:
-        """The tokens of the steps that `update` is told of next."""
+    def on_batches(self, rows: int, weight: float) -> None:
+        """Take the tokens of the steps that the next `update` covers."""
         self._tokens = weight
 
     def _amount(self, steps: int) -> float:

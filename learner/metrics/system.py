@@ -1,4 +1,4 @@
-"""Metrics of the machine that a run is on: how busy it is, and how much memory is taken.
+"""Metrics of the machine that a run is on: utilization and memory.
 
 They are read now and then, while steps are made; a step in between has the number that was read last. What a process
 cannot be told (a CPU's devices do not say how much memory they use) is NaN, and the run says once why.
@@ -20,7 +20,7 @@ MB = 1e6  # bytes
 
 
 class _Reading(HostMetric):
-    """Something that is read at the first steps of a split, and then when `every` seconds of steps have passed."""
+    """A reading at the first steps of a split, and then after every `every` seconds of steps."""
 
     higher_is_better = None
 
@@ -32,28 +32,28 @@ class _Reading(HostMetric):
         self.reset()
 
     def update(self, steps: int, seconds: float) -> float:
-        """The number that was read last, be it now."""
+        """Return the newest reading, after a new one if it is due."""
         self._waited += seconds
         if self._waited >= self._every:
             self._waited, self._now = 0.0, self._read()
         return self._now
 
     def reset(self) -> None:
-        """A new epoch begins."""
+        """Start a new epoch."""
         self._waited, self._now = math.inf, math.nan
 
     @abc.abstractmethod
     def _read(self) -> float:
-        """The number now."""
+        """Read the number."""
 
 
 class _Most(_Reading):
-    """A reading of which the largest counts."""
+    """A reading whose maximum counts."""
 
     _largest = math.nan
 
     def update(self, steps: int, seconds: float) -> float:
-        """The number that was read last, be it now."""
+        """Return the newest reading, after a new one if it is due."""
         now = super().update(steps, seconds)
         self._largest = now if math.isnan(self._largest) else max(self._largest, now)
         return now
@@ -63,13 +63,13 @@ class _Most(_Reading):
         return self._largest
 
     def reset(self) -> None:
-        """A new epoch begins."""
+        """Start a new epoch."""
         super().reset()
         self._largest = math.nan
 
 
 class HostCPU(_Reading):
-    """How busy the machine's processors are, from 0 to 1: busy core seconds over core seconds, by all processes.
+    """The utilization of the machine's processors, from 0 to 1: busy core seconds over core seconds, by all processes.
 
     A step has what was measured between the last two readings. Of an epoch: all that was busy from its first reading to
     its last one; of one that is over before a second reading: since the epoch before. It needs psutil, of the
@@ -111,18 +111,19 @@ class HostCPU(_Reading):
         return passed[0] / passed[1]
 
     def compute(self) -> float:
-        """Of the epoch so far; NaN before the first reading."""
+        """Return the mean over the epoch so far; NaN before the first reading."""
         busy, seconds = self._total if self._total[1] > 0 else self._first or (math.nan, 1.0)
         return busy / seconds
 
     def reset(self) -> None:
-        """A new epoch begins."""
+        """Start a new epoch."""
         super().reset()
         self._first, self._total = None, (0.0, 0.0)
 
 
 class HostMemory(_Most):
-    """The main memory that the process takes, in MB (10⁶ bytes): its resident set. Of an epoch: the most that was read.
+    """The main memory of the process, in MB (10⁶ bytes): its resident set. The value of an epoch is the largest
+    reading.
 
     It is that of the run's own process, without those of its workers. It needs psutil, of the extra `system`.
 
@@ -152,7 +153,7 @@ class HostMemory(_Most):
 
 
 class DeviceMemory(_Most):
-    """The most memory that the process has had taken on a device so far, in MB (10⁶ bytes): of the fullest one.
+    """The peak memory of the process on a device so far, in MB (10⁶ bytes), on the fullest device.
 
     It is JAX's `peak_bytes_in_use`, which sees what a program needs in between, and never falls. Devices that do not
     count, such as CPUs, make it NaN.
@@ -183,7 +184,7 @@ class DeviceMemory(_Most):
 
 
 class GPUUse(_Reading):
-    """How busy the GPUs are, from 0 to 1: the part of the time in which a kernel was running, mean over GPUs.
+    """The utilization of the GPUs, from 0 to 1: the part of the time in which a kernel was running, mean over GPUs.
 
     It is NVML's `utilization.gpu`, over the last moment (up to a second) before a reading. Of an epoch: the mean of its
     readings. It needs nvidia-ml-py, of the extra `system`; without an NVIDIA driver it is NaN.
@@ -208,8 +209,8 @@ class GPUUse(_Reading):
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError:
             count = 0
-        if count and (wrong := [gpu for gpu in gpus or () if gpu not in range(count)]):
-            raise LearnerError(f"gpus of GPUUse has {wrong}; the machine's are {list(range(count))}")
+        if count and (absent := [gpu for gpu in gpus or () if gpu not in range(count)]):
+            raise LearnerError(f"gpus of GPUUse has {absent}; the machine's are {list(range(count))}")
         self._gpus = list(range(count)) if gpus is None or not count else list(gpus)
         self._total, self._count = 0.0, 0
         super().__init__(every)
@@ -231,13 +232,13 @@ class GPUUse(_Reading):
         return self._total / self._count if self._count else math.nan
 
     def reset(self) -> None:
-        """A new epoch begins."""
+        """Start a new epoch."""
         super().reset()
         self._total, self._count = 0.0, 0
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Since the machine was started, of all cores: busy, and in all."""
+    """Return the seconds of all cores since the machine was started: busy, and in all."""
     times = _package("psutil", "").cpu_times()
     # A guest's time is in the user's as well.
     total = sum(times) - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
@@ -245,7 +246,7 @@ def _core_seconds() -> tuple[float, float]:
 
 
 def _package(name: str, metric: str) -> Any:
-    """A package that not everybody has."""
+    """Import an optional package."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

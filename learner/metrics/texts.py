@@ -1,4 +1,4 @@
-"""Metrics of sequences on texts: words or characters rather than tokens."""
+"""Metrics of sequences on texts: words or characters instead of tokens."""
 
 import copy
 import math
@@ -70,7 +70,7 @@ class OnText(CollectingMetric):
         return tokens | {"target": target.ids, "target length": target.length, "rows": rows}
 
     def compute(self, rows: dict[str, Any]) -> float:
-        """The metric over all texts of the split."""
+        """Compute the metric over all texts of the split."""
         kept = {name: np.asarray(x)[np.asarray(rows["rows"])] for name, x in rows.items()}
         known: dict[str, int] = {}
         sides = [self._numbered(kept[side], kept[f"{side} length"], known) for side in ("predicted", "target")]

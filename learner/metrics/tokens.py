@@ -1,4 +1,4 @@
-"""Sequences of tokens as metrics read them: which count, where they end, how long they are."""
+"""Sequences of tokens: masks, ends and lengths."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ from learner.metrics.rows import as_int32
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """What counts of a batch of sequences: the tokens that count come first.
+    """The counted tokens of a batch of sequences, moved to the front.
 
     Attributes:
       ids: int32 `[batch, length]`; behind the end anything.
@@ -31,7 +31,7 @@ class Tokens:
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """Where a sequence ends and what of it is no token, for metrics that compare whole sequences.
+    """The end of a sequence and the tokens to ignore, for metrics that compare whole sequences.
 
     Args:
       name: of the metric, for errors.

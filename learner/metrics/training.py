@@ -1,4 +1,4 @@
-"""Metrics of the optimizer step itself: its rate, its gradients, its parameters."""
+"""Metrics of the optimizer step: learning rate, gradients and parameters."""
 
 import dataclasses
 from typing import Any, ClassVar, Self
@@ -25,7 +25,7 @@ class _Latest:
 
 
 class _LastStep(Metric):
-    """What is known of a step, `info.<known>`. The value of an epoch is that of its last step."""
+    """A property of a step, `info.<known>`. The value of an epoch is that of its last step."""
 
     splits = ("train",)
     per_step = True
@@ -33,24 +33,24 @@ class _LastStep(Metric):
     known: ClassVar[str]
 
     def init(self) -> _Latest:
-        """No step."""
+        """Return the state before the first step."""
         return _Latest(jnp.full((), -1, jnp.int32), jnp.full((), jnp.nan, jnp.float32))
 
     def update(self, state: _Latest, output: Any, info: Info) -> _Latest:
-        """Takes what is known of the step from `info`."""
+        """Take what is known of the step from `info`."""
         return state.merge(_Latest(jnp.asarray(info.step, jnp.int32), _known(self.name, self.known, info)))
 
     def merge(self, a: _Latest, b: _Latest) -> _Latest:
-        """The later one of both."""
+        """Return the later state."""
         return a.merge(b)
 
     def compute(self, state: _Latest) -> Array:
-        """float32 scalar; NaN without steps."""
+        """Return a float32 scalar; NaN without steps."""
         return state.value
 
 
 class LearningRate(_LastStep):
-    """The rate that the step used, schedule and scale included. The value of an epoch is that of its last step.
+    """The learning rate of the step, schedule and scale included. The value of an epoch is that of its last step.
 
     It has no unit and no direction. Only training has a rate.
 
@@ -69,7 +69,7 @@ class LearningRate(_LastStep):
 
 
 class ParameterNorm(_LastStep):
-    """The global norm of the parameters that the step left, `√Σp²`. The value of an epoch is that of its last step.
+    """The global norm of the parameters after the step, `√Σp²`. The value of an epoch is that of its last step.
 
     It is of what is trained: neither of frozen parameters nor of running statistics. It costs a look at all parameters
     in each step, and nothing where it is not registered. It has no direction. Only training has it.
@@ -109,14 +109,14 @@ class GradientNorm(MeanMetric):
     undefined = "no step had gradients that the learner knows of: update= keeps its own, and float16 skips an overflow"
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Takes the step's `info.grad_norm`."""
+        """Take the step's `info.grad_norm`."""
         counts = jnp.asarray(info.weight, jnp.float32) > 0
         return state.add(_known(self.name, "grad_norm", info), counts)
 
 
 class UpdateRatio(MeanMetric):
-    """How far a step moves the parameters: `√Σ(p - p₀)² / √Σp²`, of the parameters `p` that the step left and those
-    `p₀` that it began with.
+    """The size of a parameter update relative to the parameters: `√Σ(p - p₀)² / √Σp²`, with `p₀` before and `p` after
+    the step.
 
     About 0.001 is usual; much less learns slowly, much more is unstable. It is of what is trained, as the optimizer
     changed it: clipping, momentum, decay and the rate included. The value of an epoch is the mean over its steps; one
@@ -140,7 +140,7 @@ class UpdateRatio(MeanMetric):
     undefined = "no step of it left parameters other than zeros, or one left a NaN"
 
     def update(self, state: Mean, output: Any, info: Info) -> Mean:
-        """Takes the step's `info.update_norm` and `info.param_norm`."""
+        """Take the step's `info.update_norm` and `info.param_norm`."""
         update, norm = _known(self.name, "update_norm", info), _known(self.name, "param_norm", info)
         some = norm != 0
         counts = (jnp.asarray(info.weight, jnp.float32) > 0) & some

@@ -300,10 +300,10 @@ class Linen:
     @classmethod
     def tree_unflatten(cls, fixed: Any, children: Any) -> "Linen":
         """For JAX."""
-        made = object.__new__(cls)
-        (made.variables, made._key), (made.module, made.rngs, made.train) = children, fixed
-        made._axis, made._synced, made._calls = None, False, 0
-        return made
+        box = object.__new__(cls)
+        (box.variables, box._key), (box.module, box.rngs, box.train) = children, fixed
+        box._axis, box._synced, box._calls = None, False, 0
+        return box
 
 
 @contextlib.contextmanager
@@ -344,9 +344,9 @@ class LinenAdapter(ModelAdapter):
 
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Linen:
         """See `ModelAdapter`."""
-        made = self._rebuilt(params, model_state)
-        made.train, made._key = train, key
-        return made
+        rebuilt = self._rebuilt(params, model_state)
+        rebuilt.train, rebuilt._key = train, key
+        return rebuilt
 
     def put(self, model: Linen, model_state: PyTree, streams: PyTree) -> Linen:
         """See `ModelAdapter`."""
@@ -362,8 +362,8 @@ class LinenAdapter(ModelAdapter):
         return model._synced
 
     def _rebuilt(self, params: PyTree, model_state: PyTree) -> Linen:
-        whole = self._all.combine(params, model_state["frozen"])
-        return Linen(self._module, {"params": whole, **model_state["collections"]}, self._rngs)
+        params = self._all.combine(params, model_state["frozen"])
+        return Linen(self._module, {"params": params, **model_state["collections"]}, self._rngs)
 
     def read_all(self, model: Linen) -> tuple[PyTree, PyTree]:
         """See `ModelAdapter`."""
@@ -397,10 +397,10 @@ class TreeAdapter(ModelAdapter):
         if not shared:
             _refuse_shared(self._names, leaves)
         carried = self._carried(model)
-        wanted = trainable or (lambda name, leaf: True)
+        is_trainable = trainable or (lambda name, leaf: True)
         self._arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
         self._trained = [
-            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(wanted(name, leaf))
+            array and jnp.issubdtype(leaf.dtype, jnp.inexact) and kind is None and bool(is_trainable(name, leaf))
             for name, leaf, array, kind in zip(self._names, leaves, self._arrays, carried, strict=True)
         ]
         self._static = [None if array else leaf for leaf, array in zip(leaves, self._arrays, strict=True)]
@@ -449,11 +449,11 @@ class TreeAdapter(ModelAdapter):
 
     def put(self, model: PyTree, model_state: PyTree, streams: PyTree) -> PyTree:
         """See `ModelAdapter`. The model that was given stays as it is, but for the nnx modules in it."""
-        made = self.combine(self.params, model_state)
+        rebuilt = self.combine(self.params, model_state)
         nnx: Any = sys.modules.get("flax.nnx")
-        for given, new in zip(nnx_modules(model), nnx_modules(made), strict=True):
+        for given, new in zip(nnx_modules(model), nnx_modules(rebuilt), strict=True):
             nnx.update(given, nnx.state(new))
-        return made
+        return rebuilt
 
     def read_all(self, model: PyTree) -> tuple[PyTree, PyTree]:
         """See `ModelAdapter`."""
@@ -591,15 +591,15 @@ def abstract_adapter(
     >>> type(family.params["w"]).__name__, family.fresh()
     ('ShapeDtypeStruct', ({'w': Array([1., 1.], dtype=float32)}, {}))
     """
-    made: list[tuple[ModelAdapter, Any]] = []
+    traced: list[tuple[ModelAdapter, Any]] = []
 
     def split() -> tuple[PyTree, PyTree, PyTree]:
         model = make()
         refuse_abstract(model)
         if is_instance_of(model, "flax.nnx", "Module"):
             _mark_traced(model)
-        made.append((adapter_of(model, trainable, shared=shared), model))
-        family = made[-1][0]
+        traced.append((adapter_of(model, trainable, shared=shared), model))
+        family = traced[-1][0]
         return family.params, family.model_state, family.streams
 
     try:
@@ -611,7 +611,7 @@ def abstract_adapter(
     constants = sum(x.nbytes for x in program.consts)
     if constants > MOST_CONSTANT:
         return _whole(make(), trainable, shared, f"it has {constants} bytes of arrays before it is called")
-    family, model = made[-1]
+    family, model = traced[-1]
     run, tree = jaxpr_as_fun(program), jax.tree.structure(shapes)
 
     def fresh() -> tuple[PyTree, PyTree, PyTree]:

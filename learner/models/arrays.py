@@ -31,12 +31,12 @@ def arrays_of(family: ModelAdapter, params: PyTree, model_state: PyTree) -> tupl
     seen () int32 arrays False 4
     """
     held = set(frozen_leaves(family, model_state))
-    found = [_info(path, x, PARAMS, True) for path, x in named_leaves(params).items()]
+    infos = [_info(path, x, PARAMS, True) for path, x in named_leaves(params).items()]
     rest = zip(named_leaves(model_state).items(), jax.tree.leaves(family.kinds), strict=True)
     for (name, x), kind in rest:
         path = _path(name) if isinstance(family, LinenAdapter) else name
-        found.append(_info(path, x, PARAMS if path in held else kind, False))
-    return tuple(found)
+        infos.append(_info(path, x, PARAMS if path in held else kind, False))
+    return tuple(infos)
 
 
 def _path(name: str) -> str:

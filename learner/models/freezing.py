@@ -21,14 +21,14 @@ def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
     >>> trained("backbone.kernel", None), trained("head.kernel", None)
     (False, True)
     """
-    matchers = [matcher(each) for each in frozen]
+    matchers = [matcher(pattern) for pattern in frozen]
 
     def held(path: str, leaf: Any) -> bool:
         return any(matches(path, leaf) for matches in matchers)
 
     if trainable is None or isinstance(trainable, types.FunctionType | types.MethodType | partial):
-        wanted: Callable[[str, Any], bool] = trainable or (lambda path, leaf: True)
-        return lambda path, leaf: wanted(path, leaf) and not held(path, leaf)
+        is_trained: Callable[[str, Any], bool] = trainable or (lambda path, leaf: True)
+        return lambda path, leaf: is_trained(path, leaf) and not held(path, leaf)
     from flax import nnx
 
     return nnx.All(trainable, nnx.Not(by_path(held)))
@@ -40,20 +40,20 @@ def check_freeze_patterns(frozen: Sequence[Match], family: ModelAdapter, model: 
     """
     leaves = {**named_leaves(family.params), **frozen_leaves(family, family.model_state)}
     tied = tied_paths(model, leaves)
-    held = {path for path, leaf in leaves.items() if any(matcher(each)(path, leaf) for each in frozen)}
+    held = {path for path, leaf in leaves.items() if any(matcher(pattern)(path, leaf) for pattern in frozen)}
     problems = []
-    for each in frozen:
+    for pattern in frozen:
         others = {path: leaves[first] for path, first in tied.items()}
-        by_another = [path for path, leaf in others.items() if matcher(each)(path, leaf) and tied[path] not in held]
+        by_another = [path for path, leaf in others.items() if matcher(pattern)(path, leaf) and tied[path] not in held]
         if by_another:
             rows = ", ".join(f"{path} is {tied[path]}" for path in by_another)
             problems.append(
-                f"freeze: {match_text(each)} matches a parameter that is there twice, by its second path: {rows}. It "
-                "goes by its first path: freeze that one, which freezes both, or none of them"
+                f"freeze: {match_text(pattern)} matches a parameter that is there twice, by its second path: {rows}. "
+                "It goes by its first path: freeze that one, which freezes both, or none of them"
             )
             continue
         try:
-            chosen(each, leaves | others, "freeze:")
+            chosen(pattern, leaves | others, "freeze:")
         except LearnerError as error:
             problems.append(str(error))
     return problems

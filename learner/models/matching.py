@@ -59,8 +59,8 @@ def _takes_path_and_array(predicate: Callable[..., Any]) -> bool:
 
 
 def _is_pattern(pattern: Any) -> bool:
-    said = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-    return isinstance(said, str) and bool(said)
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    return isinstance(text, str) and bool(text)
 
 
 def match_text(match: Match) -> str:
@@ -88,13 +88,13 @@ def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
     >>> chosen("bias", {"out.kernel": 1, "out.bias": 2}, "a group")
     ['out.bias']
     """
-    wanted = matcher(match)
+    matches = matcher(match)
     for pattern in [] if callable(match) else patterns_of(match):
         if not any(re.search(pattern, path) for path in leaves):
             text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
             raise LearnerError(f"{what} {text!r} matches no parameter: {near_path(text, list(leaves))}")
-    found = [path for path, leaf in leaves.items() if wanted(path, leaf)]
-    if not found:
+    paths = [path for path, leaf in leaves.items() if matches(path, leaf)]
+    if not paths:
         some = ", ".join(list(leaves)[:8]) + (" and others" if len(leaves) > 8 else "")
         raise LearnerError(f"{what} {match_text(match)} chooses no parameter of {some}")
-    return found
+    return paths

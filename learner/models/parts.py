@@ -56,9 +56,9 @@ def with_parameters(model: Any, params: PyTree) -> Any:
         graph, state = nnx.split(model)
         return nnx.merge(graph, _replaced(nnx.as_pure(state), new))
     if isinstance(model, Linen):
-        made = copy.copy(model)
-        made.variables = {**model.variables, "params": _replaced(model.variables["params"], new)}
-        return made
+        copied = copy.copy(model)
+        copied.variables = {**model.variables, "params": _replaced(model.variables["params"], new)}
+        return copied
     return _replaced(model, new)
 
 
@@ -89,19 +89,19 @@ def take(tree: PyTree, *chosen: Choice) -> tuple[PyTree, PyTree]:
     """
     params = parameters(tree)
     leaves = named_leaves(params)
-    taken, problems = set(), []
+    chosen_paths, problems = set(), []
     for choice in chosen:
-        found = {name for name, leaf in leaves.items() if _is_chosen(choice, name, leaf)}
-        if not found:
+        paths = {name for name, leaf in leaves.items() if _is_chosen(choice, name, leaf)}
+        if not paths:
             problems.append(_nothing_at(choice, list(leaves)))
-        taken |= found
+        chosen_paths |= paths
     if not chosen:
         problems.append('take got nothing to take: give it paths, such as take(grads, "conv1")')
     if problems:
         raise one_error(problems, "this cannot be taken")
 
     def side(which: bool) -> PyTree:
-        keep = lambda path, x: x if (path_name(path) in taken) == which else None  # noqa: E731
+        keep = lambda path, x: x if (path_name(path) in chosen_paths) == which else None  # noqa: E731
         return jax.tree_util.tree_map_with_path(keep, params)
 
     return side(True), side(False)
@@ -154,13 +154,13 @@ def _in_mode(model: Any, train: bool) -> Any:
         from flax import nnx
 
         graph, state = nnx.split(model)
-        made = nnx.merge(graph, nnx.as_pure(state))
-        made.train() if train else made.eval()
-        return made
+        result = nnx.merge(graph, nnx.as_pure(state))
+        result.train() if train else result.eval()
+        return result
     if isinstance(model, Linen):
-        made = copy.copy(model)
-        made.train = train
-        return made
+        result = copy.copy(model)
+        result.train = train
+        return result
     equinox = equinox_of(model)
     return equinox.nn.inference_mode(model, value=not train) if equinox else model
 

@@ -67,10 +67,12 @@ class OptimizerConfig:
             if isinstance(value, OptimizerConfig):
                 settings[name] = value(learning_rate)
         try:
-            made = self.function(learning_rate=learning_rate, **settings)
+            transformation = self.function(learning_rate=learning_rate, **settings)
         except ValueError as error:
             raise LearnerError(f"{self!r}: {error}") from error
-        return made if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), made)
+        return (
+            transformation if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), transformation)
+        )
 
     @classmethod
     def read_fields(cls, value: Any, place: str, found: list[str]) -> Any:
@@ -98,14 +100,14 @@ class OptimizerConfig:
             for key, setting in value.items()
             if key in kinds
         }
-        made = None
+        config = None
         if not problems:
             try:
-                made = cls(**settings)
+                config = cls(**settings)
             except (ValueError, TypeError) as error:
                 problems.append(f"{place}: {error}")
         found += problems
-        return made
+        return config
 
     @staticmethod
     def read_tagged(
@@ -131,7 +133,7 @@ class OptimizerConfig:
 
 def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """The module's optimizers: what takes a learning rate, except for the pieces (`scale_by_...`) they are made of."""
-    found = {}
+    functions = {}
     for name, value in vars(module).items():
         if name.startswith(("_", "scale_by_")) or inspect.isclass(value) or not callable(value):
             continue
@@ -140,15 +142,15 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
         except ValueError:  # type aliases are callable, but have no signature
             continue
         if "learning_rate" in parameters:
-            found[f"{module.__name__}.{name}"] = value
-    return found
+            functions[f"{module.__name__}.{name}"] = value
+    return functions
 
 
 def _mask_of(function: Callable[..., Any]) -> str:
     """The parameter that says which arrays decay, or nothing."""
     parameters = inspect.signature(function).parameters
-    found = [name for name in ("mask", "weight_decay_mask") if name in parameters and "weight_decay" in parameters]
-    return found[0] if found else ""
+    names = [name for name in ("mask", "weight_decay_mask") if name in parameters and "weight_decay" in parameters]
+    return names[0] if names else ""
 
 
 _CLIP_NORM = ("clip_norm", float | None, None, "Clip the gradients to this global norm first. null: as they are.")

@@ -133,11 +133,11 @@ def make_class(
         "function_name": name,
         "__doc__": _docstring(function, name, [field for field, *_ in fields], left_out, extra),
     }
-    made = dataclasses.make_dataclass(
+    cls = dataclasses.make_dataclass(
         camel_case(name.rpartition(".")[2]), fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True
     )
-    made.__module__ = base.__module__
-    return made
+    cls.__module__ = base.__module__
+    return cls
 
 
 def _field(parameter: inspect.Parameter, classes: Mapping[Any, type]) -> tuple[Any, Any]:

@@ -112,8 +112,10 @@ class Groups(OptimizerFactory):
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""
-        made = {str(number): _transformation(group, self.optimizer, rate) for number, group in self._numbered()}
-        return in_parts({REST: self.optimizer(rate), **made}, self.labels)
+        transformations = {
+            str(number): _transformation(group, self.optimizer, rate) for number, group in self._numbered()
+        }
+        return in_parts({REST: self.optimizer(rate), **transformations}, self.labels)
 
     def with_schedules(self, change: Change) -> "Groups":
         """See `OptimizerFactory`."""
@@ -126,12 +128,12 @@ class Groups(OptimizerFactory):
     def labels(self, params: Any) -> Any:
         """The tree of the parameters' groups: `"0"`, `"1"`, ... in their order, `"rest"`."""
         leaves = named_leaves(params)
-        found = {
+        paths_of_group = {
             number: chosen(group.match, leaves, f"group {number} of Groups,") for number, group in self._numbered()
         }
         label: dict[str, str] = {}
         twice: dict[tuple[str, str], list[str]] = {}
-        for number, paths in found.items():
+        for number, paths in paths_of_group.items():
             for path in paths:
                 if path in label:
                     twice.setdefault((label[path], str(number)), []).append(path)
@@ -221,16 +223,16 @@ def scheduled(optimizer: Callable[[Any], Any], schedule: Callable[[Any], Any]) -
     (-1.0, -0.5, -0.0625)
     """
 
-    def made(count: Any) -> optax.GradientTransformationExtraArgs:
+    def at_step(count: Any) -> optax.GradientTransformationExtraArgs:
         return accepting(optimizer(jnp.asarray(schedule(count), jnp.float32)))
 
     def init(params: Any) -> ScheduledState:
         count = jnp.zeros((), jnp.int32)
-        return ScheduledState(count, made(count).init(params))
+        return ScheduledState(count, at_step(count).init(params))
 
     def update(updates: Any, state: ScheduledState, params: Any = None, **extra: Any) -> tuple[Any, ScheduledState]:
         count = extra.get("step", state.count)
-        updates, inner = made(count).update(updates, state.inner, params, **extra)
+        updates, inner = at_step(count).update(updates, state.inner, params, **extra)
         return updates, ScheduledState(optax.safe_increment(count), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -27,7 +27,9 @@ def in_parts(
     >>> float(updates["w"]), float(updates["v"])
     (-1.5, -0.5)
     """
-    partition = optax.partition({label: _on_part(each) for label, each in transformations.items()}, labels)
+    partition = optax.partition(
+        {label: _on_part(transformation) for label, transformation in transformations.items()}, labels
+    )
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         for name in ("value_fn", "obj_fn"):
@@ -69,14 +71,14 @@ def _gradient_of_part(grad_fn: Callable[[PyTree, Any], PyTree], params: PyTree) 
     return lambda part, number: _cut(grad_fn(_filled(part, params), number), part)
 
 
-def _filled(part: PyTree, whole: PyTree) -> PyTree:
+def _filled(part: PyTree, tree: PyTree) -> PyTree:
     """The part with what it lacks from the whole."""
-    return jax.tree.map(lambda p, w: w if _is_left_out(p) else p, part, whole, is_leaf=_is_left_out)
+    return jax.tree.map(lambda p, w: w if _is_left_out(p) else p, part, tree, is_leaf=_is_left_out)
 
 
-def _cut(whole: PyTree, part: PyTree) -> PyTree:
+def _cut(tree: PyTree, part: PyTree) -> PyTree:
     """Of the whole as much as the part has."""
-    return jax.tree.map(lambda p, w: p if _is_left_out(p) else w, part, whole, is_leaf=_is_left_out)
+    return jax.tree.map(lambda p, w: p if _is_left_out(p) else w, part, tree, is_leaf=_is_left_out)
 
 
 def _is_left_out(node: Any) -> bool:

@@ -23,14 +23,14 @@ RECORDERS = {
 
 
 def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -> Path:
-    """Writes a model with its whole state to a file, which is there whole or not at all. A file that is there is
-    replaced. Returns the path of the file.
+    """Write a model with its whole state to a file, atomically. An existing file is replaced. Returns the path of the
+    file.
 
     Args:
       path: it ends with `.mpk`, `.json`, `.safetensors` or `.bin`, which chooses the format, and with `.gz` behind it
         where it is to be compressed. A recorder adds its extension to a path that has none.
       model: an `nnx.Module`, a `Linen`, an Equinox module (with its `State` in a tuple), or any pytree with arrays.
-      recorder: `None`: the one of the extension, in full precision.
+      recorder: default: the recorder of the extension, in full precision.
 
     Raises:
       LearnerError: the extension is none, or not the recorder's; the model cannot be recorded, see `Recorder.check`.
@@ -44,19 +44,19 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
     >>> load_model(path, {"w": jnp.zeros(1), "n": jnp.int32(0)})
     {'n': Array(7, dtype=int32), 'w': Array([0.5], dtype=float32)}
     """
-    place = _with_extension(path, recorder)
-    recorder = recorder_for(place, recorder)
-    if not place.absolute().parent.is_dir():
-        raise LearnerError(f"there is no directory {place.parent} to save {place.name} in")
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    target = _with_extension(path, recorder)
+    recorder = recorder_for(target, recorder)
+    if not target.absolute().parent.is_dir():
+        raise LearnerError(f"there is no directory {target.parent} to save {target.name} in")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("xb") as file:
             recorder.write(model, file)
-        partial.replace(place)
+        partial.replace(target)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    return place
+    return target
 
 
 def load_model(
@@ -104,13 +104,13 @@ def load_model(
     """
     if isinstance(path, str | os.PathLike) and Path(path).suffix in PICKLES:
         raise LearnerError(how_to_convert(path))
-    place = _with_extension(path, recorder) if recorder is not None else _found(path)
-    recorder = recorder_for(place, recorder)
-    if not place.is_file():
-        raise LearnerError(_absent(place))
+    target = _with_extension(path, recorder) if recorder is not None else _find_record(path)
+    recorder = recorder_for(target, recorder)
+    if not target.is_file():
+        raise LearnerError(_absent(target))
     how = {"rename": rename, "strict": strict, "layout": layout, "report": report}
-    with place.open("rb") as file:
-        return recorder.read(file, place.stat().st_size, str(place), model, **how)
+    with target.open("rb") as file:
+        return recorder.read(file, target.stat().st_size, str(target), model, **how)
 
 
 def _checked(path: Any) -> Path:
@@ -130,7 +130,7 @@ def _with_extension(path: Any, recorder: Recorder | None) -> Path:
     return named.with_name(f"{named.name}{recorder.extension}")
 
 
-def _found(path: Any) -> Path:
+def _find_record(path: Any) -> Path:
     """Return the path of the only record of that name, if the path has no extension of a record."""
     named = _checked(path)
     if named.name.endswith(tuple(RECORDERS)):
@@ -142,7 +142,7 @@ def _found(path: Any) -> Path:
 
 
 def recorder_for(path: Any, recorder: Recorder | None = None) -> Recorder:
-    """The recorder of a file: the one that is given, where it fits the extension.
+    """Return the recorder for a file: the given one, if it matches the extension.
 
     Raises:
       LearnerError: it does not, or the extension is none.
@@ -174,9 +174,9 @@ def _extension(name: str) -> str:
     return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
 
 
-def _absent(place: Path) -> str:
-    if place.is_dir():
-        return f"{place} is a directory; load_model takes a file that save_model wrote, load_checkpoint takes a run"
-    beside = place.absolute().parent
+def _absent(target: Path) -> str:
+    if target.is_dir():
+        return f"{target} is a directory; load_model takes a file that save_model wrote, load_checkpoint takes a run"
+    beside = target.absolute().parent
     names = sorted(p.name for p in beside.iterdir() if p.name.endswith(tuple(RECORDERS))) if beside.is_dir() else []
-    return f"there is no file {place}" + (f"; in {place.parent} {near(place.name, names)}" if names else "")
+    return f"there is no file {target}" + (f"; in {target.parent} {near(target.name, names)}" if names else "")

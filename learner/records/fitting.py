@@ -25,7 +25,7 @@ MOST_HINTS = 20
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What `load_model` did.
+    """The result of `load_model`.
 
     Attributes:
       source: the file, its format and precision.
@@ -43,7 +43,7 @@ class LoadReport:
 
     @property
     def complete(self) -> bool:
-        """Whether everything was loaded, and everything of the file was used."""
+        """True if every array was loaded and every array of the file was used."""
         return not self.left and not self.unused
 
     def __str__(self) -> str:
@@ -85,24 +85,24 @@ def fitted(
     if layout == "torch":
         refuse_unknown_layers(model)
         arrays, origins = as_flax(arrays, origins, leaves.arrays)
-    new, left = _taken(arrays, leaves, foreign)
+    new, left = _match(arrays, leaves, foreign)
     unused = {
         origins.get(path, path): _described(stored) for path, stored in arrays.items() if path not in leaves.arrays
     }
     moved = {path: origins[path] for path in new if origins.get(path, path) != path}
-    made = LoadReport(source, tuple(new), moved, left, unused)
-    if not new or (strict and not made.complete):
-        raise LearnerError(_differences(made, leaves, partly=bool(new)))
+    result = LoadReport(source, tuple(new), moved, left, unused)
+    if not new or (strict and not result.complete):
+        raise LearnerError(_differences(result, leaves, partly=bool(new)))
     _refuse_shapes(left, leaves)
     if report is not None:
-        report(made)
-    elif not made.complete:
-        logging.getLogger("learner.records").warning("%s", made)
+        report(result)
+    elif not result.complete:
+        logging.getLogger("learner.records").warning("%s", result)
     return leaves.build(new)
 
 
 def _renamed(arrays: Mapping[str, Stored], rules: Rename, source: str) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The arrays by their new paths, and their paths in the file by the new ones."""
+    """Return the arrays by their new paths, and the original path of each new one."""
     names, problems = {path: path for path in arrays}, []
     for rule in rules:
         try:
@@ -128,8 +128,10 @@ def _renamed(arrays: Mapping[str, Stored], rules: Rename, source: str) -> tuple[
     return {name: arrays[path] for name, path in origins.items()}, origins
 
 
-def _taken(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """The model's new arrays, and why it keeps the others. Random streams are no part of the files of others."""
+def _match(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the model's new arrays, and the reason for each array that is kept. Files of other libraries have no
+    random streams.
+    """
     new, left = {}, {}
     for path, here in leaves.arrays.items():
         there = arrays.get(path)
@@ -144,12 +146,12 @@ def _taken(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple
 
 
 def _is_stream(path: str, here: Any) -> bool:
-    """Whether it is of nnx's random streams: a key, or the counter beside one."""
+    """Return True for a part of nnx's random streams: a key, or the counter beside one."""
     return is_key(here) or (path.endswith(".count") and here.dtype == np.uint32)
 
 
 def _why_not(there: Stored, here: Any) -> str | None:
-    """What is wrong with an array; empty where dtype and shape say it all, `None` where it fits."""
+    """Return the reason why an array does not fit, empty where dtype and shape show it, or None if it fits."""
     if there.shape != tuple(here.shape) or there.is_key != is_key(here):
         return ""
     if there.is_key:
@@ -189,29 +191,29 @@ def _refuse_shapes(left: Mapping[str, str], leaves: Leaves) -> None:
         )
 
 
-def _differences(made: LoadReport, leaves: Leaves, partly: bool) -> str:
+def _differences(result: LoadReport, leaves: Leaves, partly: bool) -> str:
     """Every path that differs, with what both sides have."""
     known: list[str] = list(leaves.arrays)
     rows: list[str] = []
-    unused = list(made.unused)[:MOST_ROWS]
-    for path, why in made.left.items():
+    unused = list(result.unused)[:MOST_ROWS]
+    for path, why in result.left.items():
         close = _close(path, unused) if why.startswith("not in the file") and len(rows) < MOST_HINTS else ""
         rows.append(f"{path}: {why}{close}")
-    for path, what in made.unused.items():
-        close = _close(path, known) if len(rows) < 2 * MOST_HINTS and not made.left else ""
+    for path, what in result.unused.items():
+        close = _close(path, known) if len(rows) < 2 * MOST_HINTS and not result.left else ""
         rows.append(f"{path}: {what} in the file, not in the model{close}")
     if partly:
-        title = f"{made.source} does not fit the model; {count(len(rows), 'array')} differ{'s' * (len(rows) == 1)}:"
+        title = f"{result.source} does not fit the model; {count(len(rows), 'array')} differ{'s' * (len(rows) == 1)}:"
         advice = "strict=False loads the others and leaves these as they are; rename= gives them other paths"
     else:
-        title = f"nothing in {made.source} fits the model, by path, shape and dtype:"
+        title = f"nothing in {result.source} fits the model, by path, shape and dtype:"
         advice = "rename= gives the arrays of the file other paths; layout='torch' reads those of PyTorch"
     return "\n".join(map(printable, [*_cut([title, *(f"  {row}" for row in rows)]), advice]))
 
 
 def _close(path: str, known: Sequence[str]) -> str:
-    found = difflib.get_close_matches(path, known, n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+    candidates = difflib.get_close_matches(path, known, n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, candidates))}?" if candidates else ""
 
 
 def _cut(lines: list[str]) -> list[str]:

@@ -127,7 +127,7 @@ def _array(path: str, dtype: Any, shape: Any, numbers: np.ndarray) -> Stored:
 
 
 def _fit(numbers: np.ndarray, cast: np.ndarray) -> bool:
-    """Whether a dtype holds the numbers; floats are rounded to its floats, and nothing else changes."""
+    """Return True if a dtype represents the numbers. Floats may be rounded; other values must not change."""
     if jnp.issubdtype(cast.dtype, jnp.floating):
         rounded = cast.astype(np.float64)
         same = all((check(rounded) == check(numbers)).all() for check in (np.isnan, np.isinf))
@@ -139,12 +139,12 @@ def _fit(numbers: np.ndarray, cast: np.ndarray) -> bool:
 
 
 def _map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = reject_duplicate_keys(pairs)
-    if made.keys() != {"dtype", "shape", "data"}:
-        return made
-    if isinstance(made["data"], list):  # as an array at once: a list takes several times its memory
-        made["data"] = _numbers(made["data"])
-    return _Array(made)
+    mapping = reject_duplicate_keys(pairs)
+    if mapping.keys() != {"dtype", "shape", "data"}:
+        return mapping
+    if isinstance(mapping["data"], list):  # as an array at once: a list takes several times its memory
+        mapping["data"] = _numbers(mapping["data"])
+    return _Array(mapping)
 
 
 def _numbers(values: list[Any]) -> Any:

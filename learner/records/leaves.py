@@ -1,4 +1,4 @@
-"""A model of any library as arrays by path, and what a file holds of each."""
+"""Models of any library as arrays by path, and their form in files."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ MOST_DIMS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """An array as a file holds it.
+    """An array in its stored form.
 
     Attributes:
       dtype: one of `DTYPES`, or `key<...>`.
@@ -45,23 +45,23 @@ class Stored:
 
     @property
     def is_key(self) -> bool:
-        """Whether it is random keys."""
+        """Return True for random keys."""
         return self.dtype.startswith("key<")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape as the model has it."""
+        """The shape in the model."""
         return self.data.shape[:-1] if self.is_key else self.data.shape
 
     @property
     def bytes(self) -> Buffer:
-        """The numbers in the order of rows, the lowest byte of each first."""
+        """The numbers in row-major order, little-endian."""
         return np.ascontiguousarray(self.data).reshape(-1).view(np.uint8).data
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
-    """A model taken apart.
+    """The arrays of a model by path, and the function that rebuilds the model.
 
     Attributes:
       arrays: every array of the model by its path: parameters, statistics, counters, random keys.
@@ -75,7 +75,7 @@ class Leaves:
 
 
 def leaves_of(model: Any) -> Leaves:
-    """The arrays of a model, which is not changed.
+    """Return the arrays of a model, which is not changed.
 
     Args:
       model: an `nnx.Module`, a `Linen`, or any pytree with arrays (an Equinox module, a dict). Shapes in the place of
@@ -100,7 +100,7 @@ def leaves_of(model: Any) -> Leaves:
         raise LearnerError(f"two leaves of the model are named {', '.join(twice)}; give them other names")
     arrays = {path: leaf for path, leaf in zip(paths, leaves, strict=True) if _is_array(leaf)}
     if not arrays:
-        raise LearnerError(f"{_said(model)} has no arrays: there is nothing to save or to load")
+        raise LearnerError(f"{_describe(model)} has no arrays: there is nothing to save or to load")
 
     def build(new: Mapping[str, Any]) -> Any:
         return finish(structure.unflatten([new.get(path, old) for path, old in zip(paths, leaves, strict=True)]))
@@ -109,7 +109,7 @@ def leaves_of(model: Any) -> Leaves:
 
 
 def _pure(model: Any) -> tuple[PyTree, Callable[[PyTree], Any], str]:
-    """The model as a tree of arrays, what makes a model of such a tree, and the library."""
+    """Return the model as a tree of arrays, the function that rebuilds a model from such a tree, and the library."""
     if is_instance_of(model, "flax.nnx", "Module"):
         from flax import nnx
 
@@ -122,11 +122,11 @@ def _pure(model: Any) -> tuple[PyTree, Callable[[PyTree], Any], str]:
             f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, variables)"
         )
     if isinstance(model, types.FunctionType | types.MethodType | partial | type):
-        raise LearnerError(f"{_said(model)} makes a model and is none; call it, and pass what it returns")
+        raise LearnerError(f"{_describe(model)} makes a model and is none; call it, and pass what it returns")
     return model, lambda tree: tree, "pytree"
 
 
-def _said(model: Any) -> str:
+def _describe(model: Any) -> str:
     name = getattr(model, "__name__", None)
     return f"the model ({type(model).__name__})" if name is None else f"the model ({name})"
 
@@ -136,24 +136,24 @@ def _is_array(leaf: Any) -> bool:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array, or a shape, is random keys."""
+    """Return True for random keys."""
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def key_impl(keys: Any) -> Any:
-    """How random keys, or their shapes, are implemented."""
-    found: list[Any] = []
-    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
-    return found[0]
+    """Return the implementation of random keys, or of their shapes."""
+    impls: list[Any] = []
+    jax.eval_shape(lambda keys: impls.append(jax.random.key_impl(keys)), keys)
+    return impls[0]
 
 
 def dtype_name(leaf: Any) -> str:
-    """`float32`; `key<fry>` of random keys."""
+    """Return the name of a dtype: `float32`, or `key<fry>` for random keys."""
     return str(leaf.dtype) if is_key(leaf) else np.dtype(leaf.dtype).name
 
 
 def stored_of(path: str, leaf: Any) -> Stored:
-    """An array of a model on the host, in its own dtype.
+    """Copy an array of a model to the host, in its own dtype.
 
     Raises:
       LearnerError: it is a shape, lies on other processes' devices, or is nothing that can be stored.
@@ -174,7 +174,7 @@ def stored_of(path: str, leaf: Any) -> Stored:
 
 
 def stored_from(path: str, dtype: Any, shape: Any, data: Buffer) -> Stored:
-    """An array of a file, checked before memory is taken for it.
+    """Return an array of a file; its size is checked before memory is allocated.
 
     Raises:
       LearnerError: there are no such arrays, or the bytes are not as many as the shape needs.
@@ -184,7 +184,7 @@ def stored_from(path: str, dtype: Any, shape: Any, data: Buffer) -> Stored:
 
 
 def dtype_of(path: str, dtype: Any) -> np.dtype:
-    """The NumPy dtype that a file names; random keys are uint32."""
+    """Return the NumPy dtype that a file names; random keys are uint32."""
     key = isinstance(dtype, str) and dtype.startswith("key<")
     kind = np.dtype(np.uint32) if key else DTYPES.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
@@ -193,10 +193,10 @@ def dtype_of(path: str, dtype: Any) -> np.dtype:
 
 
 def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype, tuple[int, ...]]:
-    """The NumPy dtype and the shape of an array that a file claims to hold in `size` bytes."""
+    """Return the NumPy dtype and the shape of an array that a file claims to hold in `size` bytes."""
     kind, key = dtype_of(path, dtype), dtype.startswith("key<")
-    whole = isinstance(shape, list | tuple) and all(type(n) is int and 0 <= n < 2**62 for n in shape)
-    if not whole or len(shape) > MOST_DIMS or (key and not shape):
+    is_shape = isinstance(shape, list | tuple) and all(type(n) is int and 0 <= n < 2**62 for n in shape)
+    if not is_shape or len(shape) > MOST_DIMS or (key and not shape):
         raise LearnerError(f"{path!r} has the shape {shape!r}, which is none")
     if math.prod(shape) * kind.itemsize != size:
         raise LearnerError(f"{path!r} is {dtype}{list(shape)} and has {size} bytes")
@@ -206,7 +206,7 @@ def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype,
 
 
 def checked(path: str, dtype: str, data: np.ndarray) -> Stored:
-    """An array that was read; booleans are 0 or 1."""
+    """Return an array that was read, after a check that booleans are 0 or 1."""
     if data.dtype == np.bool_ and data.size and data.view(np.uint8).max() > 1:
         raise LearnerError(f"{path!r} has booleans that are neither 0 nor 1")
     return Stored(dtype, data)

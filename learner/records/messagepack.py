@@ -1,4 +1,4 @@
-"""Records in MessagePack (https://msgpack.org): small, fast, and read by a library of nearly every language.
+"""Records in MessagePack (https://msgpack.org): small, fast, and readable from nearly every language.
 
 A file is one map:
 
@@ -69,25 +69,25 @@ class MessagePackRecorder(Recorder):
         read = {"read_size": BUFFER, "max_buffer_size": max(2**20, min(2 * room, 2**32 - 1))}
         # Maps are walked through by hand, and lists hold shapes: what nests deeper ends here.
         walk = msgpack.Unpacker(file, object_pairs_hook=_refuse_map, list_hook=_shape, **sizes, **read)
-        said: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         for name in _keys(walk, "the record"):
             if name == "model":
-                check_header(*(said.get(key) for key in ("format", "version", "precision")))
-                said[name] = {path: _stored(walk, path) for path in _keys(walk, "the model", most)}
+                check_header(*(content.get(key) for key in ("format", "version", "precision")))
+                content[name] = {path: _stored(walk, path) for path in _keys(walk, "the model", most)}
             else:
-                said[name] = walk.unpack()
+                content[name] = walk.unpack()
         try:
             walk.unpack()
         except msgpack.OutOfData:
-            version, precision = check_header(*(said.get(key) for key in ("format", "version", "precision")))
-            if "model" not in said:
+            version, precision = check_header(*(content.get(key) for key in ("format", "version", "precision")))
+            if "model" not in content:
                 raise LearnerError("it has no model") from None
-            return Content(version, precision, said["model"])
+            return Content(version, precision, content["model"])
         raise LearnerError("it goes on after its end")
 
 
 def _keys(walk: Any, what: str, most: int = MOST_KEYS) -> Iterator[str]:
-    """The keys of the map that comes next; whoever takes one reads its value."""
+    """Yield the keys of the next map; the caller reads the value of each."""
     seen = set()
     for number in range(walk.read_map_header()):
         check_count(what, number + 1, most)
@@ -101,10 +101,10 @@ def _keys(walk: Any, what: str, most: int = MOST_KEYS) -> Iterator[str]:
 
 
 def _stored(walk: Any, path: str) -> Stored:
-    said = {key: walk.unpack() for key in _keys(walk, repr(path))}
-    if said.keys() != {"dtype", "shape", "data"} or not isinstance(said["data"], bytes):
+    content = {key: walk.unpack() for key in _keys(walk, repr(path))}
+    if content.keys() != {"dtype", "shape", "data"} or not isinstance(content["data"], bytes):
         raise LearnerError(f"{path!r} is no array: it needs dtype, shape and data")
-    return stored_from(path, said["dtype"], said["shape"], said["data"])
+    return stored_from(path, content["dtype"], content["shape"], content["data"])
 
 
 def _refuse_map(pairs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The precisions of records: which dtype an array has in a file, and what does not fit into it.
+"""Precisions of records: the dtype of each array in a file, and checks for overflow.
 
 | | full | half | double |
 |---|---|---|---|
@@ -26,7 +26,7 @@ _INTEGERS: dict[str, np.dtype] = {"half": np.dtype(np.int16), "double": np.dtype
 
 
 def file_dtype(stored: Stored, precision: str) -> np.dtype:
-    """The dtype of an array in a file.
+    """Return the dtype of an array in a file.
 
     >>> [file_dtype(Stored("int32", np.zeros(n, np.int32)), "half").name for n in ((2,), ())]
     ['int16', 'int32']
@@ -35,30 +35,30 @@ def file_dtype(stored: Stored, precision: str) -> np.dtype:
     if stored.is_key or precision == "full":
         return dtype
     if jnp.issubdtype(dtype, jnp.floating):
-        wanted = _FLOATS[precision]
+        target = _FLOATS[precision]
     elif jnp.issubdtype(dtype, jnp.signedinteger) and stored.data.ndim:
-        wanted = _INTEGERS[precision]
+        target = _INTEGERS[precision]
     else:
         return dtype
-    more = wanted.itemsize - dtype.itemsize
-    return wanted if (more > 0 if precision == "double" else more < 0) else dtype
+    more = target.itemsize - dtype.itemsize
+    return target if (more > 0 if precision == "double" else more < 0) else dtype
 
 
 def in_precision(stored: Stored, precision: str) -> Stored:
-    """The array in the dtype that it has in a file. Whether its numbers fit says `beyond`."""
+    """Return the array in the dtype that it has in a file. `beyond` checks that its numbers fit."""
     dtype = file_dtype(stored, precision)
     return stored if dtype == stored.data.dtype else Stored(dtype.name, cast(stored.data, dtype))
 
 
 def cast(data: np.ndarray, dtype: Any) -> np.ndarray:
-    """Another dtype, without NumPy's warnings: infinities stay what they are. One of that dtype is not copied."""
+    """Cast to another dtype without NumPy's warnings; infinities stay. An array of that dtype is not copied."""
     with np.errstate(all="ignore"):
         return data.astype(dtype, copy=False)
 
 
 def beyond(data: np.ndarray, dtype: Any) -> Any:
-    """A number of the array that is too large for another dtype of its kind; `None`: all fit. Infinities and NaN fit
-    all floats that have them.
+    """Return a number of the array that is too large for another dtype of its kind, or None if all fit. Infinities and
+    NaN fit all floating-point dtypes that have them.
 
     >>> beyond(np.float32([1.0, -70000.0]), np.float16), beyond(np.float32([np.inf]), np.float16)
     (-70000.0, None)
@@ -84,7 +84,7 @@ def beyond(data: np.ndarray, dtype: Any) -> Any:
 
 
 def refuse_overflow(arrays: dict[str, Stored], precision: str, instead: str) -> None:
-    """One error that names every array with a number that the precision cannot hold.
+    """Raise one error that names every array with a number outside the range of the precision.
 
     Args:
       arrays: of the model, by path.
@@ -105,8 +105,8 @@ def refuse_overflow(arrays: dict[str, Stored], precision: str, instead: str) -> 
 
 
 def cast_problem(stored: Stored, dtype: Any) -> str | None:
-    """Why an array of a file cannot be cast to the dtype of a model; `None`: it can. Floats become floats, integers
-    become integers where their numbers fit; nothing becomes another kind of number.
+    """Return the reason why an array of a file cannot be cast to the dtype of a model, or None if it can. Floats become
+    floats, and integers become integers if their numbers fit; no other conversion is allowed.
     """
     kinds = (jnp.floating, jnp.integer, jnp.bool_, jnp.complexfloating)
     have, need = ([jnp.issubdtype(d, kind) for kind in kinds] for d in (DTYPES[stored.dtype], dtype))

@@ -1,4 +1,4 @@
-"""Names and axes of PyTorch's arrays as flax has them.
+"""Conversion of PyTorch's names and axes of arrays to flax's.
 
 | PyTorch | flax | axes |
 |---|---|---|
@@ -49,7 +49,7 @@ load_model('model.safetensors', model, layout="torch")
 def as_flax(
     arrays: Mapping[str, Stored], origins: Mapping[str, str], needed: Mapping[str, Any]
 ) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The arrays by the paths of a model, with its axes, and their paths in the file.
+    """Return the arrays by the paths of a model, with its axes, and their paths in the file.
 
     Args:
       arrays: of the file, by path.
@@ -61,29 +61,29 @@ def as_flax(
     >>> {path: stored.shape for path, stored in arrays.items()}
     {'head.kernel': (64, 10)}
     """
-    made, used = {}, set()
+    converted, used = {}, set()
     for path, here in needed.items():
         there = _source(path, arrays)
         if there is not None:
-            made[path] = _turned(path, arrays[there], here)
+            converted[path] = _turned(path, arrays[there], here)
             used.add(there)
-    paths = {path: origins.get(there, there) for path in made if (there := _source(path, arrays)) is not None}
+    paths = {path: origins.get(there, there) for path in converted if (there := _source(path, arrays)) is not None}
     for path, stored in arrays.items():
         if path not in used and path.rpartition(".")[2] != COUNTER:
-            made[path] = stored
+            converted[path] = stored
             paths[path] = origins.get(path, path)
-    return made, paths
+    return converted, paths
 
 
 def _source(path: str, arrays: Mapping[str, Stored]) -> str | None:
-    """Which array of the file belongs to a path of the model."""
+    """Return the array of the file that belongs to a path of the model."""
     if path in arrays:
         return path
     for collection in COLLECTIONS:
         path = path.removeprefix(collection)
     layer, dot, name = path.rpartition(".")
-    wanted = layer + dot + NAMES.get(name, name)
-    return wanted if wanted in arrays else None
+    candidate = layer + dot + NAMES.get(name, name)
+    return candidate if candidate in arrays else None
 
 
 def _turned(path: str, stored: Stored, here: Any) -> Stored:
@@ -96,7 +96,7 @@ def _turned(path: str, stored: Stored, here: Any) -> Stored:
 
 
 def refuse_unknown_layers(model: Any) -> None:
-    """Raises `LearnerError` for layers whose arrays PyTorch holds otherwise, in shapes that may fit by chance."""
+    """Raise `LearnerError` for layers whose arrays PyTorch stores differently, in shapes that may fit by chance."""
     if not is_instance_of(model, "flax.nnx", "Module"):
         return
     from flax import nnx

@@ -1,4 +1,4 @@
-"""What all recorders do: take a model apart, write its arrays in a precision, and put arrays of a file into a model."""
+"""The common part of recorders: flattening models, writing arrays in a precision, and restoring them."""
 
 import abc
 import contextlib
@@ -12,7 +12,7 @@ from learner.errors import LearnerError
 from learner.records.fitting import LoadReport, Rename, fitted
 from learner.records.leaves import Buffer, Leaves, Stored, leaves_of, stored_of
 from learner.records.precision import PRECISIONS, in_precision, refuse_overflow
-from learner.records.unpacking import Limits, Unpacked, most_arrays, most_numbers, readable, room_for
+from learner.records.unpacking import Limits, Unpacked, memory_limit, most_arrays, most_numbers, readable
 
 FORMAT = "learner.record"
 VERSION = 1
@@ -22,11 +22,11 @@ LEVEL = 1  # of gzip: on weights the others save less than 1 % more
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-      version: of the format; `None`: another program wrote it.
-      precision: one of `PRECISIONS`, or `None`.
+      version: of the format, or None for a file of another program.
+      precision: one of `PRECISIONS`, or None.
       arrays: by path, in the order of the file.
     """
 
@@ -37,7 +37,7 @@ class Content:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(abc.ABC):
-    """How models are written and read; see `save_model` and `load_model`.
+    """Base of recorders, which write and read models; see `save_model` and `load_model`.
 
     Attributes:
       precision: `"full"` (every array in its own dtype), `"half"` or `"double"`; see `learner.records.precision`.
@@ -60,7 +60,7 @@ class Recorder(abc.ABC):
 
     @property
     def extension(self) -> str:
-        """How the names of its files end: `.mpk`, `.mpk.gz`, ..."""
+        """The extension of its files: `.mpk`, `.mpk.gz`, ..."""
         return self.suffix + (".gz" if self.gzip else "")
 
     def in_full(self) -> "Recorder":
@@ -76,8 +76,8 @@ class Recorder(abc.ABC):
         return full
 
     def check(self, model: Any) -> None:
-        """Raises `LearnerError` where the model cannot be recorded as it is now; it names every array, and the recorder
-        to use.
+        """Raise `LearnerError` if the model cannot be recorded in its present state; the error names every array, and
+        the recorder to use.
 
         >>> import jax.numpy as jnp
         >>> from learner.records import CompactRecorder
@@ -90,7 +90,7 @@ class Recorder(abc.ABC):
         self._arrays(leaves_of(model))
 
     def to_bytes(self, model: Any) -> bytes:
-        """The model as the content of a file.
+        """Return the model as the content of a file.
 
         Raises:
           LearnerError: see `check`.
@@ -100,7 +100,7 @@ class Recorder(abc.ABC):
         return file.getvalue()
 
     def write(self, model: Any, file: Any) -> None:
-        """Writes the model to a binary file.
+        """Write the model to a binary file.
 
         Raises:
           LearnerError: see `check`; nothing is written then.
@@ -121,7 +121,7 @@ class Recorder(abc.ABC):
         layout: str | None = None,
         report: Callable[[LoadReport], Any] | None = None,
     ) -> Any:
-        """A model with the arrays that `to_bytes` wrote; see `load_model`.
+        """Return a model with the arrays that `to_bytes` wrote; see `load_model`.
 
         >>> import jax.numpy as jnp
         >>> from learner.records import JsonRecorder
@@ -133,18 +133,18 @@ class Recorder(abc.ABC):
         return self.read(io.BytesIO(data), len(data), "the record", model, **how)
 
     def read(self, file: Any, size: int, what: str, model: Any, **how: Any) -> Any:
-        """A model with the arrays of a binary file of `size` bytes; `what` names it in errors. See `from_bytes`."""
+        """Return a model with the arrays of a file of `size` bytes, named `what` in errors; see `from_bytes`."""
         leaves = leaves_of(model)
         with readable(what):
             _refuse_mistaken(file, size, self.gzip)
-            room = room_for(leaves, size) if self.gzip else size
+            room = memory_limit(leaves, size) if self.gzip else size
             limits = Limits(room, most_arrays(leaves, room), most_numbers(leaves))
             content = self._read(Unpacked(file, room) if self.gzip else file, limits)
         source = f"{what} ({self.called}, {_written(content)})"
         return fitted(content.arrays, leaves, model, source, foreign=content.version is None, **how)
 
     def _arrays(self, leaves: Leaves) -> dict[str, Stored]:
-        """The model's arrays on the host, none of which is too large for the precision."""
+        """Return the model's arrays on the host, after a check that all fit the precision."""
         arrays = {path: stored_of(path, leaf) for path, leaf in leaves.arrays.items()}
         full = f"{_base(self).__name__}(precision='full', gzip={self.gzip})"
         refuse_overflow(arrays, self.precision, full)
@@ -160,19 +160,19 @@ class Recorder(abc.ABC):
             yield packed
 
     def _refuse(self, arrays: Mapping[str, Stored]) -> None:  # noqa: B027 (most formats hold all)
-        """Raises `LearnerError` for arrays that the format cannot hold."""
+        """Raise `LearnerError` for arrays that the format cannot store."""
 
     @abc.abstractmethod
     def _chunks(self, arrays: Mapping[str, Stored]) -> Iterable[Buffer]:
-        """The file in pieces, without compression."""
+        """Yield the uncompressed file in pieces."""
 
     @abc.abstractmethod
     def _read(self, file: Any, limits: Limits) -> Content:
-        """What a file holds, without compression."""
+        """Return the content of an uncompressed file."""
 
 
 def check_header(format: Any, version: Any, precision: Any, *, newest: int = VERSION) -> tuple[int, str]:
-    """Version and precision, as a file says them; `newest` is the newest version of its format.
+    """Return version and precision from a file's header; `newest` is the newest version of its format.
 
     Raises:
       LearnerError: it is no record, or of a later version.
@@ -197,12 +197,12 @@ def _written(content: Content) -> str:
 
 
 def _base(recorder: Recorder) -> type:
-    """The recorder of its format that can do everything."""
+    """Return the recorder of this format that has all options."""
     return next(kind for kind in type(recorder).__mro__ if Recorder in kind.__bases__)
 
 
 def _refuse_mistaken(file: Any, size: int, packed: bool) -> None:
-    """What is compressed and need not be, or the other way round."""
+    """Raise if a file is compressed and its name says otherwise, or the reverse."""
     if not size:
         raise LearnerError("it is empty")
     first = file.read(2)

@@ -63,8 +63,8 @@ class SafetensorsRecorder(Recorder):
 
     def _chunks(self, arrays: Mapping[str, Stored]) -> Iterator[Buffer]:
         keys = {path: stored.dtype for path, stored in arrays.items() if stored.is_key}
-        said = {"format": FORMAT, "version": str(VERSION), "precision": self.precision}
-        header: dict[str, Any] = {METADATA: said | ({"random_keys": json.dumps(keys)} if keys else {})}
+        fields = {"format": FORMAT, "version": str(VERSION), "precision": self.precision}
+        header: dict[str, Any] = {METADATA: fields | ({"random_keys": json.dumps(keys)} if keys else {})}
         # The widest first, so that each array begins at a multiple of what its numbers take.
         ordered = sorted(arrays.items(), key=lambda item: -item[1].data.dtype.itemsize)
         end = 0
@@ -81,7 +81,7 @@ class SafetensorsRecorder(Recorder):
         room, most = limits.room, limits.arrays
         header = _header(file, room, most)
         metadata = header.pop(METADATA, {})
-        version, precision, keys = _said(metadata, header)
+        version, precision, keys = _read_metadata(metadata, header)
         claims = {path: _claim(path, entry) for path, entry in header.items()}
         arrays, position = {}, 0
         for path, (begin, end, dtype, shape) in sorted(claims.items(), key=lambda item: item[1][:2]):
@@ -112,7 +112,7 @@ class BinRecorder(SafetensorsRecorder):
 
 
 def _room(count: int) -> np.ndarray:
-    """Bytes that begin where JAX takes them as they are on a CPU, without a copy."""
+    """Return bytes aligned so that JAX uses them on a CPU without a copy."""
     room = np.empty(count + ALIGNED, np.uint8)
     first = -room.ctypes.data % ALIGNED
     return room[first : first + count]
@@ -137,15 +137,15 @@ def _header(file: Any, room: int, most: int) -> dict[str, Any]:
     return header
 
 
-def _said(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None, str | None, dict[str, str]]:
-    """Version, precision and random keys; nothing of a file of another program."""
+def _read_metadata(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None, str | None, dict[str, str]]:
+    """Return version, precision and random keys, or nothing for a file of another program."""
     if not isinstance(metadata, dict):
         raise LearnerError("its metadata is not a JSON object")
     if metadata.get("format") != FORMAT:
         return None, None, {}
     number = metadata.get("version", "")
-    whole = int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 9 else number
-    version, precision = check_header(FORMAT, whole, metadata.get("precision"))
+    is_range = int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 9 else number
+    version, precision = check_header(FORMAT, is_range, metadata.get("precision"))
     keys = json.loads(metadata.get("random_keys", "{}"))
     fits = isinstance(keys, dict) and all(
         isinstance(dtype, str)
@@ -160,12 +160,12 @@ def _said(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None, str | N
 
 
 def _claim(path: str, entry: Any) -> tuple[int, int, str, Any]:
-    """Where an array begins and ends, its dtype and its shape."""
+    """Return the begin and the end of an array in the file, its dtype and its shape."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise LearnerError(f"{path!r} is no array: it needs dtype, shape and data_offsets")
     offsets, dtype = entry["data_offsets"], entry["dtype"]
-    whole = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
-    if not whole or not 0 <= offsets[0] <= offsets[1]:
+    is_range = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
+    if not is_range or not 0 <= offsets[0] <= offsets[1]:
         raise LearnerError(f"{path!r} has the data_offsets {offsets!r}, which are none")
     if not isinstance(dtype, str) or dtype not in OTHERWISE:
         raise LearnerError(f"{path!r} has the dtype {dtype!r}; there are: {', '.join(sorted(OTHERWISE))}")

@@ -1,4 +1,4 @@
-"""Reading files of others within bounded memory, and with one clear error for whatever is wrong with them."""
+"""Reading untrusted files in bounded memory, with one clear error for any fault."""
 
 import binascii
 import contextlib
@@ -26,8 +26,8 @@ CACHED = 2**18
 LONGEST = 400  # characters of a reason, which may quote the file
 
 
-def room_for(leaves: Leaves, packed: int) -> int:
-    """The most bytes that a file of `packed` bytes may have when it is unpacked: what the model takes in the widest
+def memory_limit(leaves: Leaves, packed: int) -> int:
+    """Return the largest size in bytes that a file of `packed` bytes may have when unpacked: the model in the widest
     precision, or some twenty times the file.
     """
     numbers = sum(int(x.size) for x in leaves.arrays.values())
@@ -35,22 +35,22 @@ def room_for(leaves: Leaves, packed: int) -> int:
 
 
 def most_arrays(leaves: Leaves, room: int) -> int:
-    """The most arrays that a file of `room` bytes may have: some ten thousand, several times those of the model, or as
-    many as are of some size. Each takes memory of its own, and may be 30 bytes in the file.
+    """Return the largest number of arrays that a file of `room` bytes may have: some ten thousand, several times those
+    of the model, or as many as could have a fair size. Each takes memory, and may be 30 bytes in the file.
     """
     return FEW + 4 * len(leaves.arrays) + room // SMALL
 
 
 def most_numbers(leaves: Leaves) -> int:
-    """The most numbers that a file may have as numbers of JSON: a few times those of the model. Each takes some ten
-    times its text while the file is read.
+    """Return the largest number of JSON numbers that a file may have: a few times those of the model. Each takes some
+    ten times its text while the file is read.
     """
     return 4 * sum(int(x.size) for x in leaves.arrays.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much a file may have.
+    """Limits on the content of a file.
 
     Attributes:
       room: bytes, unpacked.
@@ -64,14 +64,14 @@ class Limits:
 
 
 def check_count(what: str, count: int, most: int) -> None:
-    """Raises `LearnerError` for a map of more entries than it may have."""
+    """Raise `LearnerError` for a map with too many entries."""
     if count > most:
         raise LearnerError(f"{what} has more than {most} entries, which is far more than it needs")
 
 
 def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
-    """What a text in JSON says, as `json.loads` gives it. It may have as many values as `most` arrays have, and so many
-    `numbers` besides: Python makes all of them at once, and takes some thirty bytes for each byte of `[[],[],...`.
+    """Parse a JSON text, as `json.loads` does. It may have as many values as `most` arrays have, and `numbers` more:
+    Python builds all of them at once, and needs some thirty bytes for each byte of `[[],[],...`.
 
     Raises:
       LearnerError: it has more.
@@ -84,8 +84,8 @@ def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
 
 
 def _counts(text: bytes, characters: bytes) -> list[int]:
-    """How often each of the characters is in the text. A piece at a time stays in the cache, which makes it three times
-    as fast as `bytes.count`.
+    """Return how often each character occurs in the text. Counting in pieces stays in the cache and is three times as
+    fast as `bytes.count`.
     """
     codes = np.frombuffer(text, np.uint8)
     counts = [0] * len(characters)
@@ -97,7 +97,7 @@ def _counts(text: bytes, characters: bytes) -> list[int]:
 
 
 class Unpacked:
-    """A gzip stream as a file that is read from its beginning to its end, and is not longer than `room`."""
+    """A gzip stream as a file for sequential reading, of at most `room` bytes."""
 
     def __init__(self, file: Any, room: int):
         self._file, self._room, self._read = gzip.GzipFile(fileobj=file, mode="rb"), room, 0
@@ -111,7 +111,7 @@ class Unpacked:
             )
 
     def read(self, count: int = -1) -> bytes:
-        """The next bytes, all of them by default."""
+        """Read the next bytes, all of them by default."""
         pieces: list[bytes] = []
         left = count
         while left and (piece := self._file.read(PIECE if left < 0 else min(PIECE, left))):
@@ -121,31 +121,31 @@ class Unpacked:
         return b"".join(pieces)
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the buffer as far as there are bytes; how many there were."""
-        view, done = memoryview(buffer).cast("B"), 0
-        while done < len(view) and (count := self._file.readinto(view[done : done + PIECE])):
+        """Read into the buffer and return the number of bytes."""
+        view, total = memoryview(buffer).cast("B"), 0
+        while total < len(view) and (count := self._file.readinto(view[total : total + PIECE])):
             self._counted(count)
-            done += count
-        return done
+            total += count
+        return total
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs of an object in JSON.
+    """Return the pairs of a JSON object as a dict.
 
     Raises:
       LearnerError: a name is there twice.
     """
-    made: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name, value in pairs:
-        if name in made:
+        if name in content:
             raise LearnerError(f"it has {name!r} twice")
-        made[name] = value
-    return made
+        content[name] = value
+    return content
 
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Turns whatever goes wrong while a file is read into one error that names the file."""
+    """Convert every failure while a file is read into one error that names the file."""
     import msgpack
 
     reason: str

@@ -1,4 +1,4 @@
-"""Listeners that show a run to a person."""
+"""Listeners that display a run."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs rich, imported when it is used: `import learner` shall be fast."""
+    """Import the renderers that need rich at their first use: `import learner` must be fast."""
     if name in ("RichRenderer", "render_summary"):
         from learner.renderers import rich
 
@@ -35,8 +35,8 @@ def __getattr__(name: str) -> Any:
 
 
 def default_renderer() -> Listener:
-    """A `NotebookRenderer` in the kernel of a notebook, a `RichRenderer` where standard output is a terminal that can
-    move its cursor, and a `PlainRenderer` elsewhere.
+    """Return a `NotebookRenderer` in the kernel of a notebook, a `RichRenderer` if standard output is a terminal that
+    can move its cursor, and a `PlainRenderer` elsewhere.
     """
     if in_notebook():
         return NotebookRenderer()
@@ -50,11 +50,11 @@ def default_renderer() -> Listener:
 def print_summary(
     summary: Mapping[str, Any], stream: TextIO | None = None, directory: str | os.PathLike[str] | None = None
 ) -> None:
-    """Prints the content of `summary.json`: with rich on a terminal, else as text without control characters.
+    """Print the content of `summary.json`: with rich on a terminal, else as text without control characters.
 
     Args:
       summary: as `learner.runs.history.summarize` makes it, or as JSON gives it back.
-      stream: where to print; `None`: `sys.stdout`.
+      stream: where to print; default: `sys.stdout`.
       directory: of the run; it is shown with the files.
     """
     write_lines([heading(summary)], stream)
@@ -69,11 +69,11 @@ def print_summary(
 
 
 def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
-    """Prints what a run is going to be: with rich on a terminal, else as text without control characters.
+    """Print the overview of a run: with rich on a terminal, else as text without control characters.
 
     Args:
       overview: as `Learner.overview` gives it.
-      stream: where to print; `None`: `sys.stdout`.
+      stream: where to print; default: `sys.stdout`.
     """
     if not _is_terminal(stream or sys.stdout):
         write_lines(overview_lines(overview), stream)

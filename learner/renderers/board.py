@@ -1,4 +1,4 @@
-"""The table of metrics beside a bar: what each is now, its best value, and how it went."""
+"""The table of metrics beside the progress bar: current value, best value and trend."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ SHORTEST_TREND, LONGEST_TREND = 8, 32
 def board(
     trends: Sequence[Trend], width: int, most: int, monitor: str | None = None, characters: str = BLOCKS
 ) -> list[str]:
-    """A line of titles and one for each metric. Where there is little room, names are cut, then the epoch of the best
+    """Return a line of titles and one for each metric. If space is short, names are cut, then the epoch of the best
     value is left out, then the trend, then the best value.
 
     Args:
@@ -44,7 +44,7 @@ def board(
     if room < 0:
         return []
     kept = [room >= best, room >= best + GAP + SHORTEST_TREND, room >= best + epoch + GAP + SHORTEST_TREND]
-    numbers = [column for column, wanted in zip(numbers, (True, kept[0], kept[2]), strict=True) if wanted]
+    numbers = [column for column, is_kept in zip(numbers, (True, kept[0], kept[2]), strict=True) if is_kept]
     columns = [[_cut(text, name) for text in ("metric", *names)], *numbers]
     if kept[1]:
         length = min(LONGEST_TREND, room - best - (epoch if kept[2] else 0) - GAP)

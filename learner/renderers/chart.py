@@ -1,11 +1,11 @@
-"""Small pictures of curves, as SVG that is read on light and on dark pages."""
+"""Small line charts as SVG, legible on light and dark pages."""
 
 import base64
 import math
 from collections.abc import Mapping, Sequence
 
 COLOURS = ("#3b82c4", "#d9730d", "#2e9e4f", "#9b6dd6")  # each has a contrast of 3 with white and with #111
-DASHES = ("none", "6 3", "2 3", "8 3 2 3")  # for those who do not see them
+DASHES = ("none", "6 3", "2 3", "8 3 2 3")  # for readers who cannot distinguish the colours
 MARKS = ("\u2501\u2501", "\u2505\u2505", "\u2508\u2508", "\u2501\u2505")  # the same, for a legend
 FRAME = "#808080"
 MARGIN = 4.0
@@ -14,8 +14,8 @@ Points = Sequence[tuple[int, float]]
 
 
 def chart(curves: Mapping[str, Points], width: int = 280, height: int = 140) -> str:
-    """Curves in one frame that they fill, each in a colour and with dashes of its own. What is not finite is a gap, and
-    a point between gaps is a dot. Nothing of the names is in it: legend and limits belong beside it.
+    """Return curves in one frame that they fill, each in a colour and with dashes of its own. Non-finite values are
+    gaps, and a point between gaps is a dot. Legend and limits are not included.
 
     >>> print(chart({"train": [(1, 4.0), (2, 2.0), (3, 3.0)]}, width=28, height=18))
     <svg xmlns="http://www.w3.org/2000/svg" width="28" height="18" viewBox="0 0 28 18">
@@ -26,25 +26,25 @@ def chart(curves: Mapping[str, Points], width: int = 280, height: int = 140) -> 
     spans = limits(curves)
     size = f'width="{width}" height="{height}"'
     inside = f'x="0.5" y="0.5" width="{width - 1}" height="{height - 1}"'
-    drawn = [
+    shapes = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}">',
         f'<rect {inside} fill="none" stroke="{FRAME}" stroke-opacity="0.5"/>',
     ]
     for number, points in enumerate(curves.values()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         for part in _parts(points):
-            at = [(_place(x, *spans[0], width), height - _place(y, *spans[1], height)) for x, y in part]
+            at = [(_to_pixels(x, *spans[0], width), height - _to_pixels(y, *spans[1], height)) for x, y in part]
             if len(at) == 1:
-                drawn.append(f'<circle cx="{at[0][0]:.4g}" cy="{at[0][1]:.4g}" r="2" fill="{colour}"/>')
+                shapes.append(f'<circle cx="{at[0][0]:.4g}" cy="{at[0][1]:.4g}" r="2" fill="{colour}"/>')
                 continue
             line = " ".join(f"{x:.4g},{y:.4g}" for x, y in at)
             how = f'fill="none" stroke="{colour}" stroke-width="1.5" stroke-dasharray="{dash}"'
-            drawn.append(f'<polyline points="{line}" {how}/>')
-    return "\n".join([*drawn, "</svg>"])
+            shapes.append(f'<polyline points="{line}" {how}/>')
+    return "\n".join([*shapes, "</svg>"])
 
 
 def limits(curves: Mapping[str, Points]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The least and the greatest x, and those of the finite y, over all curves.
+    """Return the range of x, and that of the finite y, over all curves.
 
     >>> limits({"train": [(1, 4.0), (2, math.nan)], "valid": [(2, 3.0)]})
     ((1, 2), (3.0, 4.0))
@@ -55,12 +55,12 @@ def limits(curves: Mapping[str, Points]) -> tuple[tuple[float, float], tuple[flo
 
 
 def data_url(svg: str) -> str:
-    """A picture as the address of an image. Pages that allow no SVG still show it."""
+    """Return a picture as a data URL, which pages that allow no SVG still show."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def _parts(points: Points) -> list[list[tuple[int, float]]]:
-    """The points between gaps."""
+    """Return the points between gaps."""
     parts: list[list[tuple[int, float]]] = [[]]
     for point in points:
         if math.isfinite(point[1]):
@@ -70,6 +70,6 @@ def _parts(points: Points) -> list[list[tuple[int, float]]]:
     return [part for part in parts if part]
 
 
-def _place(value: float, low: float, high: float, size: int) -> float:
+def _to_pixels(value: float, low: float, high: float, size: int) -> float:
     half = high / 2 - low / 2  # halves: a difference may overflow
     return MARGIN + (size - 2 * MARGIN) * ((value / 2 - low / 2) / half if half else 0.5)

@@ -1,4 +1,4 @@
-"""The table of epochs as lines of text: two of titles, then one for each epoch, as they end."""
+"""The table of epochs as lines of text: two title lines, then one for each epoch as it ends."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ GAP = 2
 
 
 class EpochTable:
-    """Columns for the numeric metrics that fit into a width. The losses come first where not all do.
+    """Columns for the numeric metrics that fit into a width. The losses come first if not all fit.
 
     >>> table = EpochTable([MetricInfo("train", "Loss"), MetricInfo("valid", "Loss")], width=80)
     >>> print("\\n".join(table.titles()))
@@ -33,14 +33,14 @@ class EpochTable:
         self._columns = [info for info in numeric if info.key in chosen]
 
     def titles(self) -> list[str]:
-        """The splits, each over the first of its columns, and the metrics' names."""
+        """Return the splits, each over the first of its columns, and the metrics' names."""
         splits = [info.split for info in self._columns]
         first = [split if splits.index(split) == number else "" for number, split in enumerate(splits)]
         names = [_name(info) for info in self._columns]
         return [self._line("", list(map(printable, first)), "").rstrip(), self._line("epoch", names, "time")]
 
     def row(self, label: str, values: Mapping[str, float | str], seconds: float) -> str:
-        """One line; `values` by key, and blank where there is none."""
+        """Return one line from `values` by key, blank where a value is missing."""
         texts = [short(values[info.key]) if info.key in values else "" for info in self._columns]
         return self._line(label, texts, duration(seconds))
 

@@ -1,4 +1,4 @@
-"""What a terminal can show, asked of rich."""
+"""Capabilities of a terminal, as rich detects them."""
 
 import dataclasses
 import os
@@ -9,13 +9,13 @@ from typing import IO, cast
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
-from learner.renderers.above import StreamProxy, beneath
+from learner.renderers.stream_proxy import StreamProxy, wrapped_stream
 from learner.renderers.trends import BLOCKS
 
 
 @dataclasses.dataclass
 class Encodable:
-    """Something to draw, with question marks for what the console's encoding lacks.
+    """A renderable with question marks for characters outside the console's encoding.
 
     >>> import io
     >>> file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -32,11 +32,11 @@ class Encodable:
             yield Segment(text, segment.style, segment.control)
 
 
-class Drawn:
-    """Something that is drawn once and can be shown again at little cost, as below each line that is printed.
+class CachedRenderable:
+    """A renderable that is drawn once and can be shown again cheaply, such as below each printed line.
 
     >>> console = Console(width=20)
-    >>> drawn = Drawn("a bar", console)
+    >>> drawn = CachedRenderable("a bar", console)
     >>> console.print(drawn)
     a bar
     """
@@ -49,20 +49,20 @@ class Drawn:
 
 
 def standard_output() -> Console:
-    """Standard output as it is now: a block that redirects it for a while shall not get what is drawn meanwhile.
+    """Return a console on the current standard output: a block that redirects it later must not receive what is drawn.
 
     Where somebody draws on it already it is no terminal: a second run at once has its lines above the bar of the first.
     """
-    size, said = shutil.get_terminal_size(), os.environ.get
-    width = size.columns if said("COLUMNS") == "0" else None  # rich would take the 0 at its word
-    height = size.lines if said("LINES") == "0" else None
-    stream = beneath(sys.stdout)
-    taken = False if isinstance(stream, StreamProxy) else None
-    return Console(file=cast("IO[str]", stream), width=width, height=height, force_terminal=taken)
+    size, environment = shutil.get_terminal_size(), os.environ.get
+    width = size.columns if environment("COLUMNS") == "0" else None  # rich would take the 0 at its word
+    height = size.lines if environment("LINES") == "0" else None
+    stream = wrapped_stream(sys.stdout)
+    force_terminal = False if isinstance(stream, StreamProxy) else None
+    return Console(file=cast("IO[str]", stream), width=width, height=height, force_terminal=force_terminal)
 
 
 def shows_blocks(console: Console) -> bool:
-    """Whether it can show `BLOCKS`. Old consoles of Windows take them, and show squares.
+    """Return True if the console can display `BLOCKS`. Old Windows consoles accept them but show squares.
 
     >>> import io
     >>> [shows_blocks(Console(file=io.TextIOWrapper(io.BytesIO(), encoding=name))) for name in ("utf-8", "cp1252")]

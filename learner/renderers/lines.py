@@ -1,4 +1,4 @@
-"""What is said about events, in one line each and without control characters; both renderers say it."""
+"""One-line texts for events, without control characters; all renderers use them."""
 
 import logging
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from learner.util.text import count, duration, printable, short
 
 
 def started(event: RunStarted) -> str:
-    """Where the run is and how long it is going to be.
+    """Return the directory of the run and its planned length.
 
     >>> from pathlib import Path
     >>> started(RunStarted(0.0, Path("runs/a"), 10, None, 45, (), parameters=10378))
@@ -21,23 +21,23 @@ def started(event: RunStarted) -> str:
 
 
 def ended(event: RunEnded) -> str:
-    """How far the run came and why it ended."""
+    """Return how far the run came and why it ended."""
     return printable(f"ended at epoch {event.epoch}, step {event.step}, {duration(event.seconds)}: {event.stopped_by}")
 
 
 def failed(event: RunFailed) -> str:
-    """Where the run broke off; the traceback is shown by whoever catches the exception."""
+    """Return where the run failed; the caller that catches the exception shows the traceback."""
     return f"failed at epoch {event.epoch}, step {event.step}: " + printable(" ".join(event.error.split()))
 
 
 def message(event: Message) -> list[str]:
-    """The lines of a message; what is more than information says so."""
+    """Return the lines of a message, with its level if it is above information."""
     level = f"{logging.getLevelName(event.level).lower()}: " if event.level > logging.INFO else ""
     return [printable(line) for line in (level + event.text).splitlines()]
 
 
 def values(values: Mapping[str, float | str]) -> str:
-    """Values by key, each split's together.
+    """Return values by key, grouped by split.
 
     >>> values({"train/Loss": 0.5, "train/Accuracy": 0.75, "valid/Loss": 0.625})
     'train Loss 0.5  Accuracy 0.75 | valid Loss 0.625'
@@ -50,7 +50,7 @@ def values(values: Mapping[str, float | str]) -> str:
 
 
 def texts(values: Mapping[str, float | str]) -> list[str]:
-    """The values by key that are texts, indented, with their own lines.
+    """Return the text values by key, indented, with their line breaks.
 
     >>> texts({"train/Loss": 0.5, "valid/Confusion": "4 1\\n0 5"})
     ['  valid Confusion:', '    4 1', '    0 5']
@@ -63,23 +63,23 @@ def texts(values: Mapping[str, float | str]) -> list[str]:
     return shown
 
 
-def position(split: str, done: int, total: int | None) -> str:
-    """How far a split has come.
+def position(split: str, completed: int, total: int | None) -> str:
+    """Return the progress within a split.
 
     >>> position("train", 120, 450), position("valid", 3, None)
     ('step 120/450', 'valid 3')
     """
     unit = "step" if split == "train" else printable(split)
-    return f"{unit} {done}/{total}" if total is not None else f"{unit} {done}"
+    return f"{unit} {completed}/{total}" if total is not None else f"{unit} {completed}"
 
 
 def speed(steps_per_second: float | None) -> str:
-    """Steps per second, or nothing where that is not known yet."""
+    """Return steps per second, or nothing while unknown."""
     return "" if steps_per_second is None else f"{short(steps_per_second)} steps/s"
 
 
 def left(seconds: float | None) -> str:
-    """The time left, or nothing where that is not known."""
+    """Return the remaining time, or nothing if unknown."""
     return "" if seconds is None else f"{duration(seconds)} left"
 
 
@@ -88,5 +88,5 @@ def _length(event: RunStarted) -> str:
         return count(event.num_steps, "step")
     if event.num_epochs is None:
         return "no fixed length"
-    each = f" of {count(event.steps_per_epoch, 'step')}" if event.steps_per_epoch else ""
-    return count(event.num_epochs, "epoch") + each
+    epoch_length = f" of {count(event.steps_per_epoch, 'step')}" if event.steps_per_epoch else ""
+    return count(event.num_epochs, "epoch") + epoch_length

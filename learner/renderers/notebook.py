@@ -1,4 +1,4 @@
-"""A run in a notebook: a table and curves that change while it goes on."""
+"""Display of a run in a notebook: a table and curves that update during the run."""
 
 import collections
 import os
@@ -28,13 +28,13 @@ from learner.renderers.trends import Trends
 
 SECONDS_BETWEEN_UPDATES = 0.5
 MOST_MESSAGES = 10
-WIDTH = 80  # of the text for those who show no HTML
+WIDTH = 80  # of the text for front ends without HTML
 
 Display = Callable[[Mapping[str, str], str, bool], object]
 
 
 class NotebookRenderer(Listener):
-    """Shows a run below the cell that started it: what every metric is now, its best value, and curves of the metrics.
+    """Display a run below the cell that started it: the current and the best value of each metric, and curves.
 
     It is one output of the cell, which is replaced as the run goes on: HTML without scripts, and text for those who
     show none. So it is saved with the notebook, and a cell that is run again begins a new one. A run that goes on while
@@ -54,7 +54,7 @@ class NotebookRenderer(Listener):
       LearnerError: this is no notebook, and there is no `display`.
 
     >>> shown = []
-    >>> renderer = NotebookRenderer(lambda output, place, update: shown.append((output["text/plain"], update)))
+    >>> renderer = NotebookRenderer(lambda output, identifier, update: shown.append((output["text/plain"], update)))
     >>> from pathlib import Path
     >>> renderer.on_event(RunStarted(0.0, Path("runs/a"), 10, None, 45, (), parameters=10378))
     >>> renderer.on_event(RunFailed(0.0, 1, 30, "ValueError: no loss"))
@@ -94,7 +94,7 @@ class NotebookRenderer(Listener):
         self._shown_at = self._epoch_shown_at = self._clock() - self._every_seconds
 
     def on_event(self, event: Event) -> None:
-        """Takes it up, and shows it if it is time."""
+        """Record the event, and update the display if it is due."""
         if isinstance(event, RunStarted):
             if self._place:  # of a run before this one
                 self._begin()
@@ -121,7 +121,7 @@ class NotebookRenderer(Listener):
                 self._epoch_shown_at = self._shown_at
 
     def close(self) -> None:
-        """Shows what was not shown yet."""
+        """Display pending events."""
         if self._place and self._changed:
             self._show()
 
@@ -141,7 +141,7 @@ class NotebookRenderer(Listener):
         self._is_there = True
 
     def _status(self) -> str:
-        """How it ended, or where it is."""
+        """Return the current position, or how the run ended."""
         if self._end:
             return self._end
         steps = self._steps
@@ -160,22 +160,24 @@ class NotebookRenderer(Listener):
         return f'<div style="font-size: 13px; line-height: 1.4; overflow-x: auto">{"".join(parts)}</div>'
 
     def _bar(self) -> str:
-        done, total = self._progress.position(self._steps) if self._steps else (0, None)
-        return "" if total is None else f'<progress value="{done}" max="{total}" style="width: 280px"></progress>'
+        completed, total = self._progress.position(self._steps) if self._steps else (0, None)
+        return "" if total is None else f'<progress value="{completed}" max="{total}" style="width: 280px"></progress>'
 
     def _plain(self) -> str:
         rows = board(self._trends.newest(), WIDTH, page.MOST_METRICS, self._trends.monitor)
-        said = [line for message in self._said for line in lines.message(message)]
-        return "\n".join([self._heading, self._status(), *rows, *lines.texts(self._texts), *said, *self._files])
+        log_lines = [line for message in self._said for line in lines.message(message)]
+        return "\n".join([self._heading, self._status(), *rows, *lines.texts(self._texts), *log_lines, *self._files])
 
 
 def in_notebook() -> bool:
-    """Whether this runs in the kernel of a notebook. Nothing is imported for that: a kernel has IPython already."""
+    """Return True inside the kernel of a notebook. Nothing is imported to find out: a kernel has imported IPython
+    already.
+    """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return any(base.__name__ == "ZMQInteractiveShell" for base in type(shell).__mro__)
 
 
-def _display(output: Mapping[str, str], place: str, update: bool) -> Any:
+def _display(output: Mapping[str, str], identifier: str, update: bool) -> Any:
     from IPython.display import display
 
-    display(dict(output), raw=True, display_id=place, update=update)
+    display(dict(output), raw=True, display_id=identifier, update=update)

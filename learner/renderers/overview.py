@@ -1,7 +1,7 @@
-"""What a run is going to be, as text: the arrays of its model as a tree, and what its steps are made of."""
+"""The overview of a run as text: the arrays of its model as a tree, and facts about its steps."""
 
 from learner.events import Overview
-from learner.renderers.tree import Row, folded
+from learner.renderers.tree import TreeRow, folded
 from learner.util.text import aligned, count, printable, size
 
 GAP = 2
@@ -13,41 +13,41 @@ UNITS = " kMGTPE"
 
 
 def tree_table(overview: Overview, width: int | None = None) -> list[list[str]]:
-    """A row of texts for each array of the model, for what they are put together in, and for all of them, after a row
-    of titles. All are of the same length.
+    """Return a row of texts for each array of the model, for each group of arrays, and for all of them, after a row of
+    titles. All rows have the same length.
 
     Args:
       overview: of the run.
-      width: of the terminal, in characters, or `None`: as wide as it gets.
+      width: of the terminal, in characters; None does not limit it.
     """
     rows = folded(overview.arrays, overview.depth)
-    whole = max(1, sum(array.bytes for array in overview.arrays))
-    cells = [_cells(row, whole) for row in rows]
+    total = max(1, sum(array.bytes for array in overview.arrays))
+    cells = [_cells(row, total) for row in rows]
     names = ["  " * row.level + printable(row.name) for row in rows]
     title = printable(overview.model)
     for left_out in range(len(GIVEN_UP) + 1):
-        kept = [name for name in COLUMNS if name not in GIVEN_UP[:left_out] and any(each[name] for each in cells)]
-        texts = [[name if name != "kind" else "" for name in kept], *([each[name] for name in kept] for each in cells)]
-        taken = sum(GAP + max(map(len, column)) for column in zip(*texts, strict=True))
-        if width is None or width - taken >= min(24, max(map(len, [title, *names]))):
+        kept = [name for name in COLUMNS if name not in GIVEN_UP[:left_out] and any(cell[name] for cell in cells)]
+        texts = [[name if name != "kind" else "" for name in kept], *([cell[name] for name in kept] for cell in cells)]
+        used = sum(GAP + max(map(len, column)) for column in zip(*texts, strict=True))
+        if width is None or width - used >= min(24, max(map(len, [title, *names]))):
             break
-    room = None if width is None else max(SHORTEST_NAME, width - taken)
+    room = None if width is None else max(SHORTEST_NAME, width - used)
     return [[_cut(name, room), *row] for name, row in zip([title, *names], texts, strict=True)]
 
 
 def facts(overview: Overview) -> list[tuple[str, str]]:
-    """What else there is to say, each with what it is about."""
+    """Return further facts, each with its label."""
     o = overview
-    told = [("optimizer", f"{o.optimizer}, {size(o.memory.get('optimizer', 0))}") if o.optimizer else None]
-    told += [("devices", o.strategy), ("batch", _batch(o)), ("length", _length(o)), ("FLOPs", _flops(o))]
-    told.append(("memory", _memory(o)))
+    pairs = [("optimizer", f"{o.optimizer}, {size(o.memory.get('optimizer', 0))}") if o.optimizer else None]
+    pairs += [("devices", o.strategy), ("batch", _batch(o)), ("length", _length(o)), ("FLOPs", _flops(o))]
+    pairs.append(("memory", _memory(o)))
     if o.peak is not None and o.temporaries is not None:
-        told.append(("", needs(o.peak, o.temporaries)))
-    return [(what, printable(text)) for what, text in filter(None, told)]
+        pairs.append(("", needs(o.peak, o.temporaries)))
+    return [(what, printable(text)) for what, text in filter(None, pairs)]
 
 
 def needs(peak: int, temporaries: int) -> str:
-    """What the compiled a dispatch needs, in bytes on each device.
+    """Describe the memory that a compiled dispatch needs on each device, in bytes.
 
     >>> needs(2_500_000, 1_300_000)
     'a dispatch needs 2.5 MB on each device, 1.3 MB of it while it runs only (activations, gradients)'
@@ -57,7 +57,7 @@ def needs(peak: int, temporaries: int) -> str:
 
 
 def overview_lines(overview: Overview) -> list[str]:
-    """The tree and the facts as lines without control characters.
+    """Return the tree and the facts as lines without control characters.
 
     >>> from learner.events import ArrayInfo
     >>> kernel = ArrayInfo("out.kernel", (64, 10), "float32", "params", True, 2560)
@@ -80,13 +80,13 @@ def overview_lines(overview: Overview) -> list[str]:
     FLOPs      92.0 k a step, 2.9 k a row (forward, backward, update; of the traced step)
     memory     379.6 kB on each device: parameters 2.6 kB, gradients 2.6 kB, optimizer 5.2 kB, data 369.2 kB
     """
-    told = facts(overview)
-    width = max(len(what) for what, _ in told)
-    return [*aligned(tree_table(overview)), *(f"{what.ljust(width)}  {text}" for what, text in told)]
+    pairs = facts(overview)
+    width = max(len(what) for what, _ in pairs)
+    return [*aligned(tree_table(overview)), *(f"{what.ljust(width)}  {text}" for what, text in pairs)]
 
 
-def _cells(row: Row, whole: int) -> dict[str, str]:
-    share = 100 * row.bytes / whole
+def _cells(row: TreeRow, total: int) -> dict[str, str]:
+    share = 100 * row.bytes / total
     return {
         "shape": "" if row.shape is None else str(list(row.shape)),
         "dtype": printable(row.dtype),
@@ -124,9 +124,9 @@ def _length(o: Overview) -> str:
 
 
 def _flops(o: Overview) -> str:
-    each = o.flops / max(1, o.rows * o.accumulate)
+    cell = o.flops / max(1, o.rows * o.accumulate)
     least = "" if o.flops_exact else "at least "
-    return f"{least}{scaled(o.flops)} a step, {scaled(each)} a row (forward, backward, update; of the traced step)"
+    return f"{least}{scaled(o.flops)} a step, {scaled(cell)} a row (forward, backward, update; of the traced step)"
 
 
 def _memory(o: Overview) -> str:
@@ -140,7 +140,7 @@ def _batches(number: int) -> str:
 
 
 def scaled(number: float) -> str:
-    """A number for people.
+    """Format a number with a unit prefix.
 
     >>> [scaled(number) for number in (12, 12_345, 16_300_000, 4.2e15)]
     ['12', '12.3 k', '16.3 M', '4.2 P']

@@ -1,4 +1,4 @@
-"""A run as a piece of HTML: its table, its curves, and what it had to say. It needs no script and no style sheet."""
+"""A run as an HTML fragment: its table, its curves and its messages. It needs no script and no style sheet."""
 
 import html
 import logging
@@ -17,22 +17,24 @@ NAME = "padding: 2px 12px 2px 0; text-align: left; font-weight: normal"
 NUMBERS = "border-collapse: collapse; font-size: inherit; font-variant-numeric: tabular-nums; color: inherit"
 
 
-def text(said: str) -> str:
-    """A text in HTML, whatever it has in it.
+def text(content: str) -> str:
+    """Escape a text for HTML.
 
     >>> text("<b>a\\x1b & 'b'")
     '&lt;b&gt;a? &amp; &#x27;b&#x27;'
     """
-    return html.escape(printable(said))
+    return html.escape(printable(content))
 
 
-def paragraph(said: str, strong: bool = False) -> str:
-    """One line."""
-    return f"<div>{'<b>' if strong else ''}{text(said)}{'</b>' if strong else ''}</div>"
+def paragraph(content: str, strong: bool = False) -> str:
+    """Return one line as HTML."""
+    return f"<div>{'<b>' if strong else ''}{text(content)}{'</b>' if strong else ''}</div>"
 
 
 def table(trends: Sequence[Trend], monitor: str | None = None) -> str:
-    """What each metric is now, its best value and the epoch of that. Nothing where there are none."""
+    """Return the current value of each metric, its best value and the epoch of that, or nothing if there are no
+    metrics.
+    """
     shown = important(trends, MOST_METRICS, monitor)
     if not shown:
         return ""
@@ -59,17 +61,17 @@ def charts(trends: Sequence[Trend], monitor: str | None = None) -> str:
     return f'<div style="{style}">{"".join(figures)}</div>' if figures else ""
 
 
-def messages(said: Sequence[Message], earlier: int) -> str:
-    """The newest ones, a line each; warnings are marked by their word, not by a colour alone."""
-    if not said:
+def messages(content: Sequence[Message], earlier: int) -> str:
+    """Return the newest messages, a line each; warnings are marked by a word, not by colour alone."""
+    if not content:
         return ""
     first = [paragraph(f"{count(earlier, 'earlier message')} in experiment.log")] if earlier else []
-    bold = [(line, each.level >= logging.WARNING) for each in said for line in lines.message(each)]
-    return f'<div style="margin: 8px 0">{"".join([*first, *(paragraph(*each) for each in bold)])}</div>'
+    bold = [(line, entry.level >= logging.WARNING) for entry in content for line in lines.message(entry)]
+    return f'<div style="margin: 8px 0">{"".join([*first, *(paragraph(*entry) for entry in bold)])}</div>'
 
 
 def texts(values: Mapping[str, str]) -> str:
-    """Metrics that are texts, as they are laid out."""
+    """Return the text metrics with their layout."""
     shown = []
     for key, value in values.items():
         laid_out = html.escape("\n".join(map(printable, value.splitlines())))

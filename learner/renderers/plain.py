@@ -1,4 +1,4 @@
-"""Lines of text, for files, pipes and notebooks."""
+"""Renderer that writes lines of text, for files and pipes."""
 
 import os
 import sys
@@ -26,10 +26,10 @@ from learner.util.text import duration
 
 
 class PlainRenderer(Listener):
-    """Writes one line for each epoch, and one each `every_seconds` within long epochs, without control characters.
+    """Write one line for each epoch, and one each `every_seconds` within long epochs, without control characters.
 
     Args:
-      stream: where to write; `None`: whatever `sys.stdout` is at the time.
+      stream: where to write; default: the current `sys.stdout`.
       clock: seconds; it need not begin anywhere in particular.
       every_seconds: the time from one line to the next within an epoch, at least.
 
@@ -52,10 +52,10 @@ class PlainRenderer(Listener):
         self._progress = Progress(clock)
         self._directory: str | os.PathLike[str] | None = None
         self._train_loss: float | None = None
-        self._validated: dict[str, float | str] = {}  # inside this epoch, not told yet
+        self._validated: dict[str, float | str] = {}  # inside this epoch, not written yet
 
     def on_event(self, event: Event) -> None:
-        """Writes the event's lines, if it has any."""
+        """Write the event's lines, if any."""
         self._progress.on_event(event)
         if isinstance(event, StepsEnded):
             self._on_steps(event)
@@ -106,7 +106,7 @@ class PlainRenderer(Listener):
 
 
 def write_lines(texts: Sequence[str], stream: TextIO | None = None) -> None:
-    """Writes lines to a stream (`None`: `sys.stdout`), with question marks for what its encoding lacks."""
+    """Write lines to a stream (None: `sys.stdout`), with question marks for characters outside its encoding."""
     stream = stream or sys.stdout
     if stream is None:  # standard output is closed
         return

@@ -1,4 +1,4 @@
-"""Where a run stands: its length, its speed, and how long it still takes."""
+"""The progress of a run: its length, its speed, and the remaining time."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ MEMORY = 0.95  # what is left of a dispatch's share of the speed after each furt
 
 
 class Progress:
-    """Follows the events of a run.
+    """Position and speed of a run, from its events.
 
     >>> from pathlib import Path
     >>> seconds = iter([10.0, 20.0, 20.0])
@@ -30,7 +30,7 @@ class Progress:
         self.total: int | None = None
 
     def on_event(self, event: Event) -> None:
-        """Something happened."""
+        """Update the progress."""
         if isinstance(event, RunStarted):
             self._run, self.step, self.total = event, event.step, _total(event)
             self._first, self._steps, self._seconds = None, 0.0, 0.0
@@ -39,7 +39,7 @@ class Progress:
         if isinstance(event, StepsEnded) and event.split == "train":
             self._on_train_steps(event)
         elif isinstance(event, EpochEnded) and self.total is None and self._run and self._run.num_epochs:
-            self.total = self._run.num_epochs * event.step // event.epoch  # the first epoch told how long they are
+            self.total = self._run.num_epochs * event.step // event.epoch  # epochs are as long as the first
 
     def _on_train_steps(self, event: StepsEnded) -> None:
         self.step = event.step
@@ -55,20 +55,22 @@ class Progress:
         return self._steps / self._seconds if self._seconds > 0 else None
 
     def seconds_left(self) -> float | None:
-        """Until the end of the run, with its validations; `None` where that is not known."""
+        """The remaining time of the run with its validations, or None if unknown."""
         if self._first is None or self.total is None or self.step <= self._first[1]:
             return None
         seconds_per_step = (self._clock() - self._first[0]) / (self.step - self._first[1])
         return max(0, self.total - self.step) * seconds_per_step
 
     def position(self, event: StepsEnded) -> tuple[int, int | None]:
-        """How much is done of how much: of the run where its steps are counted, else of the epoch or the validation."""
+        """Return the completed and the total number: of the run's steps if they are counted, else of the epoch or the
+        validation.
+        """
         if event.split == "train" and self._run and self._run.num_steps is not None:
             return event.step, self._run.num_steps
         return event.in_epoch, event.total
 
     def label(self) -> str:
-        """`epoch 3/10`, or `epoch 3` where epochs are not counted."""
+        """The text `epoch 3/10`, or `epoch 3` if the number of epochs is not set."""
         known = self._run and self._run.num_epochs
         return f"epoch {self.epoch}/{known}" if known else f"epoch {self.epoch}"
 

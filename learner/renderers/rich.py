@@ -1,4 +1,4 @@
-"""A progress bar, a table of metrics and one of epochs, for terminals."""
+"""Renderer for terminals: a progress bar, a table of metrics and one of epochs."""
 
 import atexit
 import logging
@@ -29,12 +29,12 @@ from learner.events import (
     StepsEnded,
 )
 from learner.renderers import lines
-from learner.renderers.above import Redirected
 from learner.renderers.board import board
 from learner.renderers.columns import EpochTable
-from learner.renderers.consoles import Drawn, Encodable, shows_blocks, standard_output
+from learner.renderers.consoles import CachedRenderable, Encodable, shows_blocks, standard_output
 from learner.renderers.grids import grid, render_overview
 from learner.renderers.progress import Progress
+from learner.renderers.stream_proxy import Redirected
 from learner.renderers.summary import endings, table
 from learner.renderers.trends import ASCII, BLOCKS, Trends
 
@@ -44,7 +44,7 @@ SHORTEST_BAR = 8
 
 
 class RichRenderer(Listener):
-    """Shows an epoch's steps as a bar, with the speed and the time left, and writes a line of a table for each epoch.
+    """Display an epoch's steps as a bar, with the speed and the remaining time, and write a table row for each epoch.
 
     Above the bar each metric has a line: what it is now (in training that of the newest step), its best value and the
     epoch of that, and how it went, as a small curve. On low terminals only some metrics have one, on narrow ones there
@@ -56,7 +56,7 @@ class RichRenderer(Listener):
     that many short epochs cost little.
 
     Args:
-      console: where to draw; `None`: standard output.
+      console: where to draw; default: standard output.
       clock: seconds; it need not begin anywhere in particular.
     """
 
@@ -65,12 +65,12 @@ class RichRenderer(Listener):
         self._clock = clock
         self._progress, self._trends = Progress(clock), Trends()
         self._live: Live | None = None
-        self._drawn: Drawn | None = None
+        self._drawn: CachedRenderable | None = None
         self._beginning = False  # of a line is what is drawn
         self._free_at = clock()  # until then the place below belongs to a prompt, or to another program
         self._process = os.getpid()
         self._redirected: Redirected | None = None
-        self._file: IO[str] | None = None  # of the console; `None`: whatever `sys.stdout` is
+        self._file: IO[str] | None = None  # of the console; None follows `sys.stdout`
         self._directory: str | os.PathLike[str] | None = None
         self._metrics: tuple[MetricInfo, ...] = ()
         self._table = EpochTable([], self._console.width)
@@ -79,10 +79,10 @@ class RichRenderer(Listener):
         self._train_loss: float | None = None
         self._held: list[str] = []  # lines for above the bar
         self._drawn_at = self._written_at = clock() - SECONDS_BETWEEN_DRAWINGS
-        self._lock = threading.RLock()  # whoever writes: a user's print has a thread of its own
+        self._lock = threading.RLock()  # held by every writer: a user's print runs in another thread
 
     def on_event(self, event: Event) -> None:
-        """Shows it. If that fails, the terminal is left as it was found."""
+        """Display the event. If that fails, the terminal is restored."""
         try:
             self._progress.on_event(event)
             self._trends.on_event(event)
@@ -92,7 +92,7 @@ class RichRenderer(Listener):
             raise
 
     def close(self) -> None:
-        """Writes what was held back and takes the bar away."""
+        """Write pending lines and remove the bar."""
         live, self._live = self._live, None
         if live is None:
             return
@@ -109,8 +109,8 @@ class RichRenderer(Listener):
                 live.stop()
             self._console._file = self._file
 
-    def left_behind(self) -> None:
-        """Whoever hangs may have the lock: what is printed goes where it went before, without asking for it."""
+    def abandon(self) -> None:
+        """Restore the standard streams without locking: a thread that hangs may hold the lock."""
         atexit.unregister(self.close)
         redirected, self._redirected, self._live = self._redirected, None, None
         if redirected is not None:
@@ -151,7 +151,7 @@ class RichRenderer(Listener):
         self._draw()
 
     def _new_live(self) -> Live:
-        """Rich would wrap what is printed meanwhile, and lose or repeat a line that has no end yet."""
+        """Create the live display. Rich would wrap lines printed meanwhile, and lose or repeat an incomplete line."""
         return Live(
             "", console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
@@ -179,7 +179,7 @@ class RichRenderer(Listener):
             self._draw()
 
     def _add_row(self, label: str, values: Mapping[str, float | str], seconds: float) -> None:
-        if self._console.width != self._width:  # somebody has changed the window
+        if self._console.width != self._width:  # the window was resized
             self._held += self._titles()
         self._held += [self._table.row(label, values, seconds), *lines.texts(values)]
         if self._is_time(self._written_at):
@@ -191,15 +191,15 @@ class RichRenderer(Listener):
         return now - last >= SECONDS_BETWEEN_DRAWINGS and now >= self._free_at
 
     def _write(self, texts: Sequence[str] = (), style: str = "") -> None:
-        """Writes lines above the bar, after those that were held back."""
-        for held, how in ((self._held, ""), (texts, style)):
-            if held:
-                self._print(Text("\n".join(held), how))
+        """Write lines above the bar, after the pending ones."""
+        for waiting, how in ((self._held, ""), (texts, style)):
+            if waiting:
+                self._print(Text("\n".join(waiting), how))
                 self._written_at = self._clock()
         self._held = []
 
     def _above(self, printed: Sequence[str]) -> None:
-        """Writes what a program printed above the bar, with its colours."""
+        """Write a program's output above the bar, with its colours."""
         decoder = AnsiDecoder()
         self._print(Text("\n").join(map(decoder.decode_line, printed)))
 
@@ -211,14 +211,14 @@ class RichRenderer(Listener):
             self._console.print(Encodable(text), soft_wrap=True)
 
     def _show_beginning(self, text: str) -> None:
-        """Shows a line without an end, its last part where it is long, instead of the bar; the next drawing ends it."""
+        """Show an incomplete line, or the end of a long one, instead of the bar; the next drawing completes it."""
         with self._lock:
             self._beginning = True
             room = max(1, self._console.width - 1)
             self._show_below(Encodable(AnsiDecoder().decode_line(text)[-room:]))
 
     def _make_room(self) -> None:
-        """Takes the bar away. Others have the cursor for a moment: what was under way would be drawn on a prompt."""
+        """Remove the bar while other code has the cursor: a drawing in progress would overwrite a prompt."""
         with self._lock:
             if self._live is not None:
                 self._live.stop()
@@ -229,7 +229,7 @@ class RichRenderer(Listener):
         self._drawn_at = self._clock()
         if self._live is not None:
             with self._lock:
-                self._drawn, self._beginning = Drawn(Encodable(self._drawing()), self._console), False
+                self._drawn, self._beginning = CachedRenderable(Encodable(self._drawing()), self._console), False
                 self._show_below(self._drawn)
 
     def _show_below(self, content: RenderableType) -> None:
@@ -241,7 +241,7 @@ class RichRenderer(Listener):
         self._live.update(content, refresh=True)
 
     def _drawing(self) -> RenderableType:
-        """The table of metrics, on less than half of the screen, and the bar."""
+        """Return the table of metrics, on less than half of the screen, and the bar."""
         width, most = self._console.width, max(0, self._console.height // 2 - 3)
         characters = BLOCKS if shows_blocks(self._console) else ASCII
         titles, *rows = board(self._trends.newest(), width, most, self._trends.monitor, characters) or [""]
@@ -253,17 +253,17 @@ class RichRenderer(Listener):
     def _bar(self) -> RenderableType:
         label = self._progress.label()
         texts = self._texts(self._console.width - len(label) - SHORTEST_BAR - 2)
-        done, total = self._progress.position(self._steps) if self._steps else (0, None)
+        completed, total = self._progress.position(self._steps) if self._steps else (0, None)
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
         for _ in texts:
             grid.add_column(no_wrap=True)
-        grid.add_row(Text(label), ProgressBar(total, done, animation_time=self._clock()), *map(Text, texts))
+        grid.add_row(Text(label), ProgressBar(total, completed, animation_time=self._clock()), *map(Text, texts))
         return grid
 
     def _texts(self, room: int) -> list[str]:
-        """What stands beside the bar, as far as there is room for it (in characters)."""
+        """Return the texts beside the bar, as far as they fit (in characters)."""
         loss = "" if self._train_loss is None else lines.values({"train/Loss": self._train_loss})
         speed, left = lines.speed(self._progress.speed), lines.left(self._progress.seconds_left())
         steps = self._steps
@@ -277,7 +277,7 @@ class RichRenderer(Listener):
 
 
 def render_summary(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> RenderableType:
-    """The summary of a run as something that a rich console prints: a table, and where everything is.
+    """Return the summary of a run as a rich renderable: a table, and the paths of its files.
 
     Args:
       summary: the content of `summary.json`.

@@ -1,6 +1,4 @@
-"""The summary of a run as text: the best and the last value of each metric, its time, where everything is, and what can
-be done next.
-"""
+"""The summary of a run as text: best and last value of each metric, time, files, and the next commands."""
 
 import importlib.util
 import math
@@ -26,13 +24,13 @@ LENGTHS = {"num_epochs": "epochs", "num_steps": "steps"}
 
 
 def heading(summary: Mapping[str, Any]) -> str:
-    """How long the run was and why it ended."""
+    """Return the length of the run and why it ended."""
     length = f"{count(summary['epochs'], 'epoch')}, {count(summary['steps'], 'step')}"
     return f"{length}, ended by: {printable(str(summary['stopped_by']))}"
 
 
 def table(summary: Mapping[str, Any]) -> list[list[str]]:
-    """A row of four texts for each metric, after a row of titles."""
+    """Return a row of four texts for each metric, after a row of titles."""
     rows = [["metric", "best", "epoch", "last"]]
     for key, metric in summary["metrics"].items():
         unit = f" ({metric['unit']})" if metric.get("unit") else ""
@@ -43,7 +41,7 @@ def table(summary: Mapping[str, Any]) -> list[list[str]]:
 
 
 def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
-    """Where the checkpoints and the other files are."""
+    """Return the paths of the checkpoints and of the other files."""
     lines = [f"directory: {printable(os.fspath(directory))}"] if directory is not None else []
     if summary["checkpoints"]:
         lines.append("checkpoints: " + ", ".join(map(_checkpoint, summary["checkpoints"])))
@@ -51,17 +49,17 @@ def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None)
 
 
 def times(summary: Mapping[str, Any]) -> list[str]:
-    """What the time of the run went into, in a line; none where the summary does not say it, as in older runs.
+    """Return the running time by part in a line, or nothing if the summary has none, as in older runs.
 
     >>> times({"seconds": {"total": 5.1, "compile": 1.2, "data": 0.0, "train": 3.9}})
     ['time: 5.1 s: compiling 1.2 s (24 %), training 3.9 s (76 %)']
     """
-    said = summary.get("seconds")
-    seconds = {key: float(x) for key, x in said.items() if _is_time(x)} if isinstance(said, Mapping) else {}
+    measured = summary.get("seconds")
+    seconds = {key: float(x) for key, x in measured.items() if _is_time(x)} if isinstance(measured, Mapping) else {}
     total = seconds.get("total", 0.0)
     parts = [(TIMES[key], seconds[key]) for key in TIMES if seconds.get(key, 0.0) >= 0.01 * total > 0]
-    told = ", ".join(f"{what} {duration(part)} ({100 * part / total:.0f} %)" for what, part in parts)
-    return [f"time: {duration(total)}: {told}"] if told else []
+    commands = ", ".join(f"{what} {duration(part)} ({100 * part / total:.0f} %)" for what, part in parts)
+    return [f"time: {duration(total)}: {commands}"] if commands else []
 
 
 def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
@@ -76,23 +74,23 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
     """
     if directory is None:
         return []
-    place, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
-    told = []
+    path, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
+    commands = []
     if summary["checkpoints"] and any(key.startswith("valid") for key in summary["metrics"]):
-        told.append(f"learner evaluate {place}" if has_config else "learner.evaluate(data)")
+        commands.append(f"learner evaluate {path}" if has_config else "learner.evaluate(data)")
     why = str(summary["stopped_by"])
     if summary["checkpoints"] and why in LENGTHS:
         longer = 2 * summary[LENGTHS[why]]
-        told.append(f"learner resume {place} --{why}={longer}" if has_config else f".{why}({longer}).resume()")
+        commands.append(f"learner resume {path} --{why}={longer}" if has_config else f".{why}({longer}).resume()")
     elif summary["checkpoints"] and not why.startswith("early stopping"):
-        told.append(f"learner resume {place}" if has_config else ".resume()")
+        commands.append(f"learner resume {path}" if has_config else ".resume()")
     if importlib.util.find_spec("plotly") is not None:  # advice that this installation can follow
-        told.append(f"learner report {place}")
-    return ["next: " + " | ".join(told)] if told else []
+        commands.append(f"learner report {path}")
+    return ["next: " + " | ".join(commands)] if commands else []
 
 
 def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
-    """The table and the places as lines without control characters.
+    """Return the table and the paths as lines without control characters.
 
     >>> best = {"value": 0.25, "epoch": 2, "step": 90}
     >>> loss = {"unit": "", "higher_is_better": False, "best": best, "last": {"value": 0.5, "epoch": 3, "step": 135}}
@@ -110,7 +108,7 @@ def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] 
 
 
 def endings(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
-    """What follows the table: the time, the places, what can be done next."""
+    """Return the lines after the table: the time, the paths, and the next commands."""
     return [*times(summary), *places(summary, directory), *following(summary, directory)]
 
 

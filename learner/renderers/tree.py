@@ -13,13 +13,13 @@ MOST = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """An array, or several that are put together.
+class TreeRow:
+    """A row of the tree: an array, or several folded into one.
 
     Attributes:
       level: how deep it stands, from 0.
       name: below the row that it belongs to.
-      shape: of an array; `None`: several.
+      shape: of an array; None for several.
       dtype: if it is the same for all.
       kind: empty for what is trained, `frozen`, or the kind of the arrays; of several if it is the same for all.
       parameters: how many numbers they have that are parameters.
@@ -38,7 +38,7 @@ class Row:
 
 
 class Node:
-    """A part of a model: an array, or what others are put together in."""
+    """A node of the tree: an array, or a group of arrays."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,19 +46,19 @@ class Node:
         self.children: dict[str, Node] = {}
 
     def all(self) -> Iterator[ArrayInfo]:
-        """The arrays in it."""
+        """Yield the arrays below the node."""
         if self.array is not None:
             yield self.array
         for child in self.children.values():
             yield from child.all()
 
 
-def folded(arrays: Sequence[ArrayInfo], depth: int | None = None) -> list[Row]:
-    """The tree of the arrays, and a last row for all of them.
+def folded(arrays: Sequence[ArrayInfo], depth: int | None = None) -> list[TreeRow]:
+    """Return the tree of the arrays, and a last row for all of them.
 
     Args:
       arrays: of a model.
-      depth: how many levels are shown; what is below is folded. `None`: as many as make no more than 40 rows.
+      depth: the number of levels shown; deeper ones are folded. None shows at most 40 rows.
 
     >>> blocks = [ArrayInfo(f"blocks.{i}.w", (2, 2), "float32", "params", True, 16) for i in range(50)]
     >>> for row in folded([*blocks, ArrayInfo("head", (2,), "float32", "params", False, 8)]):
@@ -69,9 +69,9 @@ def folded(arrays: Sequence[ArrayInfo], depth: int | None = None) -> list[Row]:
     """
     root = _tree(arrays)
     depths = [depth] if depth is not None else range(_height(root), 0, -1)
-    rows: list[Row] = []
-    for each in depths:
-        rows = list(_rows(root, 0, each))
+    rows: list[TreeRow] = []
+    for levels in depths:
+        rows = list(_rows(root, 0, levels))
         if len(rows) <= ROWS:
             break
     most = MOST if depth is not None else ROWS
@@ -94,22 +94,22 @@ def _height(node: Node) -> int:
     return 1 + max((_height(child) for child in node.children.values()), default=-1)
 
 
-def _rows(node: Node, level: int, depth: int) -> Iterator[Row]:
+def _rows(node: Node, level: int, depth: int) -> Iterator[TreeRow]:
     for child in node.children.values():
-        found = list(child.all())
-        if len(found) == 1:
-            below = found[0].path.split(".")[level:] if found[0].path else [child.name]
-            yield _row(level, ".".join(below) if child.children else child.name, found)
+        members = list(child.all())
+        if len(members) == 1:
+            below = members[0].path.split(".")[level:] if members[0].path else [child.name]
+            yield _row(level, ".".join(below) if child.children else child.name, members)
         elif level + 1 >= depth:
-            yield _row(level, child.name, found)
+            yield _row(level, child.name, members)
         else:
-            yield dataclasses.replace(_row(level, child.name, found), arrays=1, dtype="", kind="")
+            yield dataclasses.replace(_row(level, child.name, members), arrays=1, dtype="", kind="")
             yield from _rows(child, level + 1, depth)
 
 
-def _row(level: int, name: str, arrays: list[ArrayInfo]) -> Row:
+def _row(level: int, name: str, arrays: list[ArrayInfo]) -> TreeRow:
     dtypes, kinds = {x.dtype for x in arrays}, {_kind(x) for x in arrays}
-    return Row(
+    return TreeRow(
         level,
         name,
         arrays[0].shape if len(arrays) == 1 else None,
@@ -127,8 +127,8 @@ def _kind(array: ArrayInfo) -> str:
     return "" if array.trainable else "frozen"
 
 
-def _rest(root: Node, shown: list[Row]) -> Row:
-    """What has no row any more, of a tree with one level or with more rows than anybody reads."""
+def _rest(root: Node, shown: list[TreeRow]) -> TreeRow:
+    """Return the row for everything that has no row of its own: a tree of one level, or one with too many rows."""
     tops = [row for row in shown if row.level == 0]
     left = list(root.children.values())[len(tops) :]
     arrays = [array for child in left for array in child.all()]

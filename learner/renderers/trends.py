@@ -1,4 +1,4 @@
-"""What each metric is now, what it was at best, and how it went: in a few numbers, however long a run is."""
+"""The current value, the best value and the curve of each metric, in bounded memory."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ ASCII = ".:-=+*#@"  # for encodings and terminals that lack blocks; none of them
 
 @dataclasses.dataclass
 class _Bin:
-    """Neighbours that became one."""
+    """Neighbouring points merged into one."""
 
     x: int
     total: float
@@ -22,11 +22,11 @@ class _Bin:
     count: int
 
 
-class Curve:
+class BinnedCurve:
     """Points of a curve: never more than `most`. Where there are more, neighbours become one, with their mean at the
     place of the last. What is not finite counts nowhere; where nothing else is, the mean is NaN.
 
-    >>> curve = Curve(most=4)
+    >>> curve = BinnedCurve(most=4)
     >>> for step in range(1, 9):
     ...     curve.add(step, float(step))
     >>> curve.points()
@@ -43,7 +43,7 @@ class Curve:
         return len(self._bins)
 
     def add(self, x: int, value: float) -> None:
-        """The next point, to the right of those before."""
+        """Add the next point, to the right of all others."""
         point = _Bin(x, value, 1, 1) if math.isfinite(value) else _Bin(x, 0.0, 0, 1)
         if self._bins and self._bins[-1].count < self._each:
             self._bins[-1] = _merged([self._bins[-1], point])
@@ -53,34 +53,34 @@ class Curve:
         self._bins.append(point)
 
     def points(self, most: int | None = None) -> list[tuple[int, float]]:
-        """The points, or `most` of them, made from more neighbours each."""
+        """Return the points, merged to `most` if there are more."""
         bins = self._grouped(-(-len(self._bins) // most)) if most else self._bins
-        return [(each.x, each.total / each.weight if each.weight else math.nan) for each in bins]
+        return [(merged.x, merged.total / merged.weight if merged.weight else math.nan) for merged in bins]
 
     def _grouped(self, size: int) -> list[_Bin]:
         return [_merged(self._bins[begin : begin + size]) for begin in range(0, len(self._bins), max(1, size))]
 
 
 def _merged(bins: Sequence[_Bin]) -> _Bin:
-    total, weight, count = (sum(getattr(each, name) for each in bins) for name in ("total", "weight", "count"))
+    total, weight, count = (sum(getattr(merged, name) for merged in bins) for name in ("total", "weight", "count"))
     return _Bin(bins[-1].x, total, weight, count)
 
 
 @dataclasses.dataclass
 class Trend:
-    """What is known of one metric: `now` is its newest value (in `train` that of the newest step, and at the end of an
-    epoch that of the whole), `best` the best one of a whole split, `splits` those over the steps, and `steps` some of
-    single steps.
+    """The state of one metric: `now` is its newest value (in `train` that of the newest step, and at the end of an
+    epoch that of the epoch), `best` the best value of a split, `splits` the values of splits, and `steps` a sample of
+    those of steps.
     """
 
     info: MetricInfo
     now: float | None = None
     best: Point | None = None
-    splits: Curve = dataclasses.field(default_factory=Curve)
-    steps: Curve = dataclasses.field(default_factory=Curve)
+    splits: BinnedCurve = dataclasses.field(default_factory=BinnedCurve)
+    steps: BinnedCurve = dataclasses.field(default_factory=BinnedCurve)
 
     def add(self, epoch: int, step: int, value: float) -> None:
-        """The value of a whole split."""
+        """Add the value of a split."""
         self.now = value
         self.splits.add(step, value)
         higher = self.info.higher_is_better
@@ -90,14 +90,14 @@ class Trend:
             self.best = Point(epoch, step, value)
 
     @property
-    def curve(self) -> Curve:
-        """That of whole splits, or that of steps as long as there is hardly any."""
+    def curve(self) -> BinnedCurve:
+        """The curve of the splits, or that of the steps while there are hardly any splits."""
         return self.steps if len(self.splits) < 2 and len(self.steps) else self.splits
 
 
 class Trends:
-    """Follows the events of a run. What a step costs does not depend on how many metrics there are: their values are
-    taken when they are asked for.
+    """Trends of all metrics, from the events of a run. The cost of a step does not depend on the number of metrics:
+    values are read on demand.
 
     >>> from pathlib import Path
     >>> trends = Trends()
@@ -118,7 +118,7 @@ class Trends:
         self.monitor: str | None = None
 
     def on_event(self, event: Event) -> None:
-        """Something happened."""
+        """Update the trends."""
         if isinstance(event, StepsEnded):
             if event.split == "train":
                 self._steps = event
@@ -131,7 +131,7 @@ class Trends:
             self._start(event)
 
     def newest(self) -> list[Trend]:
-        """Of each numeric metric, in the order of the run."""
+        """Return the trends of the numeric metrics, in the order of the run."""
         self._take_steps()
         return list(self._trends.values())
 
@@ -155,8 +155,8 @@ class Trends:
 
 
 def important(trends: Sequence[Trend], most: int, monitor: str | None) -> list[Trend]:
-    """As many as there is room for, in their order: first the monitor, then the losses, then those of `train`."""
-    wanted = sorted(
+    """Return the `most` important metrics in order: first the monitor, then the losses, then those of `train`."""
+    ranked = sorted(
         range(len(trends)),
         key=lambda at: (
             trends[at].info.key != monitor,
@@ -164,11 +164,11 @@ def important(trends: Sequence[Trend], most: int, monitor: str | None) -> list[T
             trends[at].info.split != "train",
         ),
     )
-    return [trends[at] for at in sorted(wanted[:most])]
+    return [trends[at] for at in sorted(ranked[:most])]
 
 
 def sparkline(values: Sequence[float], characters: str = BLOCKS) -> str:
-    """A character for each value, from the lowest of them to the highest; a blank for what is not finite.
+    """Return a character for each value, from the lowest to the highest; a blank for a non-finite one.
 
     >>> sparkline([1.0, 4.5, 8.0, float("nan")])
     '▁▅█ '

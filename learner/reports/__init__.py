@@ -1,1 +1,1 @@
-"""Runs for people: tables, plots, the HTML page, exports and the live view."""
+"""Reports on runs: tables, plots, the HTML page, exports and the live view."""

@@ -1,4 +1,4 @@
-"""Confusion matrices, read back from the tables that runs write of them, and their pictures."""
+"""Confusion matrices, parsed from the tables that runs write, and their pictures."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ Shares = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """How often labels were predicted as classes. Only what was is kept: of many classes most pairs never are.
+    """A sparse confusion matrix: the number of rows for each pair of a label and a predicted class that occurred.
 
     Attributes:
       labels: the names of the rows.
@@ -44,21 +44,21 @@ class Matrix:
 
     @classmethod
     def of(cls, labels: Sequence[str], predicted: Sequence[str], counts: Counts) -> "Matrix":
-        """Of all counts, uint64 `[labels, predicted]`."""
+        """Return the matrix of dense counts, uint64 `[labels, predicted]`."""
         row, column = np.nonzero(counts)
         return cls(tuple(labels), tuple(predicted), row, column, counts[row, column])
 
     @property
     def counts(self) -> Counts:
-        """All of them, uint64 `[labels, predicted]`: for few classes."""
+        """The dense counts, uint64 `[labels, predicted]`; use it for few classes only."""
         counts = np.zeros((len(self.labels), len(self.predicted)), np.uint64)
         counts[self.row, self.column] = self.number
         return counts
 
     @property
     def shares(self) -> Shares:
-        """Of the rows of each label, what part was predicted so: float64 `[labels, predicted]`; 0 of no rows. For few
-        classes.
+        """The dense counts as shares of each label's rows, float64 `[labels, predicted]`; 0 for labels without rows.
+        Use it for few classes only.
         """
         shares = np.zeros((len(self.labels), len(self.predicted)))
         shares[self.row, self.column] = self._share
@@ -66,14 +66,14 @@ class Matrix:
 
     @property
     def classes(self) -> int:
-        """How many of the first rows and columns are classes, and not `none`."""
+        """The number of classes, without `none`."""
         both = len(self.labels) == len(self.predicted) and self.labels[-1] == NONE
         return min(len(self.labels), len(self.predicted)) - both
 
     @property
     def right(self) -> Shares:
-        """For each label the part of its rows that was predicted as it, float64 `[labels]`; NaN where it has none, and
-        for what is none of the classes, which cannot be right.
+        """The share of each label's rows that was predicted correctly, float64 `[labels]`; NaN for labels without rows
+        and for `none`.
         """
         right = np.where(self._sums > 0, 0.0, np.nan)
         right[self.row[self._hit]] = self._share[self._hit]
@@ -82,11 +82,12 @@ class Matrix:
 
     @property
     def accuracy(self) -> float:
-        """The part of all rows that was predicted rightly; 0 of no rows."""
+        """The share of all rows that was predicted correctly; 0 without rows."""
         return float(self.number[self._hit].sum(dtype=np.float64) / max(self._sums.sum(), 1.0))
 
     def mistaken(self, most: int) -> list[tuple[str, str, int, float]]:
-        """The pairs of label and wrong prediction that are the most frequent: names, rows, and the part of the label's.
+        """Return the most frequent pairs of a label and a wrong prediction: names, rows, and the share of the label's
+        rows.
 
         >>> text = "label  cat  dog\\ncat      5    1\\ndog      2    4"
         >>> [pair[:3] for pair in read_matrix(text).mistaken(1)]
@@ -101,8 +102,8 @@ class Matrix:
         ]
 
     def picture(self, power: float = 1.0) -> npt.NDArray[np.uint8]:
-        """Greys, uint8 `[height, width]`: the darker a square, the more of its label's rows (white: none, black: all).
-        Of many classes several are one pixel: the darkest of them.
+        """Return a grey picture, uint8 `[height, width]`, in which a pixel is darker for a larger share of its label's
+        rows. With many classes, several cells share a pixel, which shows the darkest.
 
         Args:
           power: of the shares, so that small ones are seen; 1 is what the metric's own picture has.
@@ -118,7 +119,7 @@ class Matrix:
 
     @property
     def _hit(self) -> npt.NDArray[np.bool_]:
-        """Of each pair, whether the label was predicted."""
+        """True for each pair that is a correct prediction."""
         hit: npt.NDArray[np.bool_] = (self.row == self.column) & (self.row < self.classes)
         return hit
 
@@ -130,13 +131,13 @@ class Matrix:
 
     @property
     def _share(self) -> Shares:
-        """Of each pair, its part of the rows of its label."""
+        """The share of each pair in the rows of its label."""
         share: Shares = self.number.astype(np.float64) / self._sums[self.row]
         return share
 
 
 def read_matrix(text: str) -> Matrix | None:
-    """The matrix in a table that `learner.metrics.ConfusionMatrix` wrote; `None` for any other text.
+    """Return the matrix in a table that `learner.metrics.ConfusionMatrix` wrote, or None for any other text.
 
     >>> matrix = read_matrix("label    cat  big dog\\ncat        9        1\\nbig dog    0       10")
     >>> matrix.predicted, matrix.counts.tolist()
@@ -156,7 +157,7 @@ def read_matrix(text: str) -> Matrix | None:
 
 
 def _columns(lines: Sequence[str], width: int) -> list[tuple[int, int]]:
-    """Where the columns of a table are: between them are two places that are empty in every line."""
+    """Return the columns of a table, which are separated by two characters that are blank in every line."""
     points = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32).reshape(-1, width)
     empty = "".join(".x"[full] for full in (points != ord(" ")).any(0).tolist())
     starts = [0, *(match.end() for match in re.finditer(r"\.\.", empty))]
@@ -172,7 +173,9 @@ def _matrix(labels: Sequence[str], predicted: Sequence[str], cells: Sequence[str
 
 
 def _of_pairs(rows: Sequence[Sequence[str]]) -> Matrix | None:
-    """Of lines `label, predicted, rows`. Each class is there as predicted for itself; what is not is none of them."""
+    """Return the matrix of lines `label, predicted, rows`, or None. Classes are the names that occur as predicted for
+    themselves.
+    """
     classes = [label for label, predicted, _ in rows if label == predicted]
     labels = {name: index for index, name in enumerate(dict.fromkeys([*classes, *(row[0] for row in rows)]))}
     names = {name: index for index, name in enumerate(dict.fromkeys([*classes, *(row[1] for row in rows)]))}
@@ -187,14 +190,14 @@ def _of_pairs(rows: Sequence[Sequence[str]]) -> Matrix | None:
 
 
 def _fit(labels: Sequence[str], predicted: Sequence[str]) -> bool:
-    """Whether these are the names of the rows and of the columns of a matrix."""
+    """Return True if these can be the names of rows and columns of a matrix."""
     both = min(len(labels), len(predicted))
     further = [*labels[both:], *predicted[both:]]
     return both > 0 and labels[:both] == predicted[:both] and further in ([], [NONE])
 
 
 def _counts(cells: Sequence[str]) -> Counts | None:
-    """uint64 `[cells]`; `None` where one of them is no number that a run counts."""
+    """Return the cells as uint64 `[cells]`, or None if one of them is not a count."""
     digits = "".join(cells)
     if not all(cells) or not (digits.isascii() and digits.isdigit()):
         return None
@@ -205,8 +208,8 @@ def _counts(cells: Sequence[str]) -> Counts | None:
 
 
 def monitor_of(run: Run) -> str | None:
-    """The key by which the best epoch is found: what its checkpoints go by, else the loss of validation, else that of
-    training; `None` where there is none.
+    """Return the key that determines the best epoch: the monitor of the checkpoints, else the validation loss, else the
+    training loss; None if there is none.
     """
     configured = run.config.get("with_file_checkpointer.monitor")
     losses = [key for key in run.history if key.endswith("/Loss")]
@@ -215,7 +218,7 @@ def monitor_of(run: Run) -> str | None:
 
 
 def matrices(run: Run) -> Iterator[tuple[str, str, Point, Matrix]]:
-    """The confusion matrices of a run: of each key the newest one, and that of the best epoch where it is another one.
+    """Yield the confusion matrices of a run: for each key the newest, and that of the best epoch if it differs.
 
     Yields:
       The key, what it is (`the newest`, `the best by valid/Loss`), where it was measured, and the matrix. Each is made

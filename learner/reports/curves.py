@@ -1,4 +1,4 @@
-"""The curves of a report: every metric of every run, with its places on each axis, as JSON can hold them."""
+"""The curves of a report: every metric of every run, with its positions on each axis, as JSON."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ Curve = dict[str, Any]
 
 
 def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The metrics of runs that are numbers, in the order in which they appear.
+    """Return the numeric metrics of runs, in the order in which they appear.
 
     Returns:
       For each `name`, `unit` and `curves`: mappings with the index of the `run` (or, for the mean of several, `runs`),
@@ -40,7 +40,7 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _curves(run: Run, key: str) -> list[Curve]:
-    """The values of whole splits, and before them those of each step where there are some."""
+    """Return the curve of values of splits, preceded by the curve of values of steps if there are any."""
     points = run.points(key) if key in run.history else []
     points = [point for point in points if not isinstance(point.value, str)]
     step = np.array([point.step for point in points])
@@ -64,7 +64,7 @@ def _numbers(values: Any) -> list[float | None]:
 
 
 def _bands(runs: Sequence[Run], lines: Sequence[Curve]) -> list[Curve]:
-    """The mean of runs whose configs differ in nothing but the seed, between the lowest and the highest of them."""
+    """Return the mean, minimum and maximum over runs whose configs differ only in the seed."""
     bands = []
     for members in seeds(runs):
         chosen = [curve for curve in lines if curve["run"] in members]
@@ -81,8 +81,8 @@ def _kind(curve: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def seeds(runs: Sequence[Run]) -> list[list[int]]:
-    """Indices of runs that are the same but for their seed, two or more; the configs of runs from Python say too
-    little for it.
+    """Return groups of indices of runs whose configs differ only in the seed. Runs from Python are left out, as their
+    configs are incomplete.
     """
     groups: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
@@ -93,7 +93,7 @@ def seeds(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _band(group: Sequence[Curve]) -> Curve:
-    """On places where all of them have values."""
+    """Return the band at the steps where all curves have values."""
     first = max(curve["x"]["step"][0] for curve in group)
     last = min(curve["x"]["step"][-1] for curve in group)
     places = group[0]["x"]["step"]

@@ -1,4 +1,4 @@
-"""Pieces of an HTML page. Texts are escaped: they may be somebody else's."""
+"""Elements of an HTML page. Texts are escaped, because they are untrusted."""
 
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
@@ -7,7 +7,7 @@ Rows = Iterable[Sequence[str]]
 
 
 def table(head: Sequence[str], rows: Rows, about: str, numbers: Collection[int] = ()) -> str:
-    """A table that the keyboard can scroll where it is wider than the page.
+    """Return a table, which the keyboard can scroll if it is wider than the page.
 
     Args:
       head: titles of the columns.
@@ -30,17 +30,17 @@ def table(head: Sequence[str], rows: Rows, about: str, numbers: Collection[int] 
 
 
 def scrolled(content: str, about: str) -> str:
-    """HTML that the keyboard can scroll."""
+    """Return HTML that the keyboard can scroll."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(about)}">{content}</div>'
 
 
 def details(title: str, content: str, opened: bool = False) -> str:
-    """HTML that is shown when its title is chosen."""
+    """Return HTML that is hidden until its title is chosen."""
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{content}</details>"
 
 
 def heading(text: str, level: int = 2) -> str:
-    """A heading.
+    """Return a heading.
 
     >>> heading("a & b", 3)
     '<h3>a &amp; b</h3>'
@@ -49,7 +49,7 @@ def heading(text: str, level: int = 2) -> str:
 
 
 def percent(share: float) -> str:
-    """A part of a whole.
+    """Return a share as a percentage.
 
     >>> [percent(share) for share in (0.1234, 1.0, 0.0, 0.0001, float("nan"))]
     ['12.3 %', '100.0 %', '0.0 %', '< 0.1 %', '-']

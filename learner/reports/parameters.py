@@ -1,4 +1,4 @@
-"""The parameters of a run's model, as its `model.json` tells them."""
+"""The parameters of a run's model, read from `model.json`."""
 
 import dataclasses
 import json
@@ -37,12 +37,12 @@ class Array:
 
     @property
     def count(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Its size; of a dtype that is not known 0.
+        """The size in bytes; 0 for an unknown dtype.
 
         >>> [Array("w", (3, 2), dtype).bytes for dtype in ("float32", "bfloat16", "bool", "float8_e4m3fn")]
         [24, 12, 6, 6]
@@ -53,13 +53,13 @@ class Array:
 
     @property
     def part(self) -> str:
-        """The first name of its path."""
+        """The first name of the path."""
         return self.path.partition(".")[0] or ROOT_LABEL
 
 
 def read_parameters(directory: Path) -> tuple[Array, ...]:
-    """The arrays of a run's model. None where there is no `model.json`, or one that says something else: it may be
-    somebody else's.
+    """Return the arrays of a run's model. The result is empty if `model.json` is missing or invalid, since it is
+    untrusted.
     """
     path = directory / FILE
     try:
@@ -74,7 +74,7 @@ def read_parameters(directory: Path) -> tuple[Array, ...]:
 
 
 def by_part(arrays: Sequence[Array]) -> dict[str, list[Array]]:
-    """Arrays by the first name of their paths, in order.
+    """Group arrays by the first name of their paths, in order.
 
     >>> {part: len(group) for part, group in by_part([Array("a.w", (2,), "int8"), Array("a.b", (1,), "int8")]).items()}
     {'a': 2}

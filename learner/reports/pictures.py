@@ -1,4 +1,4 @@
-"""Plots of a metric of one run or of several."""
+"""Plots of a metric of one or several runs."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ MOST = 2000
 def picture(
     runs: Sequence[Run], metric: str, *, x: str = "step", steps: bool = False, smooth: float = 0.0, log: bool = False
 ) -> Plot:
-    """A metric of runs, a line for each run and split.
+    """Return the plot of a metric, with a line for each run and split.
 
     Args:
       runs: one or more. Those that do not have the metric are left out.
@@ -78,7 +78,7 @@ def _line(run: Run, key: str, x: str, steps: bool) -> Line:
 
 
 def smoothed(values: Iterable[float], weight: float) -> list[float]:
-    """Debiased as Adam's moments are: what stands at a value is a mean of it and of those before, weights sum to 1."""
+    """Return an exponential moving average with the bias correction of Adam: the weights of each mean sum to 1."""
     means, average, total = [], 0.0, 0.0
     for value in values:
         if not math.isfinite(value):

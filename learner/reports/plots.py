@@ -1,4 +1,4 @@
-"""Plots of lines, in the terminal and as PNG files, by packages that not everybody has."""
+"""Line plots in the terminal and in PNG files, with optional packages."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,7 @@ MARKS = "●x+○*△#□"
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Lines in one picture.
+    """A line plot.
 
     Attributes:
       title: above it.
@@ -43,7 +43,7 @@ class Plot:
     log_y: bool = False
 
     def text(self, width: int, height: int) -> str:
-        """The plot as text, without colours, for terminals and files alike.
+        """Return the plot as text without colours, for terminals and files.
 
         Args:
           width: columns.
@@ -70,7 +70,7 @@ class Plot:
         return "\n".join(line.rstrip() for line in drawing.splitlines())
 
     def save(self, path: str | Path) -> None:
-        """Writes the plot to a PNG file.
+        """Write the plot to a PNG file.
 
         Raises:
           LearnerError: matplotlib is not installed, or the file cannot be written.
@@ -91,7 +91,7 @@ class Plot:
             raise LearnerError(f"the plot cannot be written to {path}: {error}") from error
 
     def _scale(self, plotext: Any, width: int, height: int) -> None:
-        """The kinds of the axes, and their ticks where plotext's own would not do."""
+        """Return the kinds of the axes, and ticks where plotext's defaults are unsuitable."""
         lines = self._finite().values()
         xs, ys = [x for line in lines for x in line[0]], [y for line in lines for y in line[1]]
         if not xs:
@@ -118,8 +118,8 @@ class Plot:
 
 
 def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Values as plots have them, float64 of the same length: NaN for what is not finite, or so large that there is no
-    room for an axis around it; 0 for what is so small.
+    """Return values as plots need them, float64 of the same length: NaN for values that are not finite or too large for
+    an axis.
 
     >>> drawable([0.5, -1e308, float("inf"), 1e-310]).tolist()
     [0.5, nan, nan, 0.0]
@@ -131,7 +131,7 @@ def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[n
 
 
 def decades(low: float, high: float, most: int) -> list[float]:
-    """Round numbers for a logarithmic axis: powers of ten, with 2 and 5 times of them where those would be few.
+    """Return round numbers for a logarithmic axis: powers of ten, with 2 and 5 times them if these would be few.
 
     Args:
       low: the least of the axis, greater than 0.
@@ -152,7 +152,7 @@ def decades(low: float, high: float, most: int) -> list[float]:
 
 
 def round_ticks(low: float, high: float, most: int) -> tuple[list[float], list[str]]:
-    """Round numbers for a linear axis, and how people write them.
+    """Return round numbers for a linear axis, and their texts.
 
     Args:
       low: the least of the axis.
@@ -186,7 +186,7 @@ def round_ticks(low: float, high: float, most: int) -> tuple[list[float], list[s
 
 
 def tick_text(value: float) -> str:
-    """A round number as people write it.
+    """Return the text of a round number.
 
     >>> [tick_text(x) for x in (2e-07, 1e-4, 0.001, 0.5, 10.0, 1e5)]
     ['2e-7', '1e-4', '0.001', '0.5', '10', '1e5']
@@ -198,7 +198,7 @@ def tick_text(value: float) -> str:
 
 
 def package(name: str, what: str = "plots") -> Any:
-    """A package that plots need, or whatever else an extra of that name is for.
+    """Import a package that an extra installs.
 
     Raises:
       LearnerError: it is not installed; the message says how to.
@@ -214,6 +214,6 @@ def package(name: str, what: str = "plots") -> Any:
 
 
 def refuse_path(path: str) -> None:
-    """Raises `LearnerError` for the name of a file that no plot can have."""
+    """Raise `LearnerError` if a plot cannot be saved under this name."""
     if Path(path).suffix.lower() != ".png" or not Path(path).parent.is_dir():
         raise LearnerError(f"the output is {path}; it needs the name of a .png file in a directory that exists")

@@ -1,4 +1,4 @@
-"""A report of runs: one HTML file with everything in it, which needs no network."""
+"""A report of runs: one self-contained HTML file, which needs no network."""
 
 import importlib.resources
 import json
@@ -33,8 +33,8 @@ LONGEST_TEXT = 64 << 10
 
 
 def write_report(path: str | Path, runs: Sequence[Run], title: str | None = None) -> None:
-    """Writes a report of one run or of several: curves, best values, confusion matrices, where
-    the time went, parameters, what differs in the configs, texts and logs.
+    """Write a report of one or several runs: curves, best values, confusion matrices, use of time, parameters,
+    differences of the configs, texts and logs.
 
     Args:
       path: of the HTML file.
@@ -52,7 +52,7 @@ def write_report(path: str | Path, runs: Sequence[Run], title: str | None = None
 
 
 def report(runs: Sequence[Run], title: str | None = None) -> str:
-    """The HTML of a report; see `write_report`. What the runs say is escaped: they may be somebody else's.
+    """Return the HTML of a report; see `write_report`. Texts of runs are escaped, because they are untrusted.
 
     Raises:
       LearnerError: plotly is not installed.
@@ -125,7 +125,7 @@ def _values(run: Run) -> list[str]:
 
 
 def _values_of(runs: Sequence[Run]) -> list[str]:
-    """Side by side: the best value of each run, the last one of metrics without a direction."""
+    """Return a table of the best value of each run, or of the last value for metrics without a direction."""
     rows = []
     for key in _numeric(runs):
         cells = []
@@ -184,7 +184,7 @@ def _environments(runs: Sequence[Run]) -> list[str]:
 
 
 def _texts(run: Run, named: bool) -> list[str]:
-    """The last texts of metrics that are no numbers, but for confusion matrices, which are shown as such."""
+    """Return the last texts of metrics that are not numbers, except for confusion matrices."""
     parts = []
     for key in run.history:
         last = run.history.last(key)

@@ -1,4 +1,4 @@
-"""What a report shows of confusion matrices: tables with colours, and of many classes a picture."""
+"""The confusion matrices of a report: coloured tables, and pictures for many classes."""
 
 import base64
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ greater the part of the label's rows.</p>"""
 
 
 def confusion(runs: Sequence[Run]) -> list[str]:
-    """The newest and the best confusion matrix of each split. Those of several runs are opened by hand."""
+    """Return the newest and the best confusion matrix of each split. With several runs, they are hidden at first."""
     pieces = []
     pictures = 0
     for run in runs:

@@ -1,4 +1,4 @@
-"""What a report shows of models: their parameters."""
+"""The parameters of models in a report."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ FEW = 12
 
 
 def parameter_tables(runs: Sequence[Run]) -> list[str]:
-    """The parameters of each model; runs whose models have the same arrays share one table."""
+    """Return the parameters of each model; runs whose models have equal arrays share one table."""
     models: dict[tuple[Array, ...], list[str]] = {}
     for run in runs:
         if arrays := read_parameters(run.directory):
@@ -40,7 +40,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _model(arrays: Sequence[Array], left: int) -> list[str]:
-    """Its parts, and `left` arrays of them."""
+    """Return the table of a model's parts, with at most `left` arrays."""
     total = sum(array.count for array in arrays)
     trained = sum(array.count for array in arrays if array.trainable)
     memory = size(sum(array.bytes for array in arrays))
@@ -74,7 +74,7 @@ def _arrays(arrays: Sequence[Array], total: int, part: str) -> str:
 
 
 def _sums(arrays: Sequence[Array], total: int) -> list[str]:
-    """Numbers, bytes, and the share of all numbers."""
+    """Return the number of elements, the bytes, and the share of all elements."""
     numbers = sum(array.count for array in arrays)
     return [f"{numbers:,}", size(sum(array.bytes for array in arrays)), percent(numbers / max(total, 1))]
 

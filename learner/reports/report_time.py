@@ -1,4 +1,4 @@
-"""What a report shows of time: where it went."""
+"""The use of time in a report."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ MEANING = {
 
 
 def timing(runs: Sequence[Run]) -> list[str]:
-    """A bar and a row of a table for each run that tells where its time went, and how long its epochs took."""
+    """Return a bar and a table row for each run that recorded its use of time, and the durations of epochs."""
     times = {run.name: parts(run) for run in runs}
     times = {name: seconds for name, seconds in times.items() if sum(seconds.values()) > 0}
     pieces = [_legend(), *(_bar(name, seconds, len(runs) > 1) for name, seconds in times.items())] if times else []

@@ -1,4 +1,4 @@
-"""The numbers of a run as one table, for other programs."""
+"""The numbers of a run as one table for other programs."""
 
 import csv
 import importlib
@@ -22,7 +22,7 @@ Row = tuple[str, str, str, int | None, int, float | None, str | None]
 
 
 def rows(run: Run) -> Iterator[Row]:
-    """Every number that the files of a run have.
+    """Yield every number in the files of a run.
 
     Yields:
       `split`; `metric`, its name; `level`: `step` for the value of one optimizer step, or `split` for that of a whole
@@ -43,7 +43,7 @@ def rows(run: Run) -> Iterator[Row]:
 
 
 def write_table(path: str | os.PathLike[str], run: Run, kind: str) -> int:
-    """Writes the numbers of a run to a file, whole or not at all.
+    """Write the numbers of a run to a file, atomically.
 
     Args:
       path: of the file.

@@ -1,4 +1,4 @@
-"""A run, also one that never heard of TensorBoard, as an event file of it."""
+"""Export of any run as an event file of TensorBoard."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ LAST_SECOND = 10**10 - 1
 
 
 def write_events(directory: str | os.PathLike[str], run: Run) -> int:
-    """Writes what the files of a run tell to an event file of TensorBoard, whole or not at all.
+    """Write the contents of a run's files to a TensorBoard event file, atomically.
 
     The values of whole splits are scalars by key (`valid/Loss`), those of single steps `step/train/Loss`, as the logger
     `TensorBoard` has them, at their optimizer steps and with the times of the journal (between its lines in
@@ -82,7 +82,7 @@ def _write(place: Path, name: str, run: Run, began: float) -> int:
 
 
 class _Frames:
-    """Records as TFRecord frames them: their length, its checksum, they themselves, their checksum."""
+    """TFRecord framing: length, checksum of the length, record, checksum of the record."""
 
     def __init__(self, file: BinaryIO):
         from tensorboardX.record_writer import masked_crc32c

@@ -1,4 +1,4 @@
-"""Where the time of a run went."""
+"""The use of time of a run."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ PARTS = ("compile", "data", "train", "valid", "save", "other")
 
 
 def parts(run: Run) -> dict[str, float]:
-    """Seconds of each part of a run, over all its resumes that came to an end; empty where its journal tells none.
+    """Return the seconds of each part of a run over all its completed resumes; empty if the journal has none.
 
     `compile`: tracing and compiling; `data`: waiting for batches; `train`: the rest of the training steps; `valid`:
     validations; `save`: waiting for checkpoints; `other`: everything else.
@@ -28,7 +28,7 @@ def parts(run: Run) -> dict[str, float]:
 
 
 def epoch_seconds(run: Run) -> dict[int, float]:
-    """How long each epoch took with its validation, breaks left out, by the journal's clock."""
+    """Return the duration of each epoch with its validation, without interruptions, by the journal's clock."""
     ends = np.array([0, *run.ends.values()], np.float64)
     times = run.axes(ends)["time"]
     return dict(zip(run.ends, np.diff(times).tolist(), strict=True))

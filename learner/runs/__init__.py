@@ -1,10 +1,10 @@
-"""Runs, read from what they left on disk: nothing is imported that they name, and nothing is changed.
+"""Inspection of runs from their files: nothing that they name is imported, and nothing is changed.
 
     run = Run("runs/digits")
     run.status, run.history["valid/Loss"], run.config["lr.init_value"]
     run.steps("train/Loss", most=1000).mean
 
-A directory may be somebody else's, and the run in it may still go on, or be damaged.
+A directory may belong to another user, and the run in it may be training, or be damaged.
 """
 
 from learner.runs.comparison import Comparison, compare

@@ -1,4 +1,4 @@
-"""Files that only grow, files that are replaced whole, and numbers as text."""
+"""Append-only files, atomic replacement of files, and numbers as text."""
 
 import contextlib
 import json
@@ -16,12 +16,12 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class AppendedFile:
-    """A file that lines are added to; it is opened by the first write.
+    """A file that lines are appended to; it is opened by the first write.
 
     Args:
-      path: of the file; relative to the working directory of now.
-      size: bytes that it has.
-      crc: the CRC-32 of those, to be kept up; `None`: none is kept.
+      path: of the file; relative to the current working directory.
+      size: in bytes.
+      crc: the CRC-32 of those bytes, kept up to date; None keeps none.
 
     >>> import tempfile
     >>> file = AppendedFile(os.path.join(tempfile.mkdtemp(), "a.log"))
@@ -42,24 +42,24 @@ class AppendedFile:
         self._was_open = False
 
     def write(self) -> None:
-        """Hands the pending lines to the operating system. What it does not take (a full disk) stays pending."""
+        """Pass the pending lines to the operating system. Lines that do not fit (a full disk) stay pending."""
         if self._descriptor is None:
             self._descriptor = self._open()
         left = "".join(self.pending).encode()
         try:
             while left:
-                taken = os.write(self._descriptor, left)
-                self.size += taken
+                written = os.write(self._descriptor, left)
+                self.size += written
                 if self.crc is not None:
-                    self.crc = zlib.crc32(left[:taken], self.crc)
-                left = left[taken:]
+                    self.crc = zlib.crc32(left[:written], self.crc)
+                left = left[written:]
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
         finally:
             self.pending = [left.decode()] if left else []
 
     def _open(self) -> int:
-        """Open the file, or open it again, which only this process may have changed meanwhile."""
+        """Open the file, or reopen it. Only this process may have changed it in the meantime."""
         refuse_special(self.path)
         create = 0 if self._was_open else os.O_CREAT
         try:
@@ -81,7 +81,7 @@ class AppendedFile:
         return descriptor
 
     def is_lost(self) -> bool:
-        """Whether it is open, and somebody removed or replaced it since: what is written would be in no directory."""
+        """Return True if the file is open and was removed or replaced since: writes would go to no directory."""
         if self._descriptor is None:
             return False
         try:
@@ -90,21 +90,21 @@ class AppendedFile:
             return True
 
     def close(self) -> None:
-        """Gives the descriptor back; the next write opens the file again."""
+        """Close the descriptor; the next write opens the file again."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
 
 
 def close_all(files: Iterable[AppendedFile]) -> None:
-    """Closes each of them."""
+    """Close all files."""
     for file in files:
         file.close()
 
 
 def refuse_special(path: str | os.PathLike[str]) -> None:
-    """Raises `LearnerError` for a link, through which a file elsewhere would be changed, and for pipes and devices,
-    which would be waited for. What is not there yet is all right.
+    """Raise `LearnerError` for a link, which would change a file elsewhere, and for pipes and devices, which would
+    block. A path that does not exist is accepted.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -115,7 +115,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 
 
 def replace(path: str, content: bytes) -> None:
-    """Writes a whole file, so that a reader and a crash find the old or the new content, never a part."""
+    """Replace a file atomically: readers, and a crash, see the old or the new content, never a part of either."""
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)  # of a process that was killed; a link would be written through
@@ -132,7 +132,7 @@ def replace(path: str, content: bytes) -> None:
 
 
 def value_texts(values: np.ndarray) -> list[str]:
-    """Each number of `[count]` as the shortest digits that read back to the same float32.
+    """Return each number of `[count]` as the shortest digits that read back to the same float32.
 
     >>> value_texts(np.float32([0.1, 1, 1e20, float("nan"), float("-inf")]))
     ['0.1', '1.0', '1e+20', 'nan', '-inf']
@@ -141,7 +141,7 @@ def value_texts(values: np.ndarray) -> list[str]:
 
 
 def weight_texts(weights: np.ndarray) -> list[str]:
-    """As `value_texts`, but whole numbers as such, because weights are mostly counts.
+    """Return the text of each weight, as `value_texts` does, with integers as such because weights are mostly counts.
 
     >>> weight_texts(np.float32([32, 0.5]))
     ['32', '0.5']
@@ -154,7 +154,8 @@ def weight_texts(weights: np.ndarray) -> list[str]:
 
 
 def final_text(value: float | str) -> str:
-    """The value of a whole split: as in `value_texts` if it is a float32, else with all its digits; a text as JSON.
+    """Return the value of a split as text: as `value_texts` does if it is a float32, else with all its digits; a text
+    as JSON.
 
     >>> [final_text(value) for value in (float(np.float32(0.1)), 0.123456789012, 1e300, "two\\nlines")]
     ['0.1', '0.123456789012', '1e+300', '"two\\\\nlines"']

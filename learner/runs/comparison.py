@@ -1,4 +1,4 @@
-"""Runs side by side: what differs in their configs, and what came out."""
+"""Comparison of runs: the settings that differ, and the results."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
     Attributes:
       settings: the keys of the configs that differ; facts of the data that do (`data.train.rows`); and `train step`,
@@ -36,14 +36,14 @@ class Comparison:
     rows: tuple[Row, ...]
 
     def columns(self) -> list[str]:
-        """The names in each row, in order."""
+        """Return the column names, in order."""
         return list(self.rows[0])
 
     def lines(self, settings: int | None = None) -> list[str]:
-        """A table for people.
+        """Return the comparison as a text table.
 
         Args:
-          settings: how many of the settings at most; `None`: all.
+          settings: the largest number of settings; None shows all.
         """
         shown = self.settings[:settings]
         names = ["run", "status", "epochs", "steps", "time", *map(_last_part(self.settings), shown)]
@@ -63,8 +63,8 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Told:
-    """What is shown of a run, so that hundreds of long ones need not be in memory at once."""
+class _RunSummary:
+    """The values of a run that a comparison shows, so that hundreds of long runs need not be in memory at once."""
 
     fixed: Row
     config: dict[str, Any]
@@ -74,7 +74,7 @@ class _Told:
     higher: frozenset[str]
 
     @classmethod
-    def of(cls, run: Run) -> "_Told":
+    def of(cls, run: Run) -> "_RunSummary":
         fixed = {
             "run": run.name,
             "directory": str(run.directory),
@@ -89,12 +89,12 @@ class _Told:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config, the facts of the data, and the program."""
+        """The config, the facts about the data, and the program."""
         return {**self.config, **self.fingerprint}
 
 
 def compare(runs: Iterable[Run], metrics: Sequence[str] = (), sort: str | None = None) -> Comparison:
-    """Lays runs side by side.
+    """Compare runs.
 
     Args:
       runs: one or more. Each is let go before the next one is taken, so a generator needs the memory of one.
@@ -106,32 +106,32 @@ def compare(runs: Iterable[Run], metrics: Sequence[str] = (), sort: str | None =
     Raises:
       LearnerError: there is no such metric or column.
     """
-    told = list(map(_Told.of, runs))
-    known = list(dict.fromkeys(key for run in told for key in run.last))
-    chosen = [key for name in metrics for key in _keys(name, known)] or _usual(told, known)
+    summaries = list(map(_RunSummary.of, runs))
+    known = list(dict.fromkeys(key for run in summaries for key in run.last))
+    chosen = [key for name in metrics for key in _keys(name, known)] or _usual(summaries, known)
     chosen += [sort] if sort in known and sort not in chosen else []
-    settings = _differing(told)
-    rows = [_row(run, settings, chosen) for run in told]
+    settings = _differing(summaries)
+    rows = [_row(run, settings, chosen) for run in summaries]
     if sort is not None:
-        rows = _sorted(rows, told, sort, chosen, settings)
+        rows = _sorted(rows, summaries, sort, chosen, settings)
     return Comparison(tuple(settings), tuple(chosen), tuple(rows))
 
 
 def _keys(name: str, known: Sequence[str]) -> list[str]:
-    found = [key for key in known if name in (key, key.split("/", 1)[1])]
-    if not found:
+    matching = [key for key in known if name in (key, key.split("/", 1)[1])]
+    if not matching:
         names = [*known, *dict.fromkeys(key.split("/", 1)[1] for key in known)]
         raise LearnerError(f"no run has a metric {name!r}: {near(name, names)}")
-    return found
+    return matching
 
 
-def _usual(runs: Sequence[_Told], known: Sequence[str]) -> list[str]:
-    """The metrics of validation, else of training, that at least half of the runs have."""
+def _usual(runs: Sequence[_RunSummary], known: Sequence[str]) -> list[str]:
+    """Return the validation metrics, or else the training metrics, that at least half of the runs have."""
     common = [key for key in known if 2 * sum(key in run.last for run in runs) >= len(runs)]
     return [key for key in common if key.startswith("valid")] or [key for key in common if key.startswith("train/")]
 
 
-def _differing(runs: Sequence[_Told]) -> list[str]:
+def _differing(runs: Sequence[_RunSummary]) -> list[str]:
     keys = dict.fromkeys(key for run in runs for key in run.config)
     configs = [run.config for run in runs if run.config]
     differing = [
@@ -143,9 +143,9 @@ def _differing(runs: Sequence[_Told]) -> list[str]:
     return differing + _differing_facts([run for run in runs if run.fingerprint], differing)
 
 
-def _differing_facts(runs: Sequence[_Told], settings: Sequence[str]) -> list[str]:
-    """What differs in the fingerprints. Programs of different configs do so anyway, and the first row of data says
-    something only where nothing else does.
+def _differing_facts(runs: Sequence[_RunSummary], settings: Sequence[str]) -> list[str]:
+    """Return the keys of the fingerprints that differ. Programs of different configs always differ, and the first row
+    of the data is shown only where no other fact differs.
     """
     keys = dict.fromkeys(key for run in runs for key in run.fingerprint if key.startswith("data."))
     facts = [key for key in keys if len({str(run.fingerprint.get(key)) for run in runs}) > 1]
@@ -154,14 +154,14 @@ def _differing_facts(runs: Sequence[_Told], settings: Sequence[str]) -> list[str
     for run in runs:
         config = str([run.fingerprint.get("versions"), *(run.config.get(key) for key in settings)])
         programs.setdefault(config, set()).add(str(run.fingerprint.get(PROGRAM)))
-    return facts + [PROGRAM] * any(len(found) > 1 for found in programs.values())
+    return facts + [PROGRAM] * any(len(matching) > 1 for matching in programs.values())
 
 
 def _differ(a: Any, b: Any) -> bool:
     return type(a) is not type(b) or a != b
 
 
-def _row(run: _Told, settings: Sequence[str], metrics: Sequence[str]) -> Row:
+def _row(run: _RunSummary, settings: Sequence[str], metrics: Sequence[str]) -> Row:
     row = {**run.fixed, **{_column(key): run.settings.get(key) for key in settings}}
     for key in metrics:
         best, last = run.best.get(key), run.last.get(key)
@@ -174,7 +174,7 @@ def _value(point: Point | None) -> float | str | None:
 
 
 def _sorted(
-    rows: list[Row], runs: Sequence[_Told], sort: str, metrics: Sequence[str], settings: Sequence[str]
+    rows: list[Row], runs: Sequence[_RunSummary], sort: str, metrics: Sequence[str], settings: Sequence[str]
 ) -> list[Row]:
     key = next((key for key in metrics if sort in (key, key.split("/", 1)[1])), None)
     names = {_last_part(settings)(setting): _column(setting) for setting in settings}
@@ -186,18 +186,18 @@ def _sorted(
     if column not in rows[0]:
         raise LearnerError(f"there is no column {sort!r} to sort by: {near(sort, [*metrics, *names, *rows[0]])}")
 
-    def place(row: Row) -> tuple[int, float, str]:
+    def rank(row: Row) -> tuple[int, float, str]:
         value = row[column]
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return 2, 0.0, ""
         number = isinstance(value, int | float)
         return (0, sign * value, "") if number else (1, 0.0, text_of(value))
 
-    return sorted(rows, key=place)
+    return sorted(rows, key=rank)
 
 
 def _column(setting: str) -> str:
-    """A setting may be called as another column is."""
+    """Return the column of a setting, whose key may equal that of another column."""
     return f"config.{setting}" if setting in FIXED else setting
 
 
@@ -208,7 +208,7 @@ def _cell(value: float | str | None) -> str:
 
 
 def _last_part(keys: Sequence[str]) -> Callable[[str], str]:
-    """The shortest end of a key that no other of them has."""
+    """Return the shortest unique suffix of each key."""
 
     def name(key: str) -> str:
         parts = key.split(".")

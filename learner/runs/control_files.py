@@ -1,4 +1,4 @@
-"""Asking a run for something from another process: through a file in its directory, which the run takes away.
+"""Requests to a running process, as files in the run directory that the run consumes.
 
     touch runs/digits/stop.ask
 
@@ -18,32 +18,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 from learner.errors import LearnerError, near
-from learner.runs.lock import is_held
+from learner.runs.lock import is_locked
 from learner.util.text import printable
 
 WHAT = ("stop", "save")
-EACH = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two looks."""
 LONGEST = 500
 
 
 def ask(directory: str | os.PathLike[str], what: str) -> Path:
-    """Asks the run in a directory to `"stop"`, after a checkpoint as `Interrupter` does it, or to `"save"`.
+    """Ask the run in a directory to `"stop"`, after a checkpoint as `Interrupter` does it, or to `"save"`.
 
     Returns:
       The file that asks. It is gone once the run has taken note, within a second or so.
 
     Raises:
-      LearnerError: no run is under way there, or it can be asked for nothing of that name.
+      LearnerError: no run is active there, or there is no such request.
     """
-    place = Path(directory)
+    folder = Path(directory)
     if what not in WHAT:
         raise LearnerError(f"a run cannot be asked for {what!r}: {near(what, WHAT)}")
-    if is_held(place) is False:
-        raise LearnerError(f"no run is under way in {place}")
-    path, partial = place / f"{what}.ask", None
+    if is_locked(folder) is False:
+        raise LearnerError(f"no run is under way in {folder}")
+    path, partial = folder / f"{what}.ask", None
     try:
-        descriptor, partial = tempfile.mkstemp(".partial", f"{what}.ask.", place)
+        descriptor, partial = tempfile.mkstemp(".partial", f"{what}.ask.", folder)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps({"who": _me(), "time": round(time.time(), 3)}, ensure_ascii=False) + "\n")
         os.replace(partial, path)
@@ -56,82 +56,84 @@ def ask(directory: str | os.PathLike[str], what: str) -> Path:
 
 
 def pending(directory: str | os.PathLike[str]) -> list[str]:
-    """What was asked of the run there that it has not taken note of."""
+    """Return the requests that the run has not consumed yet."""
     return [what for what in WHAT if os.path.lexists(Path(directory, f"{what}.ask"))]
 
 
-def taken(directory: str | os.PathLike[str]) -> tuple[dict[str, str], list[str]]:
-    """Takes away what was asked of a run.
+def consume(directory: str | os.PathLike[str]) -> tuple[dict[str, str], list[str]]:
+    """Remove the request files of a run.
 
     Returns:
-      Who asked, by what; `"somebody"` where the file does not tell. And what is wrong with files that cannot be taken
+      The sender by request; `"somebody"` if the file names none. And what is wrong with files that cannot be taken
       away: they ask for nothing, as they would do so for ever.
     """
-    found, problems = {}, []
+    requests, problems = {}, []
     for what in pending(directory):
         path = Path(directory, f"{what}.ask")
         who = _who(path)
         try:
             path.unlink(missing_ok=True)
-            found[what] = who
+            requests[what] = who
         except OSError as error:
             problems.append(f"{path} asks for nothing, as it cannot be removed: {error.strerror}")
-    return found, problems
+    return requests, problems
 
 
 def forget(directory: str | os.PathLike[str]) -> None:
-    """A run begins: what lies there was asked of another one."""
-    taken(directory)
+    """Discard requests when a run begins: they were meant for an earlier one."""
+    consume(directory)
 
 
-class Requests:
-    """Looks every second whether something was asked of a run, in a thread of its own.
+class ControlFilePoller:
+    """A thread that checks for requests every second.
 
     Args:
       directory: of the run.
-      answer: called with what was asked, and with who asked.
-      failed: called once with a text where a file is odd.
+      answer: called with the request and its sender.
+      failed: called once with a message if a file cannot be removed.
     """
 
     def __init__(self, directory: Path, answer: Callable[[str, str], None], failed: Callable[[str], None]):
         self._directory, self._answer, self._failed = directory, answer, failed
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="learner-asked", daemon=True)
-        self._told = False
+        self._has_warned = False
 
     def start(self) -> None:
-        """Begins to look."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, if it was started."""
+        """End the thread, if it was started."""
         self._closed.set()
         if self._thread.ident is not None:
-            self._thread.join(EACH)
+            self._thread.join(POLL_SECONDS)
 
     def look(self) -> None:
-        """Looks once."""
-        found, problems = taken(self._directory)
-        for what, who in found.items():
+        """Check once."""
+        requests, problems = consume(self._directory)
+        for what, who in requests.items():
             self._answer(what, who)
-        if problems and not self._told:
-            self._told = True
+        if problems and not self._has_warned:
+            self._has_warned = True
             self._failed(problems[0])
 
     def _watch(self) -> None:
-        while not self._closed.wait(EACH):
+        while not self._closed.wait(POLL_SECONDS):
             self.look()
 
 
 def _who(path: Path) -> str:
-    """Anybody may have written it: a link is not followed, and of a long file no more is read than a name can need."""
+    """Return the sender of a request. Anyone may have written the file: links are not followed, and only as much is
+    read as a name can need.
+    """
     try:
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         with open(os.open(path, flags), "rb") as file:
-            said = json.loads(file.read(LONGEST))
+            content = json.loads(file.read(LONGEST))
     except (OSError, ValueError, RecursionError):
-        said = None
-    who = said.get("who") if isinstance(said, dict) else None
+        content = None
+    who = content.get("who") if isinstance(content, dict) else None
     return printable(" ".join(who.split())) if isinstance(who, str) and who.strip() else "somebody"
 
 

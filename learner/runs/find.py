@@ -1,4 +1,4 @@
-"""The runs in directories."""
+"""Finding the runs below directories."""
 
 import os
 import re
@@ -15,7 +15,7 @@ DEEPEST = 4
 
 
 def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> list[Run]:
-    """The runs that are these directories, or that lie in them; each once, with a name that no other has.
+    """Return the runs at or below these directories, each once, with a unique name.
 
     See `each_run`, which reads one after another.
     """
@@ -23,8 +23,7 @@ def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None
 
 
 def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> Iterator[Run]:
-    """The runs that are these directories, or that lie in them; each once, with a name that no other has. It is read
-    when it is asked for.
+    """Yield the runs at or below these directories, each once, with a unique name. Each is read when it is needed.
 
     Args:
       places: directories of runs, or of directories with runs.
@@ -50,41 +49,43 @@ def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None)
 
 
 def run_directories(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
-    """The directories of runs in these places, each once and in order, and what is wrong with places that have none."""
-    found: dict[Path, Path] = {}
+    """Return the directories of runs at or below these paths, each once and in order, and the problems of paths without
+    runs.
+    """
+    by_target: dict[Path, Path] = {}
     problems = []
-    for place in map(Path, places):
-        if not place.is_dir():
-            problems.append(f"there is no directory {place}")
+    for folder in map(Path, places):
+        if not folder.is_dir():
+            problems.append(f"there is no directory {folder}")
             continue
-        inside = list(_directories(place, DEEPEST))
+        inside = list(_directories(folder, DEEPEST))
         if not inside:
-            problems.append(f"{place} is not the directory of a run, and no run lies in it")
-        found |= {directory.resolve(): directory for directory in reversed(inside)}
-    return sorted(found.values(), key=_by_number), problems
+            problems.append(f"{folder} is not the directory of a run, and no run lies in it")
+        by_target |= {directory.resolve(): directory for directory in reversed(inside)}
+    return sorted(by_target.values(), key=_by_number), problems
 
 
-def _directories(place: Path, levels: int) -> Iterator[Path]:
+def _directories(folder: Path, levels: int) -> Iterator[Path]:
     try:
-        if (place / MARK).is_file():
-            yield place
+        if (folder / MARK).is_file():
+            yield folder
             return
     except OSError:
-        pass  # listing it fails too, and is told
+        pass  # listing it fails too, with a warning
     if levels:
         try:
-            inner = sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
         except FileNotFoundError:
             return  # removed meanwhile
         except OSError as error:
-            warnings.warn(f"{place} is left out: {error.strerror}", stacklevel=2)
+            warnings.warn(f"{folder} is left out: {error.strerror}", stacklevel=2)
             return
         for path in inner:
             yield from _directories(path, levels - 1)
 
 
 def names_of(directories: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as tell them apart."""
+    """Return the shortest suffixes that distinguish the paths."""
     parts = [path.resolve().parts for path in directories]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -94,6 +95,6 @@ def names_of(directories: Sequence[Path]) -> list[str]:
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
-    """So that `run-10` comes after `run-9`."""
+    """Return a sort key that puts `run-10` after `run-9`."""
     words = re.split(r"(\d+)", str(path.resolve()))
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]

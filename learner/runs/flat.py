@@ -1,4 +1,4 @@
-"""Configs as flat mappings, so that two of them can be laid side by side."""
+"""Configs as flat mappings, for comparison."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,8 @@ DEEPEST = 100
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config by dotted keys. A class stands at its own key, its arguments below; lists of plain values stay whole.
+    """Flatten a config to dotted keys. A class has its own key, with its arguments below; lists of plain values stay
+    lists.
 
     >>> flat({"seed": 0, "model": {"class_path": "models.MLP", "init_args": {"features": [64, 10]}}})
     {'seed': 0, 'model': 'models.MLP', 'model.features': [64, 10]}
@@ -21,7 +22,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
-    """A value of a config on one line.
+    """Format a value of a config on one line.
 
     >>> [text_of(value) for value in ("adam", 1e-3, None, [64, 10], True)]
     ['adam', '0.001', '-', '[64, 10]', 'true']
@@ -49,7 +50,7 @@ def _pairs(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it: YAML also knows dates, sets and bytes."""
+    """Return a value that JSON can represent: YAML also has dates, sets and bytes."""
     if isinstance(value, list):
         return list(map(_plain, value))
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)

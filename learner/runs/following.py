@@ -1,4 +1,4 @@
-"""The values of each step of a run that goes on: read once, and held in bounded memory however long it is."""
+"""The values of single steps of a run in progress: read once, and kept in bounded memory."""
 
 import bisect
 import os
@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.errors import LearnerError
-from learner.runs.metric_logs import file_name
-from learner.runs.series import LONGEST, Floats, Series, first_column, is_plain
-from learner.runs.thinning import MOST, Thinned, merged, series_of, single
+from learner.runs.series import LONGEST, Floats, Series, first_column, is_plain, location_of, merged, series_of, single
+from learner.runs.thinning import MOST, Thinned
 
 LARGE = 2 << 20
 """Bytes above which a series is sketched before it is read."""
@@ -21,7 +19,7 @@ BLOCK = 1024
 
 
 class GrowingSeries:
-    """A training metric at each optimizer step. It is read on by small parts, and each line once.
+    """A training metric at each optimizer step, read incrementally; each line is read once.
 
     Args:
       directory: of the run.
@@ -31,13 +29,13 @@ class GrowingSeries:
     """
 
     def __init__(self, directory: Path, split: str, name: str, most: int = MOST):
-        self._place, self._file = place_of(directory, split, name)
+        self._place, self._file = location_of(directory, split, name)
         self._thinned = Thinned(most)
         self._epoch, self._at, self._rest, self._last = 0, 0, b"", 0
         self._sketch: Series | None = None
 
     def read(self, epochs: Sequence[int], ends: Mapping[int, int], limit: int) -> int:
-        """Reads on.
+        """Read further.
 
         Args:
           epochs: those that have files, in order.
@@ -81,19 +79,17 @@ class GrowingSeries:
         return len(content)
 
     def sketch(self, epochs: Sequence[int], ends: Mapping[int, int]) -> None:
-        """Looks at some places of files that are large, to have a picture until they are read. Their steps are about
-        right.
-        """
+        """Sample large files, for a preview until they are read. The steps are approximate."""
         paths = [self._place / f"epoch-{epoch}" / self._file for epoch in epochs]
         sizes = [path.stat().st_size if is_plain(path) else 0 for path in paths]
         if sum(sizes) < LARGE:
             return
         begins = np.cumsum([0, *sizes])
-        found: list[tuple[int, int, Floats]] = []  # the file, where in it, and the values there
+        blocks: list[tuple[int, int, Floats]] = []  # the file, where in it, and the values there
         lines = read = 0
-        for place in np.linspace(0, begins[-1] - 1, PLACES).astype(int):
-            number = int(np.searchsorted(begins, place, "right")) - 1
-            at = max(0, min(int(place - begins[number]), sizes[number] - BLOCK))
+        for folder in np.linspace(0, begins[-1] - 1, PLACES).astype(int):
+            number = int(np.searchsorted(begins, folder, "right")) - 1
+            at = max(0, min(int(folder - begins[number]), sizes[number] - BLOCK))
             with paths[number].open("rb") as file:
                 file.seek(at)
                 block = file.read(BLOCK)
@@ -101,12 +97,12 @@ class GrowingSeries:
             values = first_column(inner) if inner else np.zeros(0)
             if len(values):  # there may be the last line of an epoch alone
                 lines, read = lines + len(values), read + len(inner)
-                found.append((number, at, values))
+                blocks.append((number, at, values))
         if lines:
-            self._sketch = _sketch(found, list(epochs), sizes, ends, lines / read)
+            self._sketch = _sketch(blocks, list(epochs), sizes, ends, lines / read)
 
     def series(self, since: float = 0) -> Series:
-        """What is known of it, from the step `since` on or further back."""
+        """Return the values known so far, from step `since` or earlier."""
         known = self._thinned.series(since)
         if self._sketch is None:
             return known
@@ -119,46 +115,29 @@ class GrowingSeries:
 
     @property
     def last_step(self) -> int:
-        """The newest that is known of; about right while it is sketched."""
+        """The newest known step; approximate while the series is sketched."""
         return max(self._last, 0 if self._sketch is None else int(self._sketch.step[-1]))
 
     @property
     def is_sketched(self) -> bool:
-        """Whether a part of it was looked at in some places only, so far."""
+        """Return True if parts of the files have only been sampled so far."""
         return self._sketch is not None
 
 
-def place_of(directory: Path, split: str, name: str) -> tuple[Path, str]:
-    """The directory with the epochs of a split, and the name of a metric's files there."""
-    try:
-        return directory / file_name(split), f"{file_name(name)}.log"
-    except LearnerError:  # a name that no file of a run can have
-        return directory / "no such split", "no such metric.log"
-
-
-def epochs_in(place: Path) -> list[int]:
-    """The numbers of `epoch-1`, `epoch-2`, ... in a directory."""
-    try:
-        names = [entry.name.removeprefix("epoch-") for entry in os.scandir(place) if entry.name.startswith("epoch-")]
-    except OSError:
-        return []
-    return sorted(int(name) for name in names if name.isdecimal() and len(name) < 16)
-
-
 def _sketch(
-    found: Sequence[tuple[int, int, Floats]],
+    blocks: Sequence[tuple[int, int, Floats]],
     epochs: Sequence[int],
     sizes: Sequence[int],
     ends: Mapping[int, int],
     lines_per_byte: float,
 ) -> Series:
-    """The values that were found, where they are about."""
+    """Return the sampled values at approximate steps."""
     firsts, last = [], 0.0
     for epoch, size in zip(epochs, sizes, strict=True):
         firsts.append(float(ends.get(epoch - 1, last)))
         last = ends.get(epoch, firsts[-1] + size * lines_per_byte)
     points = []
-    for number, at, values in found:
+    for number, at, values in blocks:
         step = np.full(len(values), int(firsts[number] + at * lines_per_byte) + len(values))
         points.append(merged(single(step, values), len(values))[:, 0])
-    return series_of(np.stack(points, 1), len(found[0][2]))
+    return series_of(np.stack(points, 1), len(blocks[0][2]))

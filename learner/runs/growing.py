@@ -1,4 +1,4 @@
-"""Files that grow while they are read: each line is read once."""
+"""Reading growing files, each line once."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ KNOWN_BY = 256
 
 
 class GrowingLines:
-    """The lines that a file has got since they were read last.
+    """The lines appended to a file since the last read.
 
     Args:
       path: of the file; it need not be there yet.
-      last: begin with the lines in so many bytes before its end; `None`: with the first line.
+      last: start with the lines within this many bytes of the end; None starts with the first line.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "a.log")
@@ -43,8 +43,8 @@ class GrowingLines:
         self._at, self._rest, self._file, self._torn, self._end = 0, b"", (0, 0), False, b""
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Whether the file is another one than before or lost something, and its new whole lines, without their ends:
-        then all of them are new. A last line without its end comes when it is whole.
+        """Return whether the file was replaced or truncated, and its new complete lines without line ends; after a
+        replacement, all of them. A partial last line is returned once it is complete.
 
         A file that was removed may get its number back: it is known by what was read last, too.
 
@@ -55,28 +55,28 @@ class GrowingLines:
         if not is_plain(self.path):
             return False, []
         with self.path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            same = (found.st_dev, found.st_ino) == self._file and found.st_size >= self._at and self._goes_on(file)
+            status = os.fstat(file.fileno())
+            same = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._at and self._goes_on(file)
             anew = not same and self._file != (0, 0)
             if not same:
                 self._forget()
-                self._file = found.st_dev, found.st_ino
-                self._at = max(0, found.st_size - self._last) if self._last is not None else 0
+                self._file = status.st_dev, status.st_ino
+                self._at = max(0, status.st_size - self._last) if self._last is not None else 0
                 self._torn = self._at > 0  # it begins inside of a line, perhaps
-            refuse_larger(self.path, found.st_size - self._at, LARGEST)
+            refuse_larger(self.path, status.st_size - self._at, LARGEST)
             file.seek(self._at)
             lines: list[bytes] = []
-            while content := file.read(min(CHUNK, found.st_size - self._at)):
+            while content := file.read(min(CHUNK, status.st_size - self._at)):
                 self._at += len(content)
                 self._end = (self._end + content)[-KNOWN_BY:]
-                whole, newline, rest = (self._rest + content).rpartition(b"\n")
+                complete, newline, rest = (self._rest + content).rpartition(b"\n")
                 self._rest = rest[-LONGEST:]
-                lines += whole.split(b"\n") if newline else []
+                lines += complete.split(b"\n") if newline else []
         if lines and self._torn:
             self._torn, lines = False, lines[1:]
         return anew, lines
 
     def _goes_on(self, file: BinaryIO) -> bool:
-        """Whether what was read last still stands there."""
+        """Return True if the line that was read last is still in its place."""
         file.seek(self._at - len(self._end))
         return file.read(len(self._end)) == self._end

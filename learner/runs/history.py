@@ -1,4 +1,4 @@
-"""What every metric was, epoch by epoch: while the run goes on, in its summary, and read back from its journal."""
+"""The history of metric values by epoch: recorded during a run, in its summary, and read back from its journal."""
 
 import math
 import operator
@@ -17,7 +17,7 @@ ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "model.json", "ch
 
 
 class Point(NamedTuple):
-    """One value: after which epoch and optimizer step it was measured."""
+    """A value, with the epoch and the optimizer step after which it was measured."""
 
     epoch: int
     step: int
@@ -28,7 +28,7 @@ Row = tuple[int, int, float | str]
 
 
 class History(Mapping[str, list[float | str]]):
-    """The values of each metric over a whole split, in order, by key.
+    """The values of each metric over each split, in order, by key.
 
     >>> history = History()
     >>> history.record("train", epoch=1, step=45, values={"Loss": 0.5})
@@ -46,12 +46,12 @@ class History(Mapping[str, list[float | str]]):
         self._points: dict[str, list[Row]] = {}  # plain, because there may be millions of them
 
     def record(self, split: str, epoch: int, step: int, values: Mapping[str, float | str]) -> None:
-        """Adds what the metrics of a split (by name) were at the end of it."""
+        """Add the metric values (by name) of a split."""
         for name, value in values.items():
             self._points.setdefault(f"{split}/{name}", []).append((epoch, step, value))
 
     def record_entry(self, entry: Mapping[str, Any]) -> None:
-        """Adds the values of a line of the journal, by key."""
+        """Add the values of a journal line, by key."""
         epoch, step, points = entry["epoch"], entry["step"], self._points
         for key, value in entry["values"].items():
             if key not in points:
@@ -59,18 +59,18 @@ class History(Mapping[str, list[float | str]]):
             points[key].append((epoch, step, decode(value) if isinstance(value, str) else value))
 
     def points(self, key: str) -> list[Point]:
-        """The values of `train/Loss` and where they were measured. `KeyError` if there are none."""
+        """Return the values of a key such as `train/Loss` with their positions. Raises `KeyError` if there are none."""
         return list(map(Point._make, self._rows(key)))
 
     def best(self, key: str, higher_is_better: bool) -> Point | None:
-        """The best number; the earlier one of equals. NaN and texts are never best, so there may be none."""
+        """Return the best number, the earlier one of equals, or None: NaN and texts are never best."""
         numbers = [row for row in self._points.get(key, ()) if _ordered(row[2])]
         choose = max if higher_is_better else min
         best = choose(numbers, key=operator.itemgetter(2), default=None)
         return None if best is None else Point._make(best)
 
     def last(self, key: str) -> Point | None:
-        """The newest value, or `None`."""
+        """Return the newest value, or None."""
         points = self._points.get(key)
         return Point._make(points[-1]) if points else None
 
@@ -81,12 +81,12 @@ class History(Mapping[str, list[float | str]]):
         return history
 
     def to_json(self) -> dict[str, Any]:
-        """The history as plain lists, for `json`."""
+        """Return the history as plain lists, for `json`."""
         return {key: [list(map(encode, point)) for point in points] for key, points in self._points.items()}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "History":
-        """The history that `to_json` was made of.
+        """Return the history from the result of `to_json`.
 
         Raises:
           LearnerError: `to_json` made no such thing.
@@ -137,16 +137,16 @@ def summarize(
     stopped_by: str,
     checkpoints: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The content of `summary.json`. Nothing in it depends on a clock or on where the directory is.
+    """Return the content of `summary.json`. Nothing in it depends on a clock or on the directory's location.
 
     Args:
       history: the values.
       metrics: the order and the directions; metrics of the history that are not among them follow.
       directory: of the run; paths are made relative to it.
-      epochs: how many were finished, over all resumes.
+      epochs: the number of completed epochs, over all resumes.
       steps: optimizer steps, likewise.
       stopped_by: why the run ended.
-      checkpoints: those on disk, each with `epoch`, `step`, `path` and whatever else is to be told of them.
+      checkpoints: those on disk, each with `epoch`, `step`, `path` and any further fields.
 
     Returns:
       `stopped_by`, `epochs`, `steps`; `metrics` by key, each with `unit`, `higher_is_better`, `best` and `last` (both
@@ -160,13 +160,14 @@ def summarize(
         "epochs": epochs,
         "steps": steps,
         "metrics": {key: _summary_of(history, info) for key, info in infos.items()},
-        "checkpoints": [{**each, "path": _relative(each["path"], directory)} for each in checkpoints],
+        "checkpoints": [{**checkpoint, "path": _relative(checkpoint["path"], directory)} for checkpoint in checkpoints],
         "artifacts": [name for name in (*ARTIFACTS, *splits) if Path(directory, name).exists()] + ["summary.json"],
     }
 
 
 def read_history(directory: str | os.PathLike[str]) -> History:
-    """The history of a run, from its `journal.jsonl` alone, also while the run goes on or after it was killed.
+    """Return the history of a run from its `journal.jsonl` alone, also while the run is training or after it was
+    killed.
 
     Raises:
       LearnerError: there is no journal.
@@ -207,7 +208,7 @@ def _summary_of(history: History, info: MetricInfo) -> dict[str, Any]:
 
 
 def _relative(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -> str:
-    """`path` below `directory`, or as it is where it lies elsewhere (`gs://...`)."""
+    """Return `path` relative to `directory`, or unchanged if it lies elsewhere (`gs://...`)."""
     below = os.path.join(os.path.abspath(directory), "")
     absolute = os.path.abspath(path)
     return absolute.removeprefix(below).replace(os.sep, "/") if absolute.startswith(below) else os.fspath(path)

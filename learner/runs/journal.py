@@ -21,14 +21,14 @@ from learner.errors import LearnerError
 from learner.util.disk import read_lines
 
 NUMBERS = ("epoch", "validation")
-UNTOLD = ("metric_loggers", "renderer")
+OBSERVER_KEYS = ("metric_loggers", "renderer")
 """Keys of a config that only watch a run. They are not passed on: an address in them may be secret."""
 LARGEST = 2**53
 """Numbers of epochs and steps above it are absurd."""
 
 
 def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[str, Any]]]:
-    """The lines of `journal.jsonl`, as they stand there and as what they say.
+    """Return the lines of `journal.jsonl`, each as bytes and parsed.
 
     A last line without its end was torn when the run was killed: it is left out. A damaged line elsewhere, or one that
     is not what a run writes, says nothing (`{}`), with a warning that names it.
@@ -44,7 +44,9 @@ def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[st
 
 
 def entry_of(line: bytes, where: str) -> dict[str, Any]:
-    """What a line of the journal says; one that is damaged says nothing, with a warning that names `where` it is."""
+    """Parse a line of the journal. Return an empty dict for a damaged line, with a warning that names its position
+    `where`.
+    """
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -56,7 +58,7 @@ def entry_of(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _is_history(entry: Mapping[str, Any]) -> bool:
-    """Whether a line of numbers has what the history takes from it."""
+    """Return True if a line has the fields that the history reads."""
     values, epoch, step = (entry.get(name) for name in ("values", "epoch", "step"))
     return (
         isinstance(epoch, int)
@@ -70,5 +72,5 @@ def _is_history(entry: Mapping[str, Any]) -> bool:
 
 
 def is_value(value: Any) -> bool:
-    """Whether JSON gave what a metric's value can be: a text, or a number that is not absurdly large."""
+    """Return True if a parsed JSON value can be a metric's value: a text, or a number that is not absurdly large."""
     return isinstance(value, float | str) or (isinstance(value, int) and value.bit_length() < 1024)

@@ -1,4 +1,4 @@
-"""Files of a run's directory."""
+"""The files of a run directory."""
 
 import json
 import warnings
@@ -12,8 +12,8 @@ MARK = "journal.jsonl"
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
-    """The content of `summary.json`, or `None` where there is none that can be read. One that is too large for a
-    summary is left out with a warning.
+    """Return the content of `summary.json`, or None if it cannot be read. One that is too large is ignored with a
+    warning.
     """
     path = directory / "summary.json"
     try:

@@ -1,4 +1,4 @@
-"""One process at a time in the directory of a run."""
+"""A lock that admits one process at a time to a run directory."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds `run.lock` in the directory, which exists, until the block ends.
+    """Hold `run.lock` in the directory, which must exist, until the block ends.
 
     The lock is the operating system's, which takes it from a process that dies. Where the file system has none (some
     network file systems), the process that is named in the file holds it, as long as it is alive; one of another
@@ -38,8 +38,8 @@ def locked(directory: Path) -> Iterator[None]:
       LearnerError: another process, or another `fit` of this one, holds it, or the file is no lock.
     """
     path = directory / NAME
-    descriptor = _taken(path)
-    _held.add(descriptor)
+    descriptor = _open_locked(path)
+    _locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps({"host": platform.node(), "pid": os.getpid()}).encode())
@@ -48,12 +48,12 @@ def locked(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the directory may be gone, or be read-only by now
             if _is_at(descriptor, path):
                 path.unlink()
-        _held.discard(descriptor)
+        _locks.discard(descriptor)
         os.close(descriptor)
 
 
-def is_held(directory: Path) -> bool | None:
-    """Whether a process trains there, by what its lock says; nothing is locked to find out.
+def is_locked(directory: Path) -> bool | None:
+    """Return whether a process holds the lock of a run directory, without locking it.
 
     Returns:
       `None` where the lock names a process of another machine, which may be alive.
@@ -75,7 +75,7 @@ def is_held(directory: Path) -> bool | None:
 
 
 def _began_after(moment: float, process: int) -> bool:
-    """Whether the process is a later one, which got the number of one that is gone; `False` where nobody knows."""
+    """Return True if the process is a later one with a reused number, and False if that is unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         up = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -85,37 +85,37 @@ def _began_after(moment: float, process: int) -> bool:
     return began > moment + CLOCKS
 
 
-_held: set[int] = set()
+_locks: set[int] = set()
 
 
 def _let_go() -> None:
-    """In a process that was forked, such as one that loads data: it may outlive the run."""
-    for descriptor in _held:
+    """Close the locks in a forked process, such as a data worker, which may outlive the run."""
+    for descriptor in _locks:
         os.close(descriptor)
-    _held.clear()
+    _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
-def _taken(path: Path) -> int:
-    """The file, locked."""
+def _open_locked(path: Path) -> int:
+    """Open and lock the file."""
     while True:
         descriptor = _open(path)
         try:
             _lock(descriptor, path)
             if _is_at(descriptor, path):
-                _refuse_other_content(descriptor, path)  # only who holds the lock reads what nobody changes
+                _refuse_other_content(descriptor, path)  # safe only under the lock: nothing else changes the file then
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # who had it before has removed it in between
+        os.close(descriptor)  # the previous holder removed the file in between
 
 
 def _open(path: Path) -> int:
-    """Open the file without changing it, never through a link: it may lead to any file of the user's."""
+    """Open the file without changing it, and never through a link, which may lead to any file of the user."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o666)
     except OSError as error:
@@ -123,10 +123,10 @@ def _open(path: Path) -> int:
             if not stat.S_ISREG(mode := os.lstat(path).st_mode):
                 raise _no_lock(path, f"is {kind_of(mode)}") from error
         raise
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
-        kind = "has a second name elsewhere" if stat.S_ISREG(found.st_mode) else f"is {kind_of(found.st_mode)}"
+        kind = "has a second name elsewhere" if stat.S_ISREG(status.st_mode) else f"is {kind_of(status.st_mode)}"
         raise _no_lock(path, kind)
     return descriptor
 
@@ -169,7 +169,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _holder(descriptor: int) -> tuple[str, int | None]:
-    """The machine and the process that the file names."""
+    """Return the machine and the process that the file names."""
     try:
         content = json.loads(os.pread(descriptor, LONGEST, 0))
         return str(content["host"]), int(content["pid"])

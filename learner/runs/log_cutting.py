@@ -1,4 +1,4 @@
-"""Taking back what a run wrote after a checkpoint, so that the resumed run writes everything once."""
+"""Truncation of logs to a checkpoint, so that a resumed run writes every value once."""
 
 import json
 import re
@@ -17,21 +17,21 @@ METRIC_FILE = re.compile(r"(train|custom|valid(-[^/\\]*)?)/epoch-(\d+)/(?!\.)[^/
 
 
 def cut_back(directory: Path, position: Mapping[str, Any], keep_in: Path | None, lenient: bool = False) -> None:
-    """Shortens the files below `directory` to `position`; see `RunFiles.cut`. `lenient`: the journal gets the lengths
-    and checksums of the logs as they are now, so that the next resume accepts them.
+    """Truncate the files below `directory` to `position`; see `RunFiles.cut`. With `lenient`, the journal gets the
+    current lengths and checksums of the logs, so that the next resume accepts them.
 
     Raises:
       LearnerError: a file lies behind a link, or the position is none: it comes from a checkpoint, and whatever that
         says, only metric files of this run are changed. Nothing was changed then.
     """
     refuse_position(position)
-    kept, taken, changed = _journal_lines(directory, position, lenient)
+    kept, removed, changed = _journal_lines(directory, position, lenient)
     tails = _tails(directory, position["epoch"], position["files"])
     if keep_in is not None:
-        _keep(directory, keep_in, tails, taken)
+        _keep(directory, keep_in, tails, removed)
     for path, size in tails.items():
         _shorten(directory / path, size)
-    if taken or changed:
+    if removed or changed:
         replace(str(directory / "journal.jsonl"), kept)
 
 
@@ -39,7 +39,7 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
     """Raise `LearnerError` where a metric log up to the position is not as the run wrote it. Each log is read once.
 
     The journal has the length and the checksum of each log from when its epoch closed, and the position those of the
-    epoch under way; journals and checkpoints of version 0.1.0 do not, and only lengths are compared then.
+    current epoch; journals and checkpoints of version 0.1.0 do not, and only lengths are compared then.
     """
     refuse_short(directory, position)
     expected = {path: (size, position.get("checksums", {}).get(path)) for path, size in position["files"].items()}
@@ -57,7 +57,7 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
 
 
 def _entries_kept(directory: Path, position: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The journal's lines of numbers up to the position."""
+    """Return the journal's history lines up to the position."""
     journal = directory / "journal.jsonl"
     lines = read_journal(directory) if journal.exists() else []
     numbers = [entry for _, entry in lines if entry.get("event") in NUMBERS]
@@ -65,17 +65,21 @@ def _entries_kept(directory: Path, position: Mapping[str, Any]) -> Iterator[Mapp
 
 
 def _closed_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The logs of an epoch that closed, each with its length and checksum; what no run writes is left out."""
+    """Yield the logs of a closed epoch, each with its length and checksum; entries that no run writes are ignored."""
     files = entry.get("files")
-    for path, said in files.items() if isinstance(files, dict) else ():
+    for path, recorded in files.items() if isinstance(files, dict) else ():
         match = METRIC_FILE.fullmatch(path)
-        whole = isinstance(said, list) and len(said) == 2 and all(type(x) is int and 0 <= x < 2**63 for x in said)
-        if match and whole and int(match[3]) == entry["epoch"]:
-            yield path, (said[0], said[1])
+        is_entry = (
+            isinstance(recorded, list)
+            and len(recorded) == 2
+            and all(type(x) is int and 0 <= x < 2**63 for x in recorded)
+        )
+        if match and is_entry and int(match[3]) == entry["epoch"]:
+            yield path, (recorded[0], recorded[1])
 
 
 def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
-    """Raises `LearnerError` where a file has less than the position says."""
+    """Raise `LearnerError` if a file is shorter than the position says."""
     refuse_position(position)
     journal = directory / "journal.jsonl"
     lines = read_journal(directory) if journal.exists() else []
@@ -89,16 +93,16 @@ def refuse_short(directory: Path, position: Mapping[str, Any]) -> None:
 
 
 def what_is_left(directory: Path, position: Mapping[str, Any]) -> dict[str, Any]:
-    """The position of what is there, of files that lost something: up to their last whole line."""
+    """Return the position of truncated files: up to the last complete line of each."""
     refuse_position(position)
     journal = directory / "journal.jsonl"
     lines = read_journal(directory) if journal.exists() else []
     seen = sum(entry.get("event") in NUMBERS for _, entry in lines)
-    sizes = {path: _whole_lines(directory / path, size) for path, size in position["files"].items()}
+    sizes = {path: _complete_lines(directory / path, size) for path, size in position["files"].items()}
     return {**position, "epoch_lines": min(seen, position["epoch_lines"]), "files": sizes}
 
 
-def _whole_lines(file: Path, size: int) -> int:
+def _complete_lines(file: Path, size: int) -> int:
     end = _size(file)
     if end >= size:
         return size
@@ -108,16 +112,16 @@ def _whole_lines(file: Path, size: int) -> int:
         while end:  # from behind, as the last line is short
             begin = max(0, end - CHUNK)
             opened.seek(begin)
-            found = opened.read(end - begin).rfind(b"\n")
-            if found >= 0:
-                return begin + found + 1
+            newline = opened.read(end - begin).rfind(b"\n")
+            if newline >= 0:
+                return begin + newline + 1
             end = begin
     return 0
 
 
 def metric_files(directory: Path) -> dict[str, int]:
-    """The files of metrics below a run's directory: their epochs by relative path. What lies behind a linked directory
-    is not the run's.
+    """Return the metric files below a run directory with their epochs, by relative path. Linked directories are not the
+    run's.
     """
     own = [path for path in directory.glob("*/epoch-*/*.log") if not any(map(Path.is_symlink, path.parents[:2]))]
     found = sorted(path.relative_to(directory).as_posix() for path in own)
@@ -125,7 +129,7 @@ def metric_files(directory: Path) -> dict[str, int]:
 
 
 def refuse_position(position: Any) -> None:
-    """Raises `LearnerError` for what is not a position of `RunFiles`, such as one that names other files.
+    """Raise `LearnerError` for an invalid position of `RunFiles`, such as one that names other files.
 
     >>> refuse_position({"epoch_lines": 1, "epoch": 2, "files": {"train/epoch-2/Loss.log": 12}})
     >>> refuse_position({"epoch_lines": 1, "epoch": 2, "files": {"../epoch-2/Loss.log": 0}})
@@ -158,33 +162,38 @@ def _problem_with(position: Any) -> str | None:
 
 
 def _journal_lines(directory: Path, position: Mapping[str, Any], lenient: bool) -> tuple[bytes, bytes, bool]:
-    """The journal with the position's lines of numbers and all others, the lines of numbers that are too many, and
-    whether one that stays is another now.
+    """Return the journal without the history lines after the position, those lines, and whether a line that stays has
+    changed.
     """
     journal, keep, changed = directory / "journal.jsonl", position["epoch_lines"], False
     kept: list[bytes] = []
-    taken: list[bytes] = []
+    removed: list[bytes] = []
     seen = 0
     for line, entry in read_journal(directory) if journal.exists() else ():
         seen += (number := entry.get("event") in NUMBERS)
-        if lenient and number and seen <= keep and (found := _files_now(directory, entry, position["files"])) != entry:
-            line, changed = json.dumps(found).encode(), True
-        (taken if number and seen > keep else kept).append(line + b"\n")
-    return b"".join(kept), b"".join(taken), changed
+        if (
+            lenient
+            and number
+            and seen <= keep
+            and (updated := _files_now(directory, entry, position["files"])) != entry
+        ):
+            line, changed = json.dumps(updated).encode(), True
+        (removed if number and seen > keep else kept).append(line + b"\n")
+    return b"".join(kept), b"".join(removed), changed
 
 
 def _files_now(directory: Path, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """A line of the journal with the lengths and checksums of its logs as they are; those of `sizes` are cut to it."""
-    found = {}
+    """Return a journal line with the current lengths and checksums of its logs, after truncation to `sizes`."""
+    files = {}
     for path, _ in _closed_files(entry):
         if (directory / path).is_file():
             size = sizes.get(path, _size(directory / path))
-            found[path] = [size, checksum(directory / path, size)]
-    return {**entry, "files": found} if "files" in entry else dict(entry)
+            files[path] = [size, checksum(directory / path, size)]
+    return {**entry, "files": files} if "files" in entry else dict(entry)
 
 
 def _tails(directory: Path, epoch: int, sizes: Mapping[str, int]) -> dict[str, int | None]:
-    """The metric files that are too long, each with its right length; `None`: it was not there."""
+    """Return the metric files that are too long, each with its correct length, or None if it did not exist."""
     tails = {path: size for path, size in sizes.items() if _size(directory / path) > size}
     later = {path: None for path, number in metric_files(directory).items() if number >= epoch and path not in sizes}
     for path in (*tails, *later):

@@ -1,4 +1,4 @@
-"""The files of a run: the values of each step, the journal, the summary.
+"""The files that a run writes: the values of steps, the journal and the summary.
 
     <directory>/journal.jsonl                   a line for each event that is not a step (see `learner.runs.journal`)
     <directory>/model.json                      what arrays the model has, written at the start
@@ -41,10 +41,10 @@ MOST_OPEN = 64  # metric logs; a system may give a process no more than 256 file
 
 
 class RunFiles:
-    """Writes the files of one run.
+    """Writer of the files of one run.
 
     Attributes:
-      make_room: called where the disk is full, before the write is tried once more; settable.
+      make_room: called if the disk is full, before the write is retried; settable.
 
     Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
     with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
@@ -81,7 +81,7 @@ class RunFiles:
         self.make_room: Callable[[], None] = lambda: None
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
-        """Adds a line `value,weight` for each step of a dispatch.
+        """Append a line `value,weight` for each step of a dispatch.
 
         Args:
           split: such as `train`.
@@ -101,7 +101,7 @@ class RunFiles:
             self.flush()
 
     def close_split(self, split: str, epoch: int, values: Mapping[str, float | str], at_step: int | None) -> None:
-        """Adds the last line of each metric, `value,final`, and closes the split's files.
+        """Append the last line of each metric, `value,final`, and close the split's files.
 
         After a validation inside an epoch, at the optimizer step `at_step`, the line is `value,final@<at_step>` and the
         files stay open for the next one. A text is written as JSON has it, so that it stays on its line.
@@ -114,11 +114,11 @@ class RunFiles:
             close_all(file for path, file in self._files.items() if path.startswith(f"{file_name(split)}/"))
 
     def journal(self, event: str, **fields: Any) -> None:
-        """Writes a line of `journal.jsonl`: the event's name, the time, and the fields. The line `epoch` also gets the
-        length and the CRC-32 of each metric log of that epoch, by which a resumed run knows that they were not changed.
+        """Write a line of `journal.jsonl`: the event's name, the time, and the fields. The line `epoch` also gets the
+        length and the CRC-32 of each metric log of that epoch, which a resumed run verifies.
 
         Raises:
-          LearnerError: somebody removed the run's directory.
+          LearnerError: the run directory was removed.
         """
         self.flush()
         self._refuse_loss()
@@ -132,7 +132,7 @@ class RunFiles:
         self._epoch_lines += event in NUMBERS
 
     def flush(self) -> None:
-        """Hands all lines to the operating system, where they outlive this process."""
+        """Pass all lines to the operating system, where they survive this process."""
         self._written_at = self._clock()
         for path, file in self._files.items():
             if file.pending:
@@ -142,27 +142,29 @@ class RunFiles:
                     file.close()
 
     def position(self) -> dict[str, Any]:
-        """How far the files have come, for a checkpoint. JSON can hold it, and `cut` takes the files back to it."""
+        """Return the sizes of the files for a checkpoint, in a form that JSON can represent; `cut` truncates the files
+        to them.
+        """
         self.flush()
         sizes = {path: file.size for path, file in self._files.items()}
         checksums = {path: file.crc for path, file in self._files.items()}
         return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes, "checksums": checksums}
 
     def to_disk(self, position: Mapping[str, Any]) -> None:
-        """What `position` counts on outlives a power cut. May be called from any thread."""
+        """Flush to disk what `position` counts on, so that it survives a power loss. May be called from any thread."""
         for path in (*position["files"], "journal.jsonl"):
             with contextlib.suppress(FileNotFoundError):
                 to_disk(self._directory / path)
 
     def cut(self, position: Mapping[str, Any], keep_in: Path | None = None, lenient: bool = False) -> None:
-        """Takes back what was written after `position`. To be called before anything is written.
+        """Remove everything written after `position`. It must be called before anything is written.
 
         The metric files of the position's epoch become as long as they were, those of later epochs go, and the journal
         loses its later lines of numbers; its other lines stay.
 
         Args:
           position: what `position()` returned, in this process or another.
-          keep_in: a directory that gets what is taken back, under the same relative paths.
+          keep_in: a directory for the removed content, under the same relative paths.
           lenient: whether files may have less than the position says.
 
         Raises:
@@ -183,22 +185,22 @@ class RunFiles:
             self._files[path] = AppendedFile(str(file), size, crc)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes `summary.json`, whole or not at all.
+        """Write `summary.json` atomically.
 
         Raises:
-          LearnerError: somebody removed the run's directory.
+          LearnerError: the run directory was removed.
         """
         self._replace("summary.json", json.dumps(encode(summary), indent=2, allow_nan=False))
 
     def write_model(self, model: Mapping[str, Any]) -> None:
-        """Writes `model.json`, what arrays the model has: one on each line. A link that is there is replaced.
+        """Write `model.json`, the arrays of the model, one on each line. An existing link is replaced.
 
         Raises:
-          LearnerError: somebody removed the run's directory.
+          LearnerError: the run directory was removed.
         """
-        told = ", ".join(f"{json.dumps(key)}: {json.dumps(model[key])}" for key in model if key != "arrays")
+        header = ", ".join(f"{json.dumps(key)}: {json.dumps(model[key])}" for key in model if key != "arrays")
         rows = ",\n".join(map(json.dumps, model["arrays"]))
-        self._replace("model.json", f'{{{told}, "arrays": [\n{rows}\n]}}')
+        self._replace("model.json", f'{{{header}, "arrays": [\n{rows}\n]}}')
 
     def _replace(self, name: str, content: str) -> None:
         self._refuse_loss()
@@ -206,8 +208,8 @@ class RunFiles:
         self._with_room(lambda: replace(str(self._directory / name), content.encode() + b"\n"))
 
     def _with_room(self, write: Callable[[], None]) -> None:
-        """Write, once more if the disk is full: a checkpoint that finds no room takes that of the logs until it is
-        removed.
+        """Call a write function, and retry once if the disk is full: a checkpoint that does not fit uses up the space
+        of the logs until it is removed.
         """
         try:
             write()
@@ -227,7 +229,7 @@ class RunFiles:
             ) from error
 
     def close(self) -> None:
-        """Writes what is left and closes the files."""
+        """Write pending lines and close the files."""
         try:
             self.flush()
         finally:
@@ -240,26 +242,26 @@ class RunFiles:
             self.flush()
             close_all(self._files.values())
             self._epoch, self._files, self._made_epochs = epoch, {}, set()
-        place, file = self._place(split, name)
-        path = f"{place}/epoch-{epoch}/{file}"
+        paths, file = self._paths_of(split, name)
+        path = f"{paths}/epoch-{epoch}/{file}"
         if path not in self._files:
             self._files[path] = AppendedFile(f"{self._directory}/{path}", crc=0)
         return self._files[path]
 
-    def _place(self, split: str, name: str) -> tuple[str, str]:
-        """The directory of the split and the file of the metric."""
+    def _paths_of(self, split: str, name: str) -> tuple[str, str]:
+        """Return the directory of the split and the file of the metric."""
         if (split, name) not in self._places:
-            place = file_name(split), file_name(name) + ".log"
-            for (_, other), taken in self._places.items():
-                if [*map(_folded, taken)] == [*map(_folded, place)]:
+            paths = file_name(split), file_name(name) + ".log"
+            for (_, other), known in self._places.items():
+                if [*map(_folded, known)] == [*map(_folded, paths)]:
                     raise LearnerError(
-                        f"the metrics {other!r} and {name!r} would share a file, {'/'.join(place)}: rename one"
+                        f"the metrics {other!r} and {name!r} would share a file, {'/'.join(paths)}: rename one"
                     )
-            self._places[split, name] = place
+            self._places[split, name] = paths
         return self._places[split, name]
 
     def _make(self, relative: str) -> None:
-        """Makes `<split>/epoch-<n>`, but `<split>` only once: a run that is removed must not begin anew half-way."""
+        """Create `<split>/epoch-<n>`, but `<split>` only once: a removed run must not reappear in part."""
         split = os.path.dirname(relative)
         if split not in self._made_splits:
             refuse_special(f"{self._directory}/{split}")
@@ -284,7 +286,7 @@ class RunFiles:
             )
 
     def _open_journal(self) -> AppendedFile:
-        """The journal, without a last line that was torn when an earlier process was killed."""
+        """Open the journal, and remove a partial last line that an earlier process left when it was killed."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "journal.jsonl"
         refuse_special(path)
@@ -296,7 +298,7 @@ class RunFiles:
 
 
 class NoFiles:
-    """What a process writes that leaves the files of a run to another one: nothing."""
+    """Metric files of a process that writes none: another process writes the files of the run."""
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
         """See `RunFiles`."""
@@ -328,7 +330,7 @@ class NoFiles:
 
 
 def file_name(name: str) -> str:
-    """How the file of a metric, or the directory of a split, is called: spaces become underscores.
+    """Return the file name of a metric, or the directory name of a split: spaces become underscores.
 
     Raises:
       LearnerError: no file can safely be called so.
@@ -345,7 +347,7 @@ def file_name(name: str) -> str:
 
 
 def refuse_same_files(names: Sequence[str]) -> None:
-    """Raises `LearnerError` where a name is none for a file, or two of them are the same one.
+    """Raise `LearnerError` if a name cannot be a file name, or if two names map to one file.
 
     >>> refuse_same_files(["Top-1 Accuracy", "Top-1_accuracy"])
     Traceback (most recent call last):
@@ -360,7 +362,7 @@ def refuse_same_files(names: Sequence[str]) -> None:
 
 
 def _folded(file: str) -> str:
-    """The same for names that some file systems take for one."""
+    """Return a name in the form in which some file systems compare it."""
     return unicodedata.normalize("NFC", file).casefold()
 
 

@@ -1,4 +1,4 @@
-"""One run."""
+"""A run, read from its files."""
 
 import contextlib
 import dataclasses
@@ -18,17 +18,16 @@ from learner.config.mappings import is_deep, read_mapping
 from learner.errors import LearnerError, near
 from learner.events import MetricInfo
 from learner.runs.flat import DEEPEST, flat
-from learner.runs.following import epochs_in
 from learner.runs.growing import GrowingLines
 from learner.runs.history import History, Point
-from learner.runs.journal import LARGEST, NUMBERS, UNTOLD, entry_of
+from learner.runs.journal import LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
 from learner.runs.layout import MARK, read_summary
-from learner.runs.lock import is_held
-from learner.runs.series import Floats, Series, has_steps, is_plain, step_values
+from learner.runs.lock import is_locked
+from learner.runs.series import Floats, Series, epochs_in, has_steps, is_plain, step_values
 from learner.util.text import printable
 
-OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # what is kept of the journal's lines
-SPENT = ("total", "compile", "data", "train", "valid", "save", "other")
+OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
+TIME_PARTS = ("total", "compile", "data", "train", "valid", "save", "other")
 SILENT = 300
 """Seconds without a sign of a run on another machine, after which it counts as dead."""
 AFTER = 1e-6
@@ -37,11 +36,11 @@ AFTER = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What became of a run.
+    """The status of a run.
 
     Attributes:
       word: `running`, `ended`, `failed` (by an exception) or `died` (without a word, as when it is killed).
-      why: what ended it, such as `num_epochs` or the exception; empty while it goes on.
+      why: the reason of its end, such as `num_epochs` or the exception; empty while it is training.
     """
 
     word: str
@@ -52,7 +51,7 @@ class Status:
 
 
 class Run:
-    """A run as its files tell it. What was read is kept: `refresh` takes in what came since.
+    """A run, read from its files. What was read is cached; `refresh` reads what was added since.
 
     Args:
       directory: of the run.
@@ -88,7 +87,7 @@ class Run:
         self._count = 0
 
     def refresh(self, now: float | None = None) -> bool:
-        """Takes in what the journal has got since it was read last, and what has become of the run since then.
+        """Read new lines of the journal, and update the status of the run.
 
         Args:
           now: the seconds since 1970.
@@ -117,56 +116,56 @@ class Run:
 
     @functools.cached_property
     def status(self) -> Status:
-        """Whether it goes on, and what ended it: by its journal, and by the lock that a running process holds."""
+        """The status of the run: from its journal, and from the lock that a running process holds."""
         marks = [entry for entry in self.journal if entry.get("event") in ("start", "end", "stop", "error")]
         if marks and marks[-1]["event"] in ("end", "stop"):
             return Status("ended", str(marks[-1].get("stopped_by", "")))
         if marks and marks[-1]["event"] == "error":
             return Status("failed", str(marks[-1].get("error", "")))
-        held = is_held(self.directory)
-        if held is None:
-            held = self._now - self.last_sign < SILENT
-        return Status("running") if held else Status("died")
+        locked = is_locked(self.directory)
+        if locked is None:
+            locked = self._now - self.last_sign < SILENT
+        return Status("running") if locked else Status("died")
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """What it was configured with, flat: `{"model": "examples.models.MLP", "model.dropout": 0.3}`. For a run that
-        was started from Python what its journal says of it. What only watches it, such as its loggers, is left out.
+        """The config of the run, flat: `{"model": "examples.models.MLP", "model.dropout": 0.3}`. For a run started from
+        Python it is taken from the journal. Loggers and renderers are left out.
         """
         return flat(self.nested_config)
 
     @functools.cached_property
     def nested_config(self) -> dict[str, Any]:
-        """The same as it was written."""
-        said = self._told("config")
+        """The config of the run, nested as it was written."""
+        config = self._recorded("config")
         if self.has_config:
             try:
-                said = read_mapping(self.directory / "config.yaml")
+                config = read_mapping(self.directory / "config.yaml")
             except LearnerError as error:
                 if os.access(self.directory / "config.yaml", os.R_OK):  # it may be for its owner alone
                     warnings.warn(str(error), stacklevel=2)
-                    said = {}
-        return {key: value for key, value in said.items() if key not in UNTOLD}
+                    config = {}
+        return {key: value for key, value in config.items() if key not in OBSERVER_KEYS}
 
     @property
     def has_config(self) -> bool:
-        """Whether it has a config file. A link is none: it may lead anywhere."""
+        """True if the run has a config file. A link does not count: it may lead anywhere."""
         path = self.directory / "config.yaml"
         return path.is_file() and not path.is_symlink()
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, devices and the machine where it was started last, and the commit, if there was one."""
-        commit = self._told_value("commit")
-        return {**flat(self._told("environment")), **({"commit": commit} if commit else {})}
+        """Versions, devices and the machine of the newest start, and the commit, if there was one."""
+        commit = self._recorded_value("commit")
+        return {**flat(self._recorded("environment")), **({"commit": commit} if commit else {})}
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Facts of its data by dotted keys (`data.train.rows`), and `train step`, eight digits that differ where the
-        train step or the optimizer computes something else; of its newest start. Runs of old versions have none.
+        """Facts about the data by dotted keys (`data.train.rows`), and `train step`, eight digits that differ if the
+        train step or the optimizer computes something else, from the newest start. Runs of old versions have none.
         """
-        found = self._told("fingerprint")
-        data, programs = found.get("data"), found.get("programs")
+        recorded = self._recorded("fingerprint")
+        data, programs = recorded.get("data"), recorded.get("programs")
         facts = flat({"data": data}) if isinstance(data, Mapping) else {}
         if isinstance(programs, Mapping) and isinstance(hashes := programs.get("hashes"), Mapping):
             parts = [f"{name} {text}" for name, text in sorted(hashes.items()) if not name.startswith("valid")]
@@ -174,39 +173,39 @@ class Run:
             facts["versions"] = str(programs.get("versions"))  # of which other ones trace other programs
         return facts
 
-    def _told(self, what: str) -> Mapping[str, Any]:
-        said = self._told_value(what)
-        return said if isinstance(said, Mapping) else {}
+    def _recorded(self, what: str) -> Mapping[str, Any]:
+        value = self._recorded_value(what)
+        return value if isinstance(value, Mapping) else {}
 
-    def _told_value(self, what: str) -> Any:
-        """What the newest line of the journal about a start says."""
+    def _recorded_value(self, what: str) -> Any:
+        """Return a value from the newest start line of the journal."""
         starts = [entry for entry in self.journal if entry.get("event") == "start"]
         return starts[-1].get(what) if starts else None
 
     @functools.cached_property
     def metrics(self) -> dict[str, MetricInfo]:
-        """What is known of each metric that has a value, by key."""
+        """Properties of each metric that has a value, by key."""
         known = self.known
         return {key: known.get(key) or _info(key, None) for key in self.history}
 
     @functools.cached_property
     def known(self) -> dict[str, MetricInfo]:
-        """What the run says of its metrics, by key, before they have values."""
-        said = (read_summary(self.directory) or {}).get("metrics")
-        said = said if isinstance(said, Mapping) else {}
+        """Properties of the metrics that the run declares, by key, before they have values."""
+        infos = (read_summary(self.directory) or {}).get("metrics")
+        infos = infos if isinstance(infos, Mapping) else {}
         for entry in self.journal:
             if entry.get("event") == "start" and isinstance(entry.get("metrics"), Mapping):
-                said = {**said, **entry["metrics"]}
-        return {key: _info(key, content) for key, content in said.items() if "/" in key}
+                infos = {**infos, **entry["metrics"]}
+        return {key: _info(key, content) for key, content in infos.items() if "/" in key}
 
     def info(self, key: str) -> MetricInfo:
-        """What is known of a metric."""
+        """Return the properties of a metric."""
         split, name = key.split("/", 1)
         return self.metrics.get(key) or self.known.get(key) or MetricInfo(split, name)
 
     @property
     def epochs(self) -> int:
-        """How many epochs ended."""
+        """The number of epochs that ended."""
         return max(self.ends, default=0)
 
     @functools.cached_property
@@ -216,53 +215,53 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The last optimizer step that the journal tells of."""
-        return max((_whole(entry.get("step")) for entry in self.journal), default=0)
+        """The last optimizer step in the journal."""
+        return max((_non_negative_int(entry.get("step")) for entry in self.journal), default=0)
 
     @functools.cached_property
     def seconds(self) -> float:
-        """How long it ran, over all its resumes; what was lost between a checkpoint and a crash counts too."""
+        """The running time in seconds, over all resumes, including time lost between a checkpoint and a crash."""
         if not self.journal:
             return 0.0
         idle = max(0.0, self._now - time_of(self.journal[-1])) if self.status.word == "running" else 0.0
         return self._running[-1] + idle
 
     @property
-    def spent(self) -> dict[str, float]:
-        """The seconds of its parts (`total`, `compile`, `data`, `train`, `valid`, `save`, `other`), over all its
-        resumes; a run that was killed could not say. Empty where nothing is known.
+    def time_parts(self) -> dict[str, float]:
+        """The running time in seconds by part (`total`, `compile`, `data`, `train`, `valid`, `save`, `other`), over all
+        resumes that ended in order. Empty if nothing was recorded.
         """
         total: dict[str, float] = {}
         for entry in self.journal:
-            said = entry.get("seconds") if entry.get("event") in ("end", "stop") else None
-            for name, value in said.items() if isinstance(said, dict) else ():
-                if name in SPENT and isinstance(value, int | float) and 0 <= value < LARGEST:
+            parts = entry.get("seconds") if entry.get("event") in ("end", "stop") else None
+            for name, value in parts.items() if isinstance(parts, dict) else ():
+                if name in TIME_PARTS and isinstance(value, int | float) and 0 <= value < LARGEST:
                     total[name] = total.get(name, 0.0) + value
         return total
 
     @functools.cached_property
     def _running(self) -> list[float]:
-        """For each line of the journal how many seconds the run had been running: breaks do not count."""
-        total, found = 0.0, []
+        """The running time in seconds at each line of the journal, without breaks."""
+        total, seconds = 0.0, []
         for entry, before in zip(self.journal, [{}, *self.journal], strict=False):
             if before and entry.get("event") != "start":
                 total += max(0.0, time_of(entry) - time_of(before))
-            found.append(total)
-        return found
+            seconds.append(total)
+        return seconds
 
     @property
     def keys(self) -> list[str]:
-        """The metrics that have values: of whole splits, or of single steps of training, which come sooner."""
+        """Return the metrics that have values: of splits, or of single steps of training, which come earlier."""
         steps = [key for key in self.known if key.startswith("train/") and key not in self.history]
         return [*self.history, *(key for key in steps if has_steps(self.directory, *key.split("/", 1)))]
 
     def best(self, key: str) -> Point | None:
-        """The best value of a metric in its own direction; `None` where it has none."""
+        """Return the best value of a metric in its own direction, or None."""
         direction = self.metrics[key].higher_is_better if key in self.metrics else None
         return None if direction is None else self.history.best(key, direction)
 
     def points(self, key: str) -> list[Point]:
-        """The values of a metric and where they were measured.
+        """Return the values of a metric with their positions.
 
         Raises:
           LearnerError: the run has no such metric.
@@ -272,7 +271,7 @@ class Run:
         return self.history.points(key)
 
     def steps(self, key: str, most: int | None = None) -> Series:
-        """The values of a training metric at each optimizer step.
+        """Return the values of a training metric at each optimizer step.
 
         Args:
           key: of the metric, such as `train/Loss`.
@@ -282,7 +281,7 @@ class Run:
         return step_values(self.directory, split, name, self.ends, most)
 
     def axes(self, step: Floats) -> dict[str, Floats]:
-        """Where optimizer steps are on other axes.
+        """Convert optimizer steps to other axes.
 
         Args:
           step: float64 `[steps]`.
@@ -290,25 +289,25 @@ class Run:
         Returns:
           `epoch`: how many epochs had been trained, float64 `[steps]`. `time`: for how many seconds the run had been
           running. Both are exact where the journal tells a step (at the ends of epochs, of validations inside of them,
-          and where a checkpoint was saved), linear between such places, and go on behind the last.
+          and where a checkpoint was saved), linear between such steps, and extrapolated after the last.
         """
         steps, epochs = [0.0, *self.ends.values()], [0.0, *self.ends]
-        each = _whole(self._told_value("steps_per_epoch"))
-        told = [(0.0, 0.0)]
+        steps_per_epoch = _non_negative_int(self._recorded_value("steps_per_epoch"))
+        points = [(0.0, 0.0)]
         for entry, seconds in zip(self.journal, self._running, strict=True):
-            place = float(_whole(entry.get("step")))
+            position = float(_non_negative_int(entry.get("step")))
             if entry.get("event") == "start":  # what came behind it was made again
-                told = [each for each in told if each[0] <= place]
-            elif entry.get("event") in (*NUMBERS, "save") and place > told[-1][0]:  # each step once
-                told.append((place, seconds))
-        places, times = (list(column) for column in zip(*told, strict=True))
+                points = [point for point in points if point[0] <= position]
+            elif entry.get("event") in (*NUMBERS, "save") and position > points[-1][0]:  # each step once
+                points.append((position, seconds))
+        places, times = (list(column) for column in zip(*points, strict=True))
         return {
-            "epoch": _between(step, steps, epochs, 1 / each if each else None),
+            "epoch": _between(step, steps, epochs, 1 / steps_per_epoch if steps_per_epoch else None),
             "time": _between(step, places, times),
         }
 
     def log(self, most: int) -> list[str] | None:
-        """The lines of its log, the last `most` bytes of them; `None` where there is none. A link is none."""
+        """Return the lines within the last `most` bytes of the log, or None without a log. A link does not count."""
         path = self.directory / "experiment.log"
         if not path.is_file() or path.is_symlink():
             return None
@@ -317,7 +316,7 @@ class Run:
             return file.read(most).decode(errors="replace").splitlines()
 
     def times(self, step: Floats) -> Floats:
-        """When optimizer steps were made, in seconds since 1970.
+        """Return the times of optimizer steps, in seconds since 1970.
 
         Args:
           step: float64 `[steps]`.
@@ -326,39 +325,39 @@ class Run:
           float64 `[steps]`: the journal's times where it tells a step, linear between such places, and on behind the
           last; 0 where it tells none. Steps before a break have times before it.
         """
-        told = self._told_times()
-        if not told:
+        points = self._recorded_times()
+        if not points:
             return np.zeros(len(step))
-        places, times = (list(column) for column in zip(*told, strict=True))
-        pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(told)]
+        places, times = (list(column) for column in zip(*points, strict=True))
+        pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(points)]
         pace = next((seconds / steps for steps, seconds in reversed(pairs) if steps > 2 * AFTER), 0.0)
         return _between(step, places, times, pace)
 
-    def _told_times(self) -> list[tuple[float, float]]:
-        """Steps and their times, ascending in both. Over a break no step is made: there is one place before it, which
-        is the checkpoint's where that is told, and one just behind it, where the run was started again.
+    def _recorded_times(self) -> list[tuple[float, float]]:
+        """Return recorded steps and their times, both ascending. No step runs during a break: one point lies before it,
+        at the checkpoint if one was recorded, and one just after it, at the restart.
         """
-        told: list[tuple[float, float]] = []
+        points: list[tuple[float, float]] = []
         saved: dict[int, float] = {}
         before = 0.0
         for entry in self.journal:
-            event, step, now = entry.get("event"), _whole(entry.get("step")), time_of(entry)
+            event, step, now = entry.get("event"), _non_negative_int(entry.get("step")), time_of(entry)
             if event == "start":
-                told = [each for each in told if each[0] <= step]
+                points = [point for point in points if point[0] <= step]
                 last = saved.get(step, before)
-                if told and step > told[-1][0] and last > told[-1][1]:
-                    told.append((float(step), last))
+                if points and step > points[-1][0] and last > points[-1][1]:
+                    points.append((float(step), last))
             elif event == "save":
                 saved[step] = now
-            place = step + AFTER if event == "start" else float(step)
-            if event in ("start", *NUMBERS) and (not told or place > told[-1][0]):
-                told.append((place, now))
+            position = step + AFTER if event == "start" else float(step)
+            if event in ("start", *NUMBERS) and (not points or position > points[-1][0]):
+                points.append((position, now))
             before = now
-        return told
+        return points
 
     @property
     def last_sign(self) -> float:
-        """When one of its files got its newest line, in seconds since 1970."""
+        """The modification time of the newest file, in seconds since 1970."""
         times = [0.0]
         for path in (self.directory / MARK, self.directory / "experiment.log", *self._newest_files()):
             with contextlib.suppress(OSError):
@@ -366,7 +365,7 @@ class Run:
         return max(times)
 
     def _newest_files(self) -> Iterator[Path]:
-        """Those of metrics in the last epoch of each split."""
+        """Yield the metric files of the last epoch of each split."""
         with contextlib.suppress(OSError):
             for split in self.directory.iterdir():
                 epochs = epochs_in(split)
@@ -381,7 +380,7 @@ def _record(history: History, entries: list[dict[str, Any]]) -> None:
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
-    """What a line of the journal says, without what is nested absurdly deep, of which there is a warning."""
+    """Parse a line of the journal. Values that are nested absurdly deep are left out, with a warning."""
     entry = entry_of(line, where)
     if line.count(b"{") + line.count(b"[") <= DEEPEST:
         return entry
@@ -392,17 +391,17 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in deep}
 
 
-def _info(key: str, said: Any) -> MetricInfo:
+def _info(key: str, content: Any) -> MetricInfo:
     split, name = key.split("/", 1)
-    said = said if isinstance(said, Mapping) else {}
-    direction = said.get("higher_is_better")
+    content = content if isinstance(content, Mapping) else {}
+    direction = content.get("higher_is_better")
     if not isinstance(direction, bool):
-        direction = False if not said and name == "Loss" else None  # before any summary: the loss is always there
-    return MetricInfo(split, name, str(said.get("unit") or ""), direction)
+        direction = False if not content and name == "Loss" else None  # before any summary: the loss is always there
+    return MetricInfo(split, name, str(content.get("unit") or ""), direction)
 
 
 def _between(x: Floats, known: Sequence[float], values: Sequence[float], slope: float | None = None) -> Floats:
-    """Linear between known places, and behind the last by `slope`, or as steep as before it."""
+    """Interpolate linearly between known points; extrapolate with `slope`, or with the last slope."""
     inside = np.interp(x, known, values)
     if slope is None and len(known) > 1 and known[-1] > known[-2]:
         slope = (values[-1] - values[-2]) / (known[-1] - known[-2])
@@ -410,10 +409,10 @@ def _between(x: Floats, known: Sequence[float], values: Sequence[float], slope: 
 
 
 def time_of(entry: Mapping[str, Any]) -> float:
-    """When a line of the journal was written, in seconds since 1970; 0 where that is no such number."""
+    """Return the time of a journal line, in seconds since 1970, or 0 if it has no valid time."""
     value = entry.get("time")
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else 0.0
 
 
-def _whole(value: Any) -> int:
+def _non_negative_int(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value < LARGEST else 0

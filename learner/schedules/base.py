@@ -51,15 +51,15 @@ class RunLength:
         Raises:
           LengthNeededError: it is a part of something that is not known.
         """
-        whole = {"steps": 1, "epochs": self.epoch, "fraction": self.steps}[unit]
-        if whole is None and unit == "epochs":
+        unit_steps = {"steps": 1, "epochs": self.epoch, "fraction": self.steps}[unit]
+        if unit_steps is None and unit == "epochs":
             raise LengthNeededError(
                 f"{name} is {length:g} epochs, and it is not known how many steps an epoch has: the training data does "
                 "not say how many batches it has. Count in steps (unit='steps'), or pass a loader with a length"
             )
-        if whole is None:
+        if unit_steps is None:
             raise LengthNeededError(f"{name} is {length:g} of the run, and {UNKNOWN}")
-        return max(1, math.floor(length * whole + 0.5))
+        return max(1, math.floor(length * unit_steps + 0.5))
 
     @property
     def own(self) -> int | None:
@@ -162,12 +162,12 @@ class Schedule(abc.ABC):
 
     def __repr__(self) -> str:
         """Show the fields that differ from their defaults, functions by their names."""
-        said = []
+        texts = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.default is dataclasses.MISSING or value != field.default:
-                said.append(f"{field.name}={_said(value)}")
-        return f"{type(self).__name__}({', '.join(said)})"
+                texts.append(f"{field.name}={_said(value)}")
+        return f"{type(self).__name__}({', '.join(texts)})"
 
 
 class Resolved:

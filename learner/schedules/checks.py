@@ -27,12 +27,14 @@ class Checks:
 
     def numbers(self, *names: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf) -> Self:
         """These fields are finite numbers in a range."""
-        wanted = f"greater than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
-        wanted += f" and at most {most:g}" if most < math.inf else ""
+        range_text = (
+            f"greater than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
+        )
+        range_text += f" and at most {most:g}" if most < math.inf else ""
         for name in names:
             value = getattr(self._schedule, name)
             if not is_number(value) or not (above < value and least <= value <= most):
-                self.add(f"{name} is {value!r}; it needs a number{' ' if wanted else ''}{wanted}")
+                self.add(f"{name} is {value!r}; it needs a number{' ' if range_text else ''}{range_text}")
         return self
 
     def rates(self, *names: str) -> Self:

@@ -66,14 +66,14 @@ class Sequence(Schedule):
 
     def not_reached(self, run: RunLength) -> list[str]:
         """See `Schedule`."""
-        found: list[str] = []
+        texts: list[str] = []
         for number, (part, begin, seen) in enumerate(self._pieces(run)):
             if run.own is not None and begin >= run.own:
                 what = f"parts[{number}] of {self!r} is not reached"
-                found.append(f"{what}: milestones[{number - 1}] is step {begin}, and there are {run.own} steps")
+                texts.append(f"{what}: milestones[{number - 1}] is step {begin}, and there are {run.own} steps")
             elif isinstance(part, Schedule):
-                found += part.not_reached(seen)
-        return found
+                texts += part.not_reached(seen)
+        return texts
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
@@ -121,8 +121,8 @@ class Product(_Several):
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
-        found = self._all(run)
-        return lambda step: math.prod(found(step))
+        functions = self._all(run)
+        return lambda step: math.prod(functions(step))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -139,8 +139,8 @@ class Sum(_Several):
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
-        found = self._all(run)
-        return lambda step: sum(found(step))
+        functions = self._all(run)
+        return lambda step: sum(functions(step))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -157,8 +157,8 @@ class Mean(_Several):
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
-        found = self._all(run)
-        return lambda step: sum(found(step)) / len(self.parts)
+        functions = self._all(run)
+        return lambda step: sum(functions(step)) / len(self.parts)
 
 
 def _many(parts: Any) -> bool:

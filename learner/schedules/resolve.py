@@ -18,10 +18,10 @@ def text_of(schedule: ScheduleFn) -> str:
     >>> text_of(Cosine(0.1, over=100)), text_of(lambda step: 0.1)
     ('Cosine(first=0.1, over=100)', '<lambda>')
     """
-    said = repr(schedule)
+    text = repr(schedule)
     tells = isinstance(schedule, Schedule | Resolved) or dataclasses.is_dataclass(schedule)
-    if tells and " at 0x" not in said:
-        return said
+    if tells and " at 0x" not in text:
+        return text
     maker, inner, _ = getattr(schedule, "__qualname__", "").partition(".<locals>.schedule")
     return maker if inner else name_of(schedule)  # that of optax's functions is `schedule`
 
@@ -59,8 +59,8 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
     count = min(steps, points)
     places = [round(i * (steps - 1) / max(1, count - 1)) for i in range(count)]
     with optax_promotion():
-        found = jax.jit(jax.vmap(lambda step: rate_of(schedule, step)))(jnp.asarray(places, jnp.int32))
-    return places, [float(rate) for rate in found]
+        values = jax.jit(jax.vmap(lambda step: rate_of(schedule, step)))(jnp.asarray(places, jnp.int32))
+    return places, [float(rate) for rate in values]
 
 
 def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:

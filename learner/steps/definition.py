@@ -22,7 +22,7 @@ from learner.steps.outputs import TrainOutput
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import rematerialised
 from learner.steps.state import TrainState
-from learner.steps.tree_math import like, weight_of, weighted_sum
+from learner.steps.tree_math import like, scale_by_weight, weight_of
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -49,8 +49,10 @@ class StepFn:
     @property
     def returns_gradients(self) -> bool:
         """True if the signature is annotated `-> TrainOutput`."""
-        said = getattr(self.fn, "__annotations__", {}).get("return")
-        return said is TrainOutput or (isinstance(said, str) and said.split(".")[-1] == TrainOutput.__name__)
+        annotation = getattr(self.fn, "__annotations__", {}).get("return")
+        if isinstance(annotation, str):
+            return annotation.split(".")[-1] == TrainOutput.__name__
+        return annotation is TrainOutput
 
     def __call__(self, model: Any, batch: Batch, rng: Array) -> tuple[Any, Any]:
         """`(output, model)`; the model is the one returned, or `None` when the step returned the output alone."""
@@ -147,7 +149,7 @@ class StepDefinition:
             loss, output = jnp.asarray(output.loss), self.policy.returned(output)
             if any(synced):
                 weight = jax.lax.stop_gradient(jnp.asarray(weight_of(output, batch), jnp.float32))
-                loss = weighted_sum(loss, weight)
+                loss = scale_by_weight(loss, weight)
             if scale is not None:
                 loss = loss.astype(jnp.float32) * scale
             return loss, (grads, output, new_state)

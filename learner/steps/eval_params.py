@@ -39,17 +39,17 @@ def eval_params(params: PyTree, opt_state: PyTree) -> PyTree:
 
 def eval_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]) -> dict[str, Array]:
     """By path, those parameters that are evaluated as something else than they are trained."""
-    found: dict[str, Array] = {}
+    params_to_evaluate: dict[str, Array] = {}
     for prefix in _schedule_free(opt_state):
         z = {path: opt_state[name] for path in params if (name := f"{prefix}z.{path}".rstrip(".")) in opt_state}
         state: Any = types.SimpleNamespace(b1=opt_state[f"{prefix}b1"], z=z)
-        found |= optax.contrib.schedule_free_eval_params(state, {path: params[path] for path in z})
+        params_to_evaluate |= optax.contrib.schedule_free_eval_params(state, {path: params[path] for path in z})
     for name, x in opt_state.items():
         if at := _AVERAGE.search(name):
             path = name[at.end() :]
             if path in params and x.shape == params[path].shape and _is_average(name, at, opt_state):
-                found[path] = x
-    return {path: x.astype(params[path].dtype) for path, x in found.items()}
+                params_to_evaluate[path] = x
+    return {path: x.astype(params[path].dtype) for path, x in params_to_evaluate.items()}
 
 
 def has_eval_params(opt_state: Iterable[str]) -> bool:

@@ -117,10 +117,10 @@ def _of(equation: Any, wanted: list[bool]) -> Flops:
     if name == "scan":
         return flops_of(params["jaxpr"].jaxpr) * int(params["length"])
     if name == "while":
-        return Flops(sum(each.number for each in _inside(params)), exact=False)
+        return Flops(sum(flops.number for flops in _inside(params)), exact=False)
     if name == "cond":
         branches = list(_inside(params))
-        return Flops(max(each.number for each in branches), all(each.exact for each in branches))
+        return Flops(max(flops.number for flops in branches), all(flops.exact for flops in branches))
     if name == "shard_map":
         return _sum(params) * int(params["mesh"].size)
     if (number := _arithmetic(name, params, equation.invars, equation.outvars)) is not None:
@@ -130,8 +130,8 @@ def _of(equation: Any, wanted: list[bool]) -> Flops:
 
 def _sum(params: dict[str, Any], wanted: list[bool] | None = None) -> Flops:
     total = NONE
-    for each in _inside(params, wanted):
-        total += each
+    for flops in _inside(params, wanted):
+        total += flops
     return total
 
 

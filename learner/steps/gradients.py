@@ -147,8 +147,8 @@ class GradientsAccumulator:
             raise LearnerError(f"the weight of gradients is {what}; it needs one number, 0 or more")
         if self._sums is None:
             self._begin(grads)
-        if wrong := _differences(grads, self._sums):
-            raise LearnerError(f"these are not the gradients that were accumulated before: {'; '.join(wrong)}")
+        if differences := _differences(grads, self._sums):
+            raise LearnerError(f"these are not the gradients that were accumulated before: {'; '.join(differences)}")
 
         def add(total: Array, g: Array) -> Array:
             g = jnp.asarray(g).astype(total.dtype) * weight.astype(total.dtype)
@@ -178,9 +178,9 @@ class GradientsAccumulator:
     @classmethod
     def tree_unflatten(cls, dtypes: Any, children: Any) -> "GradientsAccumulator":
         """For JAX."""
-        made = object.__new__(cls)
-        (made._sums, made.weight), made._dtypes = children, dtypes
-        return made
+        accumulator = object.__new__(cls)
+        (accumulator._sums, accumulator.weight), accumulator._dtypes = children, dtypes
+        return accumulator
 
 
 def _differences(new: PyTree, old: PyTree) -> list[str]:

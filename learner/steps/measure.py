@@ -82,20 +82,20 @@ class MetricCollection:
                 else:
                     packed[slot[0][0]] = leaf
         for name, columns in scalars.items():
-            places = np.concatenate([each for each, _ in columns])
+            places = np.concatenate([numbers for numbers, _ in columns])
             packed[name] = _at(jnp.concatenate([column for _, column in columns]), np.argsort(places))
         return packed
 
     @functools.cached_property
     def _slots(self) -> list[list[tuple[str, int]]]:
         """Where each leaf of each metric's state is packed: the name, and the place there."""
-        taken: dict[str, int] = {}
+        used: dict[str, int] = {}
         names, slots = iter(self._places), []
         for state in jax.eval_shape(self.init):
             own = []
             for name in [next(names) for _ in jax.tree.leaves(state)]:
-                own.append((name, taken.get(name, 0)))
-                taken[name] = taken.get(name, 0) + 1
+                own.append((name, used.get(name, 0)))
+                used[name] = used.get(name, 0) + 1
             slots.append(own)
         return slots
 
@@ -110,10 +110,10 @@ class MetricCollection:
         return {name: jnp.stack(leaves) if name in SCALARS else leaves[0] for name, leaves in packed.items()}
 
     def _unpack(self, packed: Packed) -> PyTree:
-        leaves, taken = [], dict.fromkeys(SCALARS, 0)
+        leaves, used = [], dict.fromkeys(SCALARS, 0)
         for name in self._places:
-            leaves.append(packed[name][taken[name]] if name in SCALARS else packed[name])
-            taken[name] = taken.get(name, 0) + 1
+            leaves.append(packed[name][used[name]] if name in SCALARS else packed[name])
+            used[name] = used.get(name, 0) + 1
         return self._empty[1].unflatten(leaves)
 
     @functools.cached_property

@@ -225,19 +225,19 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
     if not callable(optimizer):
         return f"the optimizer is {optimizer!r}; {right}"
     try:
-        made = optimizer(jnp.float32(1e-3))
+        transformation = optimizer(jnp.float32(1e-3))
     except LearnerError as error:
         return str(error)
     except Exception as error:
         return f"the optimizer ({name_of(optimizer)}) cannot be called with a learning rate: {error}; {right}"
-    if isinstance(made, jax.Array | float | int):
+    if isinstance(transformation, jax.Array | float | int):
         return (
             f"the optimizer ({name_of(optimizer)}) gave a number for a rate, as schedules do: a schedule is the third "
             f"argument, build(model, optimizer, lr); as the optimizer {right}"
         )
-    if not (hasattr(made, "init") and hasattr(made, "update")):
+    if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
         return (
-            f"the optimizer ({name_of(optimizer)}) returned {type(made).__name__} for a rate, not an optax "
+            f"the optimizer ({name_of(optimizer)}) returned {type(transformation).__name__} for a rate, not an optax "
             f"transformation; {right}"
         )
     return None
@@ -324,9 +324,9 @@ def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
     >>> reads_rate_in_init(optax.rprop, jnp.ones(2)), reads_rate_in_init(optax.adam, jnp.ones(2))
     (True, False)
     """
-    made = jax.make_jaxpr(lambda rate: init_optimizer(optimizer, None, params, rate))(jnp.float32(0)).jaxpr
-    needed = {id(x) for x in made.outvars}
-    for equation in reversed(made.eqns):
+    program = jax.make_jaxpr(lambda rate: init_optimizer(optimizer, None, params, rate))(jnp.float32(0)).jaxpr
+    needed = {id(x) for x in program.outvars}
+    for equation in reversed(program.eqns):
         if any(id(x) in needed for x in equation.outvars):
             needed |= {id(x) for x in equation.invars}
-    return id(made.invars[0]) in needed
+    return id(program.invars[0]) in needed

@@ -55,8 +55,8 @@ class ClassificationOutput:
                 "it needs [batch, classes] and [batch]"
             )
         _check_mask(mask, labels.shape)
-        each = _cross_entropy("ClassificationOutput.from_logits", _kept(logits, mask), _kept(labels, mask))
-        loss, weight = weighted_mean(each, mask)
+        losses = _cross_entropy("ClassificationOutput.from_logits", _kept(logits, mask), _kept(labels, mask))
+        loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, labels, weight, mask)
 
 
@@ -94,8 +94,8 @@ class MultiLabelOutput:
                 "both must be [batch, labels]"
             )
         _check_mask(mask, logits.shape[:1])
-        each = optax.sigmoid_binary_cross_entropy(*_wide(_kept(logits, mask), _kept(targets, mask))).mean(-1)
-        loss, weight = weighted_mean(each, mask)
+        losses = optax.sigmoid_binary_cross_entropy(*_wide(_kept(logits, mask), _kept(targets, mask))).mean(-1)
+        loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, targets, weight, mask)
 
 
@@ -133,8 +133,8 @@ class RegressionOutput:
             )
         _check_mask(mask, predictions.shape[:1])
         difference = jnp.subtract(*_wide(_kept(predictions, mask), _kept(targets, mask)))
-        each = jnp.square(difference).reshape(difference.shape[0], -1).mean(-1)
-        loss, weight = weighted_mean(each, mask)
+        losses = jnp.square(difference).reshape(difference.shape[0], -1).mean(-1)
+        loss, weight = weighted_mean(losses, mask)
         return cls(loss, predictions, targets, weight, mask)
 
 
@@ -174,8 +174,8 @@ class SequenceOutput:
                 "it needs [batch, length, classes] and [batch, length]"
             )
         _check_mask(mask, targets.shape)
-        each = _cross_entropy("SequenceOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
-        loss, weight = weighted_mean(each, mask)
+        losses = _cross_entropy("SequenceOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
+        loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, targets, weight, mask)
 
     @property
@@ -220,8 +220,8 @@ class SegmentationOutput:
                 f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]"
             )
         _check_mask(mask, targets.shape)
-        each = _cross_entropy("SegmentationOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
-        loss, weight = weighted_mean(each, mask)
+        losses = _cross_entropy("SegmentationOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
+        loss, weight = weighted_mean(losses, mask)
         return cls(loss, logits, targets, weight, mask)
 
     @property
@@ -317,9 +317,9 @@ def _cross_entropy(what: str, logits: Array, labels: Array) -> Array:
         raise LearnerError(
             f"{what} got labels of dtype {labels.dtype}; it needs integer class numbers (labels.astype(int))"
         )
-    each = optax.softmax_cross_entropy_with_integer_labels(*_wide(logits), labels)
+    losses = optax.softmax_cross_entropy_with_integer_labels(*_wide(logits), labels)
     # optax counts negative labels from the end. As a factor the NaN reaches the gradient, too; times 1 is exact.
-    return each * jnp.where(_outside(labels, logits.shape[-1]), jnp.nan, 1.0)
+    return losses * jnp.where(_outside(labels, logits.shape[-1]), jnp.nan, 1.0)
 
 
 def _outside(labels: Array, classes: int) -> Array:
@@ -341,10 +341,10 @@ def has_wrong_labels(output: Any) -> Array:
     logits, labels, mask = output.logits, output.targets, output.mask
     if not jnp.issubdtype(jnp.result_type(labels), jnp.integer) or logits.shape[:-1] != labels.shape:
         return jnp.bool_(False)
-    wrong = _outside(labels, logits.shape[-1])
+    outside = _outside(labels, logits.shape[-1])
     if mask is not None:
-        wrong &= mask.astype(bool).reshape(mask.shape + (1,) * (wrong.ndim - mask.ndim))
-    return wrong.any()
+        outside &= mask.astype(bool).reshape(mask.shape + (1,) * (outside.ndim - mask.ndim))
+    return outside.any()
 
 
 @jax.tree_util.register_dataclass

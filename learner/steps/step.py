@@ -26,9 +26,9 @@ from learner.steps.tree_math import (
     keep_if,
     like,
     same_leaves,
+    scale_by_weight,
     sum_dtype,
     weight_of,
-    weighted_sum,
 )
 
 Array = Any
@@ -96,11 +96,9 @@ class Step(StepDefinition):
         there = {i: x for i, x in enumerate(leaves) if not isinstance(x, jax.ShapeDtypeStruct)}
 
         def make(there: dict[int, Array], scale: Array, rng: Array) -> TrainState:
-            """Make the state; arrays that do not exist yet are made inside of the program, on the devices where they
-            belong.
-            """
-            made = leaves if self.family.fresh is None else jax.tree.leaves(self.family.fresh())
-            params, model_state = tree.unflatten([there.get(i, x) for i, x in enumerate(made)])
+            """Make the state. Arrays that do not exist yet are made inside the program, where they belong."""
+            all_leaves = leaves if self.family.fresh is None else jax.tree.leaves(self.family.fresh())
+            params, model_state = tree.unflatten([there.get(i, x) for i, x in enumerate(all_leaves)])
             params = self.policy.kept(params)
             opt_state, extra = self._init_optimizer(params, scale)
             state: TrainState = copied(TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra))
@@ -138,8 +136,8 @@ class Step(StepDefinition):
             lacking: dict[int, Array] = copied({i: begun[i] for i in where})
             return lacking
 
-        made = jax.jit(make, out_shardings=where)(state.params, state.lr_scale)
-        opt_state, extra = tree.unflatten([made.get(i, x) for i, x in enumerate(leaves)])
+        new_leaves = jax.jit(make, out_shardings=where)(state.params, state.lr_scale)
+        opt_state, extra = tree.unflatten([new_leaves.get(i, x) for i, x in enumerate(leaves)])
         return dataclasses.replace(state, opt_state=opt_state, extra=extra)
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -181,9 +179,9 @@ class Step(StepDefinition):
         if self.axis is not None and replicated:
             weight, metrics = self.axis.once((weight, metrics), (jnp.zeros_like(weight), acc.metrics))
         if not weighted:
-            grads = jax.tree.map(lambda g: weighted_sum(g, weight), grads)
+            grads = jax.tree.map(lambda g: scale_by_weight(g, weight), grads)
         grads = jax.tree.map(lambda s, g: s + g.astype(s.dtype), acc.grads, grads)
-        loss, wrong_labels = acc.loss + weighted_sum(loss, weight), acc.wrong_labels + wrong_labels
+        loss, wrong_labels = acc.loss + scale_by_weight(loss, weight), acc.wrong_labels + wrong_labels
         return Accumulated(grads, acc.weight + weight, loss, model_state, metrics, wrong_labels), rows
 
     def _all_reduce(self, state: TrainState, acc: Accumulated) -> Accumulated:
@@ -225,8 +223,8 @@ class Step(StepDefinition):
         # A branch, because a choice between arrays is compiled into the update, and changes its last bits.
         holds = self.watch.holds or self.policy.scaling is not None
         new = jax.lax.cond(changes, updated, lambda: old) if holds else updated()
-        made = jnp.where(changes, weight, 0) if holds else weight  # or no step was made of these gradients
-        info = Info(state.step, made, rate, norm, **self._required_norms(state.params, new[0]))
+        counted_weight = jnp.where(changes, weight, 0) if holds else weight  # a step that changes nothing counts none
+        info = Info(state.step, counted_weight, rate, norm, **self._required_norms(state.params, new[0]))
         metrics = self.train_metrics.update_step(acc.metrics, info)
         return (
             dataclasses.replace(

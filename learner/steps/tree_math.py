@@ -48,30 +48,37 @@ def like(new: PyTree, old: PyTree, what: str) -> PyTree:
 
 
 def copied(tree: Any) -> Any:
+    """Return copies of all arrays, strongly typed."""
     return jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), tree)
 
 
 def strong(x: Array) -> Array:
+    """Return an array of a strong type: a weak one would be another program at the next dispatch."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if x.aval.weak_type else x
 
 
-def weighted_sum(value: Array, weight: Array) -> Array:
+def scale_by_weight(value: Array, weight: Array) -> Array:
+    """Return `weight * value` in the dtype of sums, or 0 for weight 0, where the value may be NaN."""
     value = value.astype(sum_dtype(value.dtype))
     return jnp.where(weight > 0, value * weight.astype(value.dtype), jnp.zeros((), value.dtype))
 
 
 def difference(new: PyTree, old: PyTree) -> PyTree:
+    """Return `new - old` in the dtype of sums."""
     return jax.tree.map(lambda a, b: a.astype(sum_dtype(a.dtype)) - b.astype(sum_dtype(b.dtype)), new, old)
 
 
 def sum_dtype(dtype: Any) -> Any:
+    """Return the dtype to add values of a dtype in: float32 for those of half precision."""
     return dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
 
 
 def same_leaves(a: PyTree, b: PyTree) -> bool:
+    """Return True if the leaves are the very same objects, so that nothing was computed between them."""
     return all(x is y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 def keep_if(condition: Array, new: PyTree, old: PyTree) -> PyTree:
+    """Return `new` where the condition holds, otherwise `old`."""
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b), new, old)

@@ -129,13 +129,13 @@ class Optimizer:
 
 def _shortest(part: list[str], everything: list[str]) -> list[str]:
     """The shortest paths that have these names below them, and no others."""
-    others, found = set(everything) - set(part), []
+    others, shortest = set(everything) - set(part), []
     for name in part:
         words = name.split(".")
         prefixes = (".".join(words[:count]) for count in range(1, len(words)))
         fitting = (p for p in prefixes if not any(other.startswith(p + ".") for other in others))
-        found.append(next(fitting, name))
-    return list(dict.fromkeys(found))
+        shortest.append(next(fitting, name))
+    return list(dict.fromkeys(shortest))
 
 
 def _listed(names: list[str], most: int = 4) -> str:

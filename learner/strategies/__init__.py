@@ -1,4 +1,6 @@
-"""Where programs run. The programs are written once in `learner.steps`; a strategy places arrays and compiles."""
+"""Strategies: the devices that programs run on. `learner.steps` has the programs; a strategy places arrays and
+compiles.
+"""
 
 from learner.strategies.base import Strategy
 from learner.strategies.choose import choose_devices

@@ -1,4 +1,4 @@
-"""What a strategy does."""
+"""The interface of strategies."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -9,29 +9,28 @@ import numpy as np
 
 PyTree = Any
 Kind = str
-"""What an argument or a result of a program is, for devices that have parts of it.
+"""The kind of an argument or a result of a program, which determines its sharding.
 
 - `state`: leaves of the run's state that steps change.
-- `same`: small, and the same on every device.
+- `same`: small, and replicated.
 - `batch`: rows, as `Strategy.put` made it.
-- `sums`: what micro-batches have added up to so far, on each device by itself where it has rows of its own.
+- `sums`: sums over micro-batches so far, on each device separately if it has its own rows.
 """
 
 
 class Strategy(abc.ABC):
     """Places arrays on devices and compiles programs for them.
 
-    Everything that a program is given is committed to its devices once: an argument that is not would cost a
-    compilation of its own.
+    All arguments of a program are committed to its devices first: an uncommitted one would cost a second compilation.
 
     Attributes:
-      devices: that it uses, of all processes.
-      everywhere: where an array is of which every device has all.
+      devices: the devices that it uses, of all processes.
+      replicated_sharding: the sharding of arrays that are replicated on every device.
       axis: the name of the axis over which steps add up what each device has by itself; `None`: programs see whole
         batches, wherever they lie.
       sync_batch_norm: whether batch statistics are those of the whole batch where there is such an axis.
-      resident: whether data may live on the device as a whole.
-      splits: whether a device may have a part of an array of the model only.
+      resident: whether a whole dataset may be kept on the device.
+      splits: whether arrays of the model may be sharded.
     """
 
     axis: ClassVar[str | None] = None
@@ -39,39 +38,39 @@ class Strategy(abc.ABC):
     resident: ClassVar[bool] = False
     splits: bool = False
 
-    def __init__(self, devices: Sequence[Any], everywhere: jax.sharding.Sharding) -> None:
+    def __init__(self, devices: Sequence[Any], replicated_sharding: jax.sharding.Sharding) -> None:
         self.devices = tuple(devices)
-        self.everywhere = everywhere
+        self.replicated_sharding = replicated_sharding
         self._scalars: dict[int, Any] = {}
 
     @property
     def platform(self) -> str:
-        """`cpu`, `gpu` or `tpu`."""
+        """The platform: `cpu`, `gpu` or `tpu`."""
         return str(self.devices[0].platform)
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether only one program may be under way: XLA's collectives between CPU devices of one process wait for each
-        other forever otherwise.
+        """True if only one program may run at a time: otherwise XLA's collectives between CPU devices of one process
+        deadlock.
         """
         return self.platform == "cpu" and len(self.devices) > 1
 
     @property
     @abc.abstractmethod
     def description(self) -> str:
-        """For the application log."""
+        """A description for the application log."""
 
     def shardings(self, state: PyTree) -> PyTree:
-        """Where each leaf of a state belongs.
+        """Return the sharding of each leaf of a state.
 
         Args:
           state: a `TrainState` of arrays or of their shapes.
         """
-        return jax.tree.map(lambda _: self.everywhere, state)
+        return jax.tree.map(lambda _: self.replicated_sharding, state)
 
     def gather(self, state: PyTree) -> Callable[[str, PyTree], PyTree] | None:
-        """What programs do to a part of a state (`"params"` or `"model_state"`) before they compute with it; `None`:
-        nothing.
+        """Return the function with which programs gather a part of a state (`"params"` or `"model_state"`) before they
+        compute with it, or None if there is nothing to gather.
 
         Args:
           state: a `TrainState` of arrays or of their shapes.
@@ -79,33 +78,34 @@ class Strategy(abc.ABC):
         return None
 
     def placed_shapes(self, state: PyTree) -> PyTree:
-        """The shapes of a state, each with where it belongs."""
-        shape = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)  # noqa: E731
+        """Return the shapes of a state, each with its sharding."""
+        shape = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         return jax.tree.map(shape, state, self.shardings(state))
 
     def problems(self, state: PyTree) -> list[str]:
-        """What is wrong with the strategy for a state of these arrays, or shapes."""
+        """Return the problems of the strategy with a state of these arrays, or shapes."""
         return []
 
     def place(self, tree: PyTree, shardings: PyTree = None) -> PyTree:
-        """Arrays on the devices: where `shardings` says, else the same on each."""
-        return jax.device_put(tree, self.everywhere if shardings is None else shardings)
+        """Place arrays on the devices: with `shardings`, or else replicated."""
+        return jax.device_put(tree, self.replicated_sharding if shardings is None else shardings)
 
     @abc.abstractmethod
     def divides(self, rows: int) -> bool:
-        """Whether a batch of so many rows can be spread evenly over the devices."""
+        """Return True if a batch with this number of rows divides evenly over the devices."""
 
     @property
     def share(self) -> tuple[int, int, int] | None:
-        """Of several processes: which share of every batch the devices of this one have, how many shares there are, and
-        over how many devices a batch is spread; `None`: this is the only process.
+        """The index of this process's share of each batch, the number of shares, and the number of devices that a batch
+        is spread over; None if this is the only process.
         """
         return None
 
     @abc.abstractmethod
-    def put(self, tree: PyTree, axis: int = 0, whole: bool = False, rare: bool = False) -> PyTree:
-        """Batches, NumPy arrays with the rows along `axis`, on the devices: `whole` on each, or spread over them. Of
-        several processes each gives its share of what is spread. They are not used again.
+    def put(self, tree: PyTree, axis: int = 0, replicated: bool = False, one_off: bool = False) -> PyTree:
+        """Place batches, NumPy arrays with the rows along `axis`, on the devices: `replicated`, or sharded over them.
+        With several processes, each passes its share of a sharded batch. The arrays are not used again. A `one_off`
+        batch skips the compiled path.
         """
 
     @abc.abstractmethod
@@ -117,26 +117,26 @@ class Strategy(abc.ABC):
         donate: tuple[int, ...] = (),
         where: Mapping[str, PyTree] | None = None,
     ) -> Any:
-        """The jitted program for the devices; it compiles at its first call for each shape.
+        """Return the jitted program for the devices; it compiles at its first call for each shape.
 
         Args:
           program: a pure function.
-          takes: what each argument is.
-          gives: what the results are: of each one of a tuple, or of the only one.
-          donate: the arguments that may be overwritten.
+          takes: the kind of each argument.
+          gives: the kind of each result of a tuple, or of the only one.
+          donate: the indices of arguments to donate.
           where: the shardings of `state` and of `sums`.
         """
 
-    def one(self, tree: PyTree) -> PyTree:
-        """The same arrays on one device, where it has all of them already; else as they are."""
+    def to_single_device(self, tree: PyTree) -> PyTree:
+        """Return the arrays on one device if it already has all of them; else return them unchanged."""
         return tree
 
     def traced(self, compiled: Any, *arguments: Any) -> Any:
-        """What `compile` made, as a jaxpr."""
+        """Return the jaxpr of a program that `compile` returned."""
         return compiled.trace(*arguments).jaxpr.jaxpr
 
     def scalar(self, value: int) -> Any:
-        """A placed int32, from a table: placing one costs more than the dispatch it is for."""
+        """Return a placed int32 from a table: placing one costs more than the dispatch it is for."""
         if value not in self._scalars:
             self._scalars[value] = self.place(np.int32(value))
         return self._scalars[value]

@@ -1,4 +1,4 @@
-"""The rule that `devices(...)` follows."""
+"""The strategy that `devices(...)` chooses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +14,8 @@ from learner.strategies.single import SingleDevice
 
 
 def choose_devices(devices: int | str | Sequence[Any] | None = None) -> Strategy:
-    """The strategy for `devices(...)`, always the same: one device is `SingleDevice`; several are `Replicated` on one
-    process and `Sharded` on several.
+    """Return the strategy for `devices(...)`, by a fixed rule: one device is `SingleDevice`; several are `Replicated`
+    on one process and `Sharded` on several.
 
     Args:
       devices: how many, `"all"`, or which (`jax.Device`, or their ids); `None`: one device, or all where there are

@@ -1,4 +1,4 @@
-"""Devices by number, by id or by themselves."""
+"""Devices by number, by id or as objects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ _NEEDS = 'it needs a number of devices, "all", or a list of jax.Device or of the
 
 
 def find_devices(devices: int | str | Sequence[Any]) -> list[Any]:
-    """The devices that are meant.
+    """Return the devices that an argument names.
 
     Args:
       devices: how many, `"all"`, or which (`jax.Device`, or their ids).

@@ -1,4 +1,4 @@
-"""Data parallelism: a replica of everything on each device, and a share of every batch."""
+"""Data parallelism: the state is replicated on each device, and every batch is divided."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -60,13 +60,13 @@ class Replicated(Strategy):
         """See `Strategy`."""
         return rows % len(self.devices) == 0
 
-    def put(self, tree: PyTree, axis: int = 0, whole: bool = False, rare: bool = False) -> PyTree:
+    def put(self, tree: PyTree, axis: int = 0, replicated: bool = False, one_off: bool = False) -> PyTree:
         """See `Strategy`. The arrays get a leading axis, the devices."""
-        return jax.device_put(jax.tree.map(lambda x: self._shares(np.asarray(x), axis, whole), tree), self._each)
+        return jax.device_put(jax.tree.map(lambda x: self._shares(np.asarray(x), axis, replicated), tree), self._each)
 
-    def _shares(self, array: np.ndarray, axis: int, whole: bool) -> np.ndarray:
+    def _shares(self, array: np.ndarray, axis: int, replicated: bool) -> np.ndarray:
         count, rows = len(self.devices), array.shape[axis]
-        if whole:
+        if replicated:
             return np.broadcast_to(array, (count, *array.shape))
         shares = array.reshape(*array.shape[:axis], count, rows // count, *array.shape[axis + 1 :])
         return np.moveaxis(shares, axis, 0)
@@ -79,7 +79,7 @@ class Replicated(Strategy):
         donate: tuple[int, ...] = (),
         where: Mapping[str, PyTree] | None = None,
     ) -> Any:
-        """See `Strategy`. What has nothing that differs between devices needs no map."""
+        """See `Strategy`. A program without arguments that differ between devices needs no map."""
         in_axes = tuple(_axis(kind) for kind in takes)
         if 0 in in_axes:
             out_axes = _axis(gives) if isinstance(gives, str) else tuple(map(_axis, gives))
@@ -88,12 +88,12 @@ class Replicated(Strategy):
             )
         if gives == "sums":
             return jax.jit(lambda *given: self._repeated(program(*given)), out_shardings=self._each)
-        return jax.jit(program, donate_argnums=donate, out_shardings=self.everywhere, keep_unused=True)
+        return jax.jit(program, donate_argnums=donate, out_shardings=self.replicated_sharding, keep_unused=True)
 
     def _repeated(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x, (len(self.devices), *x.shape)), tree)
 
-    def one(self, tree: PyTree) -> PyTree:
+    def to_single_device(self, tree: PyTree) -> PyTree:
         """See `Strategy`."""
         return first_replica(tree)
 
@@ -103,7 +103,7 @@ class Replicated(Strategy):
 
 
 def first_replica(tree: PyTree) -> PyTree:
-    """Arrays of which every device has all, as they are on the first one; nothing is copied."""
+    """Return replicated arrays as they are on the first device; nothing is copied."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 

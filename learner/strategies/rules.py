@@ -1,4 +1,4 @@
-"""Which axis of the mesh each array of a model is split over."""
+"""Rules for the mesh axis over which each array of a model is sharded."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ class Fsdp:
     axis: str
 
     def spec(self, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-        """How an array of this shape is split over a mesh with these sizes of its axes."""
+        """Return the partition of an array of this shape over a mesh with these axis sizes."""
         if math.prod(shape) < self.min_size:
             return PartitionSpec()
         divisible = [i for i, length in enumerate(shape) if length and length % sizes[self.axis] == 0]
@@ -33,9 +33,9 @@ class Fsdp:
 
 
 def fsdp(min_size: int = 1024, axis: str = "data") -> Fsdp:
-    """The rule that splits every array of at least `min_size` elements along its largest axis that divides, so that the
-    parameters and the optimizer's state take a part of the memory on each device. Arrays that no axis of divides, and
-    smaller ones, are on every device.
+    """Return the rule that shards every array of at least `min_size` elements along its largest divisible axis, so that
+    each device stores only a part of the parameters and of the optimizer's state. Smaller arrays, and those without a
+    divisible axis, are replicated.
 
     Args:
       min_size: elements; small arrays cost more to gather than they save.
@@ -53,8 +53,8 @@ def fsdp(min_size: int = 1024, axis: str = "data") -> Fsdp:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Rules in order; the first one whose pattern is found in an array's path says how the array is split, and one that
-    none is found in is on every device.
+    """Rules in order: the first one whose pattern matches an array's path determines how the array is sharded; an array
+    without a match is replicated.
 
     Attributes:
       rows: `(pattern, spec)`, or an `Fsdp`, which takes whatever comes to it.
@@ -64,7 +64,7 @@ class Rules:
 
     @classmethod
     def of(cls, rules: Any) -> "Rules":
-        """Reads what a user gave: `fsdp()` or `"fsdp"`, a dict or pairs of patterns and specs, or a list of all these.
+        """Parse a user's rules: `fsdp()` or `"fsdp"`, a dict or pairs of patterns and specs, or a list of all these.
 
         >>> Rules.of({"kernel": (None, "model")}).rows == (("kernel", PartitionSpec(None, "model")),)
         True
@@ -80,7 +80,7 @@ class Rules:
 
     @property
     def axes(self) -> list[str]:
-        """The axes of the mesh that they split over, in order.
+        """Return the axes of the mesh that the rules shard over, in order.
 
         >>> Rules.of([{"kernel": (None, "model")}, fsdp()]).axes
         ['model', 'data']
@@ -89,7 +89,7 @@ class Rules:
         return list(dict.fromkeys(name for some in names for name in some))
 
     def spec(self, path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-        """How an array is split, over a mesh with these sizes of its axes."""
+        """Return the partition of an array over a mesh with these axis sizes."""
         for row in self.rows:
             if isinstance(row, Fsdp):
                 return row.spec(shape, sizes)
@@ -98,7 +98,7 @@ class Rules:
         return PartitionSpec()
 
     def problems(self, leaves: Shapes, sizes: Mapping[str, int]) -> list[str]:
-        """What is wrong with them for these arrays (by path) and a mesh with these sizes of its axes."""
+        """Return the problems of the rules with these arrays (by path) and a mesh with these axis sizes."""
         problems = [problem for row in self.rows for problem in _unknown_axes(row, sizes)]
         if problems:
             return problems
@@ -107,10 +107,10 @@ class Rules:
             if isinstance(row, Fsdp):
                 continue
             if number not in first.values():
-                found = [path for path in leaves if re.search(row[0], path)]
+                matching = [path for path in leaves if re.search(row[0], path)]
                 why = (
-                    f"an earlier rule takes all that it matches ({', '.join(found[:3])})"
-                    if found
+                    f"an earlier rule takes all that it matches ({', '.join(matching[:3])})"
+                    if matching
                     else f"it matches none of the {len(leaves)} arrays; {near_path(row[0], list(leaves))}"
                 )
                 problems.append(f"the rule {row[0]!r} of Sharded is not used: {why}")
@@ -155,7 +155,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def names_of(spec: PartitionSpec) -> list[str]:
-    """The axes of the mesh that a spec uses.
+    """Return the axes of the mesh that a spec uses.
 
     >>> names_of(PartitionSpec(None, ("data", "model")))
     ['data', 'model']
@@ -168,7 +168,7 @@ def _names(entry: Any) -> tuple[str, ...]:
 
 
 def without(spec: PartitionSpec, names: Sequence[str]) -> PartitionSpec:
-    """The spec of an array that is put together along some axes of the mesh.
+    """Return the spec of an array after it is gathered along some axes of the mesh.
 
     >>> tuple(without(PartitionSpec("data", ("data", "model")), ["data"]))
     (None, 'model')

@@ -1,4 +1,4 @@
-"""A mesh of devices: batches split over one axis of it, arrays of the model by rules."""
+"""A mesh of devices: batches are sharded over one axis of it, arrays of the model by rules."""
 
 import functools
 import math
@@ -70,8 +70,8 @@ class Sharded(Strategy):
     # -- where arrays go -----------------------------------------------------------------------------------------------
 
     def shardings(self, state: PyTree) -> PyTree:
-        """See `Strategy`. An array of the optimizer's state, or of another that follows the parameters, lies where the
-        parameter does whose path its own ends with, if it has its shape.
+        """See `Strategy`. An array of the optimizer's state, or of another tree that follows the parameters, is sharded
+        like the parameter whose path its own ends with, if it has its shape.
         """
         specs = self._specs(state)
         return jax.tree_util.tree_map_with_path(
@@ -79,9 +79,9 @@ class Sharded(Strategy):
         )
 
     def gather(self, state: PyTree) -> Callable[[str, PyTree], PyTree] | None:
-        """See `Strategy`. What is split over an axis that rows are spread over is put together along it; its gradient
-        is split again. Left to itself XLA would rather spread what is computed as the parameters are, and send every
-        activation around.
+        """See `Strategy`. Arrays sharded over an axis of the rows are gathered along it; their gradients are scattered
+        again. Without this, XLA would shard the computation as the parameters are, and send every activation between
+        devices.
         """
         where = self.shardings(state)
         split = {"params": where.params, "model_state": where.model_state}
@@ -90,13 +90,13 @@ class Sharded(Strategy):
         return lambda part, tree: jax.tree.map(self._gathered, tree, split[part])
 
     def _gathered(self, array: Any, split: NamedSharding) -> Any:
-        whole = NamedSharding(self.mesh, without(split.spec, self._batch))
-        if whole.spec == split.spec:
+        gathered = NamedSharding(self.mesh, without(split.spec, self._batch))
+        if gathered.spec == split.spec:
             return array
 
         @jax.custom_vjp
         def gather(x: Any) -> Any:
-            return jax.lax.with_sharding_constraint(x, whole)
+            return jax.lax.with_sharding_constraint(x, gathered)
 
         gather.defvjp(lambda x: (gather(x), None), lambda _, g: (jax.lax.with_sharding_constraint(g, split),))
         return gather(array)
@@ -115,10 +115,10 @@ class Sharded(Strategy):
         if self._local:
             return super().place(tree, shardings)
         if shardings is None:
-            shardings = jax.tree.map(lambda _: self.everywhere, tree)
+            shardings = jax.tree.map(lambda _: self.replicated_sharding, tree)
         return jax.tree.map(_from_all, tree, shardings)
 
-    def one(self, tree: PyTree) -> PyTree:
+    def to_single_device(self, tree: PyTree) -> PyTree:
         """See `Strategy`."""
         return tree if self.splits or not self._local else first_replica(tree)
 
@@ -150,19 +150,21 @@ class Sharded(Strategy):
         return first // count, self._shares // count, self._shares
 
     def _position(self, index: Sequence[int]) -> int:
-        """Of a device along the axes that rows are spread over."""
+        """Return the position of a device along the axes that rows are sharded over."""
         names = list(self.mesh.shape)
         position = 0
         for name in self._batch:
             position = position * self.mesh.shape[name] + index[names.index(name)]
         return position
 
-    def put(self, tree: PyTree, axis: int = 0, whole: bool = False, rare: bool = False) -> PyTree:
+    def put(self, tree: PyTree, axis: int = 0, replicated: bool = False, one_off: bool = False) -> PyTree:
         """See `Strategy`."""
-        sharding = self.everywhere if whole else NamedSharding(self.mesh, PartitionSpec(*[None] * axis, self._batch))
+        sharding = self.replicated_sharding
+        if not replicated:
+            sharding = NamedSharding(self.mesh, PartitionSpec(*[None] * axis, self._batch))
         if self._local:
             return jax.device_put(tree, sharding)
-        if whole:
+        if replicated:
             return jax.tree.map(lambda x: _from_all(x, sharding), tree)
         return jax.tree.map(lambda x: self._from_shares(x, sharding, axis), tree)
 
@@ -183,19 +185,21 @@ class Sharded(Strategy):
         donate: tuple[int, ...] = (),
         where: Mapping[str, PyTree] | None = None,
     ) -> Any:
-        """See `Strategy`. Where results lie is said, so that XLA chooses no other place for what the next dispatch
-        takes.
+        """See `Strategy`. The shardings of the results are fixed, so that XLA chooses no others for the arguments of
+        the next dispatch.
         """
-        place = {"same": self.everywhere, **(where or {})}
-        out = place[gives] if isinstance(gives, str) else tuple(place[kind] for kind in gives)
+        shardings = {"same": self.replicated_sharding, **(where or {})}
+        out = shardings[gives] if isinstance(gives, str) else tuple(shardings[kind] for kind in gives)
         return jax.jit(program, donate_argnums=donate, out_shardings=out, keep_unused=True)
 
 
 def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | None) -> Mesh:
     devices = find_devices("all" if devices is None else devices)
     sizes = {"data": len(devices)} if sizes is None else dict(sizes)
-    wrong = [name for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, int) or size < 1]
-    if wrong or not sizes:
+    invalid_axes = [
+        name for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, int) or size < 1
+    ]
+    if invalid_axes or not sizes:
         raise LearnerError(f"the mesh is {sizes!r}; give the sizes of its axes, such as {{'data': 4, 'model': 2}}")
     if math.prod(sizes.values()) != len(devices):
         raise LearnerError(
@@ -211,12 +215,12 @@ def _is_mine(device: Any) -> bool:
 
 
 def _model_leaves(state: PyTree) -> dict[str, Any]:
-    """The arrays that rules are about, by path: those of the model, trained or not."""
-    found = {}
+    """Return the arrays that rules apply to, by path: those of the model, trainable or not."""
+    by_path = {}
     for part in (state.params, state.model_state):
         for path, leaf in jax.tree_util.tree_leaves_with_path(part):
-            found[_name(path)] = leaf
-    return found
+            by_path[_name(path)] = leaf
+    return by_path
 
 
 def _name(path: Any) -> str:
@@ -224,7 +228,7 @@ def _name(path: Any) -> str:
 
 
 def _spec_of(path: str, leaf: Any, specs: Mapping[str, tuple[tuple[int, ...], PartitionSpec]]) -> PartitionSpec:
-    """By the longest path of a model's array that this one ends with."""
+    """Return the spec of the longest path of a model's array that this path ends with."""
     parts = path.split(".")
     for first in range(len(parts) + 1):
         shape, spec = specs.get(".".join(parts[first:]), (None, PartitionSpec()))
@@ -234,7 +238,7 @@ def _spec_of(path: str, leaf: Any, specs: Mapping[str, tuple[tuple[int, ...], Pa
 
 
 def _from_all(x: Any, sharding: jax.sharding.Sharding) -> Any:
-    """An array over the devices of several processes, of which each has all of it."""
+    """Return an array over the devices of several processes, each of which has all of it."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
     if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):

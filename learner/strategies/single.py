@@ -1,4 +1,4 @@
-"""One device."""
+"""A strategy for one device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ class SingleDevice(Strategy):
     def __init__(self, device: Any = None):
         device = jax.local_devices()[0] if device is None else find_devices([device])[0]
         super().__init__([device], jax.sharding.SingleDeviceSharding(device))
-        self._put = jax.jit(lambda tree: tree, out_shardings=self.everywhere)
+        self._put = jax.jit(lambda tree: tree, out_shardings=self.replicated_sharding)
 
     @property
     def device(self) -> Any:
@@ -37,11 +37,11 @@ class SingleDevice(Strategy):
         """See `Strategy`."""
         return True
 
-    def put(self, tree: PyTree, axis: int = 0, whole: bool = False, rare: bool = False) -> PyTree:
-        """See `Strategy`. Arguments of a jitted function take 10 µs to the device, `jax.device_put` takes 60, which is
-        worth a program for the buffers that come again and again, and not for a batch at the end of an epoch.
+    def put(self, tree: PyTree, axis: int = 0, replicated: bool = False, one_off: bool = False) -> PyTree:
+        """See `Strategy`. Arguments of a jitted function reach the device in 10 µs, and `jax.device_put` takes 60: that
+        is worth a program for buffers of a recurring shape, but not for a batch at the end of an epoch.
         """
-        return self.place(tree) if rare else self._put(tree)
+        return self.place(tree) if one_off else self._put(tree)
 
     def compile(
         self,
@@ -51,5 +51,5 @@ class SingleDevice(Strategy):
         donate: tuple[int, ...] = (),
         where: Mapping[str, PyTree] | None = None,
     ) -> Any:
-        """See `Strategy`. An argument that is not used is kept: it is what commits the results to the device."""
+        """See `Strategy`. Unused arguments are kept: they commit the results to the device."""
         return jax.jit(program, donate_argnums=donate, keep_unused=True)

@@ -210,7 +210,7 @@ class Runner:
 
     def copy(self, tree: PyTree) -> PyTree:
         """Arrays of their own, for a checkpoint: the originals are donated to the next dispatch."""
-        return self._copy(self.strategy.one(tree))
+        return self._copy(self.strategy.to_single_device(tree))
 
     def set_lr_scale(self, scale: float) -> None:
         """A scheduler sets the rate."""

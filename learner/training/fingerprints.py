@@ -1,4 +1,4 @@
-"""Fingerprints of a run: what a checkpoint compares with when its run resumes, and processes before they train.
+"""Fingerprints of runs. A resuming run compares them with its checkpoint's, and processes with each other's.
 
 A fingerprint has three parts, as JSON: `data`, the facts of each split; `settings`, what the builder was given, in
 words; and `programs`, hashes of the traced steps, optimizer and schedules, which see each constant in them. A
@@ -41,7 +41,7 @@ SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
 MICRO_BATCHES = "micro-batches per step"
 """The option by which a position inside an epoch has another meaning."""
-COMPARED_APART = frozenset(
+WITH_OWN_COMPARISON = frozenset(
     ("learning rate", "optimizer", "schedules", "plateau", "precision", "strategy", "metrics", "metric settings")
 )
 """Settings with a comparison of their own. All others are options, and any difference is reported."""
@@ -89,12 +89,12 @@ def fingerprint_of(
 
 
 def metrics_in_flight(options: Options) -> list[str]:
-    """The names of the train metrics that have states or rows inside an epoch."""
+    """Return the names of the train metrics that have states or rows inside an epoch."""
     return [metric.name for metric in options.metrics_of("train") if isinstance(metric, Metric | CollectingMetric)]
 
 
 def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
-    """The attributes of each metric of both splits that are numbers or texts."""
+    """Return the attributes of all metrics that are numbers or texts."""
     by_metric: dict[str, dict[str, str]] = {}
     for kind in ("train", "valid"):
         for metric in options.metrics_of(kind):
@@ -104,7 +104,7 @@ def _metric_settings(options: Options) -> dict[str, dict[str, str]]:
 
 
 def _facts(inputs: Inputs, split: str) -> JSON:
-    """The facts of a split's data. The checksum of its first row sees another order and edited values."""
+    """Return the facts of a split's data. The checksum of its first row detects another order and edited values."""
     facts = {**inputs.source(split).fingerprint(), "rows per batch": inputs.rows(split)}
     digest = 0
     for x in jax.tree.leaves(inputs.first_batches[split]):
@@ -126,9 +126,7 @@ def _programs(step: Step, state: TrainState, inputs: Inputs) -> JSON:
 
 
 def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
-    """The update alone, whose loss as a function of the parameters is of no interest here. Schedules inside of it are
-    compared by themselves.
-    """
+    """Return the hash of the update alone, without the loss function. Schedules are compared separately."""
     if isinstance(optimizer, OptimizerFactory):
         optimizer = optimizer.with_schedules(lambda name, schedule: Constant(0.0))
 
@@ -149,7 +147,7 @@ def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """What differs between two fingerprints, in words.
+    """The differences between two fingerprints, as texts.
 
     Attributes:
       train_data: of the train data, by which a position inside an epoch has another meaning.
@@ -165,7 +163,7 @@ class Changes:
 
 
 def saved_fingerprint(progress: Mapping[str, Any]) -> JSON:
-    """The fingerprint in a checkpoint's progress. Those of version 0.1.0 have less, under other names."""
+    """Return the fingerprint in a checkpoint's progress. Version 0.1.0 saved fewer settings under other names."""
     if "fingerprint" in progress:
         saved: JSON = progress["fingerprint"]
         return saved
@@ -198,7 +196,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     settings, programs = _Settings(before["settings"], now["settings"]), _Programs(before["programs"], now["programs"])
     train += settings.change(MICRO_BATCHES)
     for name in settings.now:
-        if name not in COMPARED_APART and name != MICRO_BATCHES:
+        if name not in WITH_OWN_COMPARISON and name != MICRO_BATCHES:
             others += [text + NOTES.get(name, "") for text in settings.change(name)]
     others += _optimizer_changes(settings, programs)
     others += _rate_changes(settings, programs)
@@ -217,12 +215,12 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
 
 
 def _shown(text: str) -> str:
-    """A text on one line of bounded length: a checkpoint may come from anywhere."""
+    """Return a text on one line of bounded length, because checkpoints are untrusted."""
     return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
 def _metric_changes(settings: "_Settings") -> list[str]:
-    """The metrics of the same name that are set otherwise."""
+    """Return the metrics with the same name and different settings."""
     had, have = settings.before.get("metric settings"), settings.now["metric settings"]
     had = had if isinstance(had, dict) else {}
     return [
@@ -241,27 +239,27 @@ class _Settings:
     now: Mapping[str, Any]
 
     def change(self, name: str) -> list[str]:
-        """One text, or none where it did not change or one of them does not have it."""
+        """Return a text if the setting changed; otherwise, or if one fingerprint lacks it, return an empty list."""
         had, have = self.before.get(name), self.now[name]
         return [f"{name}: {had} -> {have}"] if had not in (None, have) else []
 
 
 @dataclasses.dataclass(frozen=True)
 class _Programs:
-    """The traced programs of two runs. Other versions trace other programs, which cannot be compared."""
+    """The traced programs of two runs. They cannot be compared between versions of JAX."""
 
     before: Mapping[str, Any]
     now: Mapping[str, Any]
 
     def is_same(self, name: str) -> bool | None:
-        """True or False where the programs of that name can be compared, otherwise None."""
+        """Return True or False if the programs of that name can be compared, otherwise None."""
         had, have = self.before.get("hashes"), self.now["hashes"].get(name)
         if self.before.get("versions") != self.now["versions"] or not isinstance(had, dict):
             return None
         return had[name] == have if had.get(name) and have else None
 
     def changes_of_steps(self) -> list[str]:
-        """The steps that compute something else from batches of the same shapes."""
+        """Return the steps that compute something else from batches of equal shapes."""
         shapes, texts = self.before.get("batches"), []
         for split, shape in self.now["batches"].items():
             if self.is_same(split) is False and isinstance(shapes, dict) and shapes.get(split) == shape:
@@ -270,7 +268,7 @@ class _Programs:
 
 
 def _data_changes(before: Any, now: Mapping[str, Any], what: str) -> tuple[list[str], list[str]]:
-    """The differences that are sure, and those that only raise a doubt, each at most one text."""
+    """Return the certain differences and the possible ones, each as at most one text."""
     if not isinstance(before, dict):
         return [], []
     had, have = flat(before), flat(now)

@@ -1,4 +1,4 @@
-"""When a device has no room left: which part of a run asked for it, and what to set."""
+"""Out-of-memory errors that name the part of the run and suggest settings."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,8 @@ CHECKPOINT = "checkpoint"
 
 
 class OomContext:
-    """Around what asks a device for memory, or waits for what does: names the part of the run that it belongs to.
+    """A context manager for code that allocates memory on a device, or waits for such code, on behalf of a part of the
+    run.
 
     Where JAX says that there is no room, an `OutOfMemoryError` with the part is raised from its error. An inner
     `OomContext` goes before an outer one.
@@ -46,7 +47,7 @@ class OomContext:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryFootprint:
-    """What a run puts on the device, as far as it is known.
+    """The known memory that a run needs on a device.
 
     Attributes:
       firsts: the first batch of each split.
@@ -63,7 +64,7 @@ class MemoryFootprint:
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def explain(self, part: str, cause: BaseException | None) -> str:
-        """The whole message.
+        """Return the complete message.
 
         >>> import textwrap, numpy as np
         >>> first = {"x": np.zeros((64, 3), np.float32)}
@@ -115,7 +116,7 @@ class MemoryFootprint:
 
 @contextlib.contextmanager
 def explain_oom(needs: MemoryFootprint, first: Callable[[], BaseException | None] = lambda: None) -> Iterator[None]:
-    """Around a run: completes the message of an `OutOfMemoryError`.
+    """Complete the message of an `OutOfMemoryError` that is raised in the body.
 
     Args:
       needs: what is on the device.

@@ -1,4 +1,4 @@
-"""What `fit` is given, read and checked before anything is compiled or written."""
+"""Reading and checking the inputs of `fit` before anything is compiled or written."""
 
 import contextlib
 import dataclasses
@@ -47,25 +47,25 @@ class Inputs:
     programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def rows(self, split: str) -> int:
-        """Of the first batch of a split, over all processes."""
+        """Return the number of rows of a split's first batch over all processes."""
         source = self.source(split)
         return rows_of(self.first_batches[split]) * (source.shares if source.first_part else 1)
 
     def batch_shapes(self, split: str) -> dict[str, str]:
-        """Dtype and shape of the first batch of a split by field, in this process."""
+        """Return dtype and shape of the fields of a split's first batch in this process."""
         leaves = signature_of(self.first_batches[split])[1]
         names = named_leaves(self.first_batches[split])
         return {name: f"{dtype}{list(shape)}" for name, (shape, dtype) in zip(names, leaves, strict=True)}
 
     def source(self, split: str) -> Source:
-        """The data of a split."""
+        """Return the data of a split."""
         source = self.train if split == "train" else self.valid[split]
         assert source is not None
         return source
 
 
 def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) -> Inputs:
-    """Reads the data of a run, and the first batch of each split."""
+    """Read the data of a run and the first batch of each split."""
     if train is None:
         raise LearnerError("there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)")
     share = _share(strategy)
@@ -90,7 +90,7 @@ def refuse_endless(inputs: Inputs) -> None:
 
 
 def run_length(options: Options, batches: int | None) -> RunLength:
-    """How long a run is, as far as that is known.
+    """Return the length of a run, as far as it is known.
 
     Args:
       options: of the builder.
@@ -107,13 +107,13 @@ def _share(strategy: Strategy | None) -> ProcessShard | None:
 
 
 def read_valid(options: Options, valid: Any, strategy: Strategy | None) -> Inputs:
-    """Reads validation data alone; without a strategy, all of it in each process."""
+    """Read validation data only; without a strategy, each process gets all of it."""
     sources = valid_sources(options, valid, _share(strategy))
     return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
 
 
 def valid_sources(options: Options, valid: Any, share: ProcessShard | None) -> dict[str, Source]:
-    """The validation splits by name."""
+    """Return the validation splits by name."""
     if valid is None:
         return {}
     named = {"valid": valid}
@@ -157,7 +157,7 @@ def checked_step(
     strategy: Strategy,
     known: Sequence[str] = (),
 ) -> Step:
-    """Traces the steps on the first batches, and reports all that does not fit in one error.
+    """Trace the steps on the first batches and report all problems in one error.
 
     Args:
       known: what is known to be wrong already.
@@ -194,7 +194,7 @@ def checked_step(
 
 @contextlib.contextmanager
 def _collecting(problems: list[str]) -> Iterator[None]:
-    """An error inside becomes one of the problems, so that the next ones are seen too."""
+    """Append an error that is raised in the body to the problems, so that further checks run."""
     try:
         yield
     except LearnerError as error:
@@ -202,7 +202,7 @@ def _collecting(problems: list[str]) -> Iterator[None]:
 
 
 def read_too_often(options: Options, inputs: Inputs) -> list[str]:
-    """What is wrong with data that can be read once, where it is known that it is needed more often."""
+    """Return a problem for each split that can be read only once but is needed in several epochs."""
     if options.num_steps is not None or options.num_epochs in (None, 1):
         return []
     splits = [split for split in ("train", *inputs.valid) if not inputs.source(split).repeats]
@@ -214,7 +214,7 @@ def read_too_often(options: Options, inputs: Inputs) -> list[str]:
 
 
 def no_step(name: str) -> str:
-    """The message for a missing step."""
+    """Return the message for a missing step."""
     return (
         f"there is no {name}: give the model a method {name}(self, batch), or pass build(..., {name}=fn) "
         "with fn(model, batch)"
@@ -222,12 +222,12 @@ def no_step(name: str) -> str:
 
 
 def default_monitor(valid_splits: Sequence[str]) -> str:
-    """What decides about the best checkpoint, if nothing else is said."""
+    """Return the default metric that selects the best checkpoint."""
     return f"{valid_splits[0]}/Loss" if valid_splits else "train/Loss"
 
 
 def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
-    """Gives every monitor the direction of its metric; returns what is wrong with those that have none."""
+    """Set the direction of each monitor to that of its metric, and return the problems of monitors without one."""
     monitors: list[tuple[str, Monitor]] = [("early stopping", stopping.monitor) for stopping in options.early_stopping]
     if plateau is not None:
         monitors.append(("ReduceOnPlateau", plateau.monitor))
@@ -248,7 +248,7 @@ def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnP
 
 
 def direction_of(options: Options, valid_splits: list[str], key: str, mode: str | None) -> tuple[str, str | None]:
-    """`min` or `max` for a metric by key, and what is wrong with monitoring it."""
+    """Return `min` or `max` for a metric, and the problem with monitoring it or None."""
     infos = {info.key: info for info in options.metric_infos(["train", *valid_splits])}
     numeric = [k for k, info in infos.items() if info.numeric]
     if key not in infos and key.startswith("valid/") and not valid_splits:

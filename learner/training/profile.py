@@ -1,4 +1,4 @@
-"""Where the time of steps goes: a trace of some of them, and what holds them back."""
+"""A profile of some steps: where their time goes, and the bottleneck."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ WHAT_HELPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What some steps took. The times add up to `seconds`.
+    """The profile of some steps. Its times add up to `seconds`.
 
     Attributes:
       first, last: optimizer steps after which it begins and ends.
@@ -57,7 +57,7 @@ class Profile:
 
     @property
     def bottleneck(self) -> str:
-        """What takes most of the time: `device`, `data`, `host` or `listeners`."""
+        """The part that takes the most time: `device`, `data`, `host` or `listeners`."""
         return max(WHAT_HELPS, key=lambda name: getattr(self, name))
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Profile:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `profile.json`: seconds of all steps together."""
+        """Return the content of `profile.json`; seconds are those of all steps together."""
         content = dataclasses.asdict(self) | {"bottleneck": self.bottleneck}
         del content["directory"]
         return content
@@ -91,7 +91,7 @@ class Profile:
 def split_of(
     seconds: float, busy: float | None, data: float, blocked: float, handling: float, reading: float
 ) -> dict[str, float]:
-    """Whose the time was in which the device did not compute.
+    """Attribute the time in which the device did not compute to data, listeners and host.
 
     Args:
       seconds: in all.
@@ -114,7 +114,7 @@ def split_of(
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Steps to profile: those after `first` up to `last`, or for about a second.
+    """The steps to profile: those after `first` up to `last`, or about a second of steps.
 
     Attributes:
       first, last: numbers of optimizer steps; see `check_steps`.
@@ -130,8 +130,8 @@ class Window:
     failed: Callable[[str], None] = lambda text: None
 
     def room(self, step: int) -> int | None:
-        """How many steps may be dispatched at `step`, as the trace begins or ends behind them: the same in every
-        process, whichever of them is profiled.
+        """Return the largest number of steps that may be dispatched at `step`, because the trace begins and ends
+        between dispatches. It is the same in all processes.
         """
         if step < self.first:
             return self.first - step
@@ -139,7 +139,7 @@ class Window:
 
 
 def check_steps(steps: Any) -> tuple[int, int | None]:
-    """The steps between which is profiled.
+    """Return the steps between which to profile.
 
     Raises:
       LearnerError: they are not two numbers in order.

@@ -424,7 +424,7 @@ class Worker:
                 columns[metric.name] = numbers[:, index]
                 index += 1
             elif isinstance(metric, HostMetric):
-                metric.worked(rows, weight)
+                metric.on_batches(rows, weight)
                 columns[metric.name] = np.full(count, metric.update(count, own * count), np.float32)
         for made, values in read:
             self._collect(made, values)

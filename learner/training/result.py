@@ -1,4 +1,4 @@
-"""What `fit` returns."""
+"""The result of `fit`."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property

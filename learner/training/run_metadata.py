@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.optimizers.schedule_resolution import OF_RUN
-from learner.runs.journal import UNTOLD
+from learner.runs.journal import OBSERVER_KEYS
 from learner.steps.step import Step
 from learner.training.options import Options
 from learner.training.run import platform_facts
@@ -39,7 +39,7 @@ def hyperparameters(options: Options, step: Step, settings: Mapping[str, Any]) -
         from learner.config.safe_yaml import parse_yaml
 
         content = parse_yaml(options.config_text)
-        return {str(key): encode(value) for key, value in content.items() if key not in UNTOLD}
+        return {str(key): encode(value) for key, value in content.items() if key not in OBSERVER_KEYS}
     rate = settings["schedules"].get(OF_RUN, settings["learning rate"])
     optimizer = None if step.optimizer is None else optimizer_text(step.optimizer)
     metrics = {kind: [m.name for m in options.metrics_of(kind)] for kind in ("train", "valid")}

@@ -1,4 +1,5 @@
-"""The directory of a run for a training loop of the user's, which `learner compare`, `report`, `plot` and `watch` read.
+"""A writer of run directories for training loops of the user, which `learner compare`, `report`, `plot` and `watch`
+read.
 
 with RunWriter("runs/own", config={"lr": 1e-3}, metrics=[Accuracy()]) as run:
     for epoch in range(10):
@@ -19,7 +20,7 @@ import numpy as np
 from learner.errors import LearnerError
 from learner.events import MetricInfo
 from learner.runs.history import History, summarize
-from learner.runs.journal import NUMBERS, UNTOLD, read_journal
+from learner.runs.journal import NUMBERS, OBSERVER_KEYS, read_journal
 from learner.runs.layout import MARK
 from learner.runs.lock import locked
 from learner.runs.metric_logs import RunFiles
@@ -87,7 +88,7 @@ class RunWriter:
             )
         if resume_at is not None and (isinstance(resume_at, bool) or not isinstance(resume_at, int) or resume_at < 0):
             raise LearnerError(f"resume_at is {resume_at!r}; it needs the number of an optimizer step, from 0")
-        self._config = {str(key): value for key, value in (config or {}).items() if key not in UNTOLD}
+        self._config = {str(key): value for key, value in (config or {}).items() if key not in OBSERVER_KEYS}
         self._metrics = {"Loss": ("", False), **{m.name: (m.unit, m.higher_is_better) for m in metrics}}
         self._resume_at = resume_at
         self._clock = clock

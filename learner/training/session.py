@@ -387,7 +387,7 @@ def _watchdog(seconds: float, start: RunSpec, pace: Pace, log: logging.Logger, w
     return Watchdog(seconds, lambda: pace.ended, _stalled(log, warn), stop if start.options.watchdog_ends else None)
 
 
-def _asking(run: Run) -> asking.Requests:
+def _asking(run: Run) -> asking.ControlFilePoller:
     """Does what is asked of the run through files in its directory."""
 
     def answer(what: str, who: str) -> None:
@@ -402,7 +402,7 @@ def _asking(run: Run) -> asking.Requests:
             run.tell(f"{who} asks for a checkpoint: it is saved after the step under way")
             run.asked.to_save()
 
-    return asking.Requests(run.options.directory, answer, run.warn)
+    return asking.ControlFilePoller(run.options.directory, answer, run.warn)
 
 
 def _announce(run: Run, start: RunSpec, infos: tuple[MetricInfo, ...], parameters: int) -> None:

@@ -1,6 +1,4 @@
-"""Looking at a step before anything is compiled: it is traced on the first batch, and every mismatch is a clear
-error.
-"""
+"""Checks of a step before it is compiled: it is traced on the first batch, and each mismatch is one clear error."""
 
 import dataclasses
 import sys
@@ -31,7 +29,7 @@ GIVEN = "the batch"  # in place of a split
 
 
 def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
-    """What is wrong with a train step on this batch, and whether it computes its own gradients.
+    """Return the problems of a train step on this batch, and True if it computes its own gradients.
 
     Args:
       step: the definition of the run.
@@ -43,7 +41,7 @@ def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
 
 
 def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool, Any]:
-    """Return the answers of `check_train` and the traced train step, a `ClosedJaxpr` of `(state, batch)`. Its outputs
+    """Return the results of `check_train` and the traced train step, a `ClosedJaxpr` of `(state, batch)`. Its outputs
     are those of the step; the equations of metrics, which are traced with it, do not lead to any output.
     """
     seen: list[Any] = []
@@ -84,12 +82,12 @@ def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
 
 
 def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> list[str]:
-    """What is wrong with the valid step on the first batch of a split."""
+    """Return the problems of the valid step on the first batch of a split."""
     return trace_valid(step, state, batch, split)[0]
 
 
 def trace_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> tuple[list[str], Any]:
-    """Return the answer of `check_valid` and the traced valid step; see `trace_train`."""
+    """Return the result of `check_valid` and the traced valid step; see `trace_train`."""
     problems: list[str] = []
 
     def once(state: TrainState, traced: PyTree) -> PyTree:
@@ -101,7 +99,9 @@ def trace_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> tup
 
 
 def _arrays(tree: PyTree) -> list[Any]:
-    """The leaves that a traced function can return. A wrong output may have others, which `_problems` reports."""
+    """Return the leaves that a traced function can return. An invalid output may have others, which `_problems`
+    reports.
+    """
     leaves = jax.tree.leaves(tree)
     return [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)]
 
@@ -127,7 +127,7 @@ def rows_on_two_axes(step: Step, state: TrainState, batch: PyTree) -> str | None
 
 
 def _differing_twice(one: Any, other: Any) -> str | None:
-    """The first array in a traced program of which two axes differ from those in the other program."""
+    """Return the first array of a traced program that differs on two axes from its counterpart in the other program."""
     if [e.primitive for e in one.eqns] != [e.primitive for e in other.eqns]:
         return None
     for a, b in zip(one.eqns, other.eqns, strict=True):
@@ -143,7 +143,7 @@ def _differing_twice(one: Any, other: Any) -> str | None:
 
 
 def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
-    """Raises `LearnerError` where the valid step reads what the first batch does not have."""
+    """Raise `LearnerError` if the valid step reads a key that the first batch lacks."""
     _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch, GIVEN)
 
 
@@ -180,7 +180,7 @@ def _missed(once: Any, arguments: tuple[Any, ...]) -> tuple[str, Any, list[Any]]
 
 @jax.tree_util.register_pytree_with_keys_class
 class _WatchedDict(dict[Any, Any]):
-    """A dict of a batch that remembers a key that was not found."""
+    """A dict of a batch that records the keys that are missing."""
 
     def __init__(self, content: dict[Any, Any], name: str, misses: list[tuple[str, Any, list[Any]]]):
         super().__init__(content)
@@ -202,13 +202,13 @@ class _WatchedDict(dict[Any, Any]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Same:
-    """Something that is equal to itself alone."""
+    """A wrapper that is equal only to itself."""
 
     value: Any
 
 
 def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str = "batch") -> PyTree:
-    """The batch with its dicts watched, on the way through dicts, tuples and lists."""
+    """Return the batch with watched dicts, also inside dicts, tuples and lists."""
     if type(batch) is dict:
         inner = {key: _watched(value, misses, f"{name}[{key!r}]") for key, value in batch.items()}
         return _WatchedDict(inner, name, misses)
@@ -218,7 +218,8 @@ def _watched(batch: PyTree, misses: list[tuple[str, Any, list[Any]]], name: str 
 
 
 class Tracing:
-    """Around what may trace a step: where its model does not fit a batch, an error tells the shapes of that.
+    """A context manager for code that may trace a step. If the model does not fit the batch, the error describes the
+    batch.
 
     Args:
       name: of the step.
@@ -240,10 +241,10 @@ class Tracing:
         self._name, self._split, self._batch = name, split, batch
 
     def __enter__(self) -> None:
-        """Nothing is done before an error."""
+        """Do nothing; only errors are handled."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        """Tells the batch."""
+        """Add the batch to the error."""
         if not isinstance(error, Exception) or isinstance(error, LearnerError | JaxRuntimeError):
             return
         which = GIVEN if self._split == GIVEN else f"a {self._split} batch"
@@ -257,13 +258,13 @@ class Tracing:
 
 
 def _may_be_of_shapes(error: Exception) -> bool:
-    """Whether it is what JAX and flax raise where shapes, dtypes or structures do not fit each other."""
+    """Return True for the exceptions that JAX and flax raise if shapes, dtypes or structures do not match."""
     flax = sys.modules.get("flax.errors")
     return isinstance(error, TypeError | ValueError) or (flax is not None and isinstance(error, flax.FlaxError))
 
 
 def _code_location(error: Exception) -> str:
-    """The last line of a code that is nobody's package, or the last one that there is."""
+    """Return the last line in the traceback that belongs to the user's code, or else the last line."""
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parents[1])
     user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((package, "<"))]
@@ -272,7 +273,7 @@ def _code_location(error: Exception) -> str:
 
 
 def _own_grads_problems(step: Step) -> list[str]:
-    """Options that act on the gradients that the learner computes."""
+    """Return the options that need gradients that the learner computes."""
     computes = "but train_step computes its own gradients (TrainOutput)"
     problems = []
     if step.policy.scaling is not None:
@@ -340,8 +341,8 @@ def _fields(output: Any) -> list[str]:
 
 
 def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyTree, batch: PyTree) -> list[str]:
-    """Labels outside of the classes, where the output's targets are a field of the batch as it came and something reads
-    them: the loss of an output of this package, or a metric.
+    """Return labels outside of the classes. They are only found if the targets are an unchanged field of the batch that
+    a metric, or the loss of an output of this package, reads.
 
     A label that a metric ignores is none.
     """
@@ -376,7 +377,7 @@ def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyT
 
 
 def _outside(labels: np.ndarray, classes: int) -> int:
-    """The label outside of the classes that is there most often."""
+    """Return the most frequent label outside of the classes."""
     outside, counts = np.unique(labels[(labels < 0) | (labels >= classes)], return_counts=True)
     return int(outside[counts.argmax()])
 
@@ -425,7 +426,7 @@ def _types(tree: PyTree) -> list[str]:
 
 
 def init_problems(params: PyTree) -> list[str]:
-    """What is wrong with the numbers that a model is initialised with."""
+    """Return the problems of the initial parameters of a model."""
     bad = nonfinite_leaves(params)
     shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
     return [f"the model's initial parameters have NaN or infinite values in {shown}"] if bad else []

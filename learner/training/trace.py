@@ -1,4 +1,4 @@
-"""What a trace of `jax.profiler` says of the devices: how long they computed, and what."""
+"""Device times from a trace of `jax.profiler`: in total and by kind of operation."""
 
 import dataclasses
 import warnings
@@ -26,7 +26,7 @@ class Operations:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What the devices did while they were traced.
+    """The work of the devices while they were traced.
 
     Attributes:
       busy: seconds in which a device computed, the mean over the devices that did; `None`: the trace knows of none.
@@ -38,7 +38,7 @@ class Trace:
 
 
 def read_trace(directory: Path) -> Trace:
-    """Reads the newest trace below a directory; one that has none says nothing."""
+    """Read the newest trace below a directory. Without a trace the result is empty."""
     import jax
 
     files = sorted(directory.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
@@ -56,7 +56,7 @@ def read_trace(directory: Path) -> Trace:
 
 
 def summed(devices: dict[str, list[list[tuple[float, float, str]]]]) -> Trace:
-    """Puts together what each device did.
+    """Combine the operations of all devices.
 
     Args:
       devices: by device its lines (threads or streams), each with the begin and the end in nanoseconds and the name of
@@ -80,7 +80,7 @@ def summed(devices: dict[str, list[list[tuple[float, float, str]]]]) -> Trace:
 
 
 def _operations_by_device(plane: str, events: Iterable[Any]) -> dict[str, list[tuple[float, float, str]]]:
-    """The operations among the events of a line, by device. A CPU's are on its threads, each with its device."""
+    """Return the operations among the events of a line by device. On a CPU, threads name their devices."""
     by_device: dict[str, list[tuple[float, float, str]]] = {}
     for event in events:
         stats = dict(event.stats)
@@ -92,7 +92,7 @@ def _operations_by_device(plane: str, events: Iterable[Any]) -> dict[str, list[t
 
 
 def _covered(spans: Iterable[Span]) -> float:
-    """The time that at least one of the spans covers."""
+    """Return the time that at least one of the spans covers."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))
@@ -101,7 +101,7 @@ def _covered(spans: Iterable[Span]) -> float:
 
 
 def _exclusive_times(line: Sequence[tuple[float, float, str]]) -> list[tuple[str, float]]:
-    """Each operation with its time, less that of those directly inside of it."""
+    """Return each operation with its time, without the operations directly inside it."""
     times: list[list[Any]] = []
     inside: list[tuple[float, int]] = []  # those that are open: their ends, and where they are in `own`
     for begin, end, name in sorted(line, key=lambda event: (event[0], -event[1])):

@@ -1,1 +1,1 @@
-"""Text, trees, files: helpers without a subject of their own."""
+"""Shared helpers for text, trees and files."""

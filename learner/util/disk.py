@@ -1,4 +1,4 @@
-"""Files on a disk that others can write to as well: nothing is written through a link, no read is without a bound."""
+"""Files that other users may write to: links are not followed for writing, and reads are bounded."""
 
 import errno
 import itertools
@@ -24,7 +24,7 @@ NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its othe
 
 
 def to_disk(path: Any) -> None:
-    """A file's content, or the names in a directory, are on the disk afterwards, not only in the system's memory."""
+    """Flush the content of a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -114,7 +114,7 @@ def checksum(path: str | os.PathLike[str], size: int) -> int:
 
 
 def truncate(path: str | os.PathLike[str], size: int) -> None:
-    """Shorten a file, but not one behind a link."""
+    """Shorten a file; symbolic links are not followed."""
     descriptor = os.open(path, os.O_WRONLY | NO_FOLLOW)
     try:
         os.ftruncate(descriptor, size)
@@ -153,5 +153,5 @@ def problem_with_name(path: Path) -> str | None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error says that a disk, or a user's share of it, is full."""
+    """Return True if an error means that the disk or the quota is full."""
     return isinstance(error, OSError) and error.errno in FULL

@@ -1,4 +1,4 @@
-"""The package as it is installed: its name on the package index, its version, and how to add an extra to it."""
+"""The installed package: its name on the package index, its version, and the command that adds an extra."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""Values as JSON holds them, numbers that are not finite too."""
+"""Conversion of values to and from JSON, including numbers that are not finite."""
 
 import math
 import os
@@ -9,8 +9,10 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(value: Any) -> Any:
-    """The value as JSON can say it: numbers that are not finite become strings, NumPy's numbers Python's, paths texts.
+    """Return a value that JSON can represent: non-finite numbers and paths become strings, NumPy numbers become
+    Python's.
 
+    >>> from pathlib import Path
     >>> encode({"loss": [0.5, float("inf")], "at": Path("a/b")})
     {'loss': [0.5, 'Infinity'], 'at': 'a/b'}
     """
@@ -29,5 +31,5 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The number that one of the three strings stands for; everything else as it is."""
+    """Return the number that an encoded non-finite value stands for, and other values unchanged."""
     return _WORDS.get(value, value) if isinstance(value, str) else value

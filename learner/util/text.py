@@ -1,4 +1,4 @@
-"""How values and texts are written for people, on terminals of any kind."""
+"""Formatting of values and texts for terminals."""
 
 import json
 import math
@@ -9,7 +9,7 @@ LONGEST = 40
 
 
 def short(value: float | str) -> str:
-    """A value for people: four significant digits; a text on one line, without control characters, not too long.
+    """Return a short form of a value: four significant digits, or one line of text without control characters.
 
     >>> [short(value) for value in (0.123456, 1.0, 16824.3, 2.5e-7, float("nan"), "a\\nb")]
     ['0.1235', '1', '16824', '2.5e-07', 'nan', 'a b']
@@ -23,7 +23,7 @@ def short(value: float | str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people.
+    """Return a duration in readable units.
 
     >>> [duration(seconds) for seconds in (0.0031, 1.24, 200, 7500, 200000)]
     ['3 ms', '1.2 s', '3 min 20 s', '2 h 05 min', '2 d 07 h']
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """A number of things.
+    """Return a number with its noun, in the plural if needed.
 
     >>> count(1, "epoch"), count(10378, "parameter")
     ('1 epoch', '10,378 parameters')
@@ -50,7 +50,7 @@ def count(number: int, what: str) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes for people.
+    """Return a number of bytes in readable units.
 
     >>> size(999), size(2_500_000), size(4_398_046_511_104)
     ('999 bytes', '2.5 MB', '4.4 TB')
@@ -64,7 +64,7 @@ def size(count: float) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with a question mark for each control character, so that it cannot steer a terminal."""
+    """Return the text with a question mark for each control character, so that it cannot control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -84,13 +84,13 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of texts as lines with columns: the first to the left, the others to the right."""
+    """Return rows of texts as aligned lines: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def utf8_safe(text: str) -> str:
-    """The text with question marks for what UTF-8 cannot say, which JSON can.
+    """Return the text with question marks for characters that UTF-8 cannot encode, which JSON can.
 
     >>> utf8_safe("a \\ud800")
     'a ?'
@@ -99,6 +99,6 @@ def utf8_safe(text: str) -> str:
 
 
 def name_of(thing: Any) -> str:
-    """A function, partial or object as an error message calls it."""
+    """Return the name of a function, partial or object for messages."""
     inner = getattr(thing, "func", thing)
     return getattr(inner, "__name__", None) or type(inner).__name__

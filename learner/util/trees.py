@@ -10,7 +10,7 @@ PyTree = Any
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their paths, in order.
+    """Return the leaves of a tree by their paths, in order.
 
     >>> named_leaves({"layers": [{"kernel": 1}, {"kernel": 2}]})
     {'layers.0.kernel': 1, 'layers.1.kernel': 2}
@@ -19,12 +19,12 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A path of JAX's as people write it: `layers.0.kernel`."""
+    """Return a path of JAX in readable form: `layers.0.kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:
-    """The paths of leaves with a NaN or an infinity. What is only a shape yet has none."""
+    """Return the paths of leaves with a NaN or an infinity. Shapes without values have none."""
     arrays = {name: x for name, x in named_leaves(tree).items() if not isinstance(x, jax.ShapeDtypeStruct)}
     inexact = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
     spread = {name: x for name, x in inexact.items() if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1}

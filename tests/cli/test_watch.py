@@ -28,7 +28,13 @@ def test_what_is_shown(terminal, learner):
     )
     ((watched, view, every),) = terminal
     assert [run.name for run in watched.runs] == ["a"]
-    assert (view.wanted, view.log, view.smooth, view.x, every) == (["Loss", "valid/Loss"], True, 0.5, "epoch", 1.0)
+    assert (view.metric_names, view.log, view.smooth, view.x, every) == (
+        ["Loss", "valid/Loss"],
+        True,
+        0.5,
+        "epoch",
+        1.0,
+    )
 
 
 def test_a_run_that_is_not_there_yet(terminal, learner):

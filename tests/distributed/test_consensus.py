@@ -20,7 +20,7 @@ class Table:
 
     def meet(self, word, what):
         self.meetings += 1
-        return [word, *({**QUIET, "each": 0.0, **other} for other in self.others)]
+        return [word, *({**QUIET, "step_time": 0.0, **other} for other in self.others)]
 
 
 def agreement(*others, seconds_per_turn=0.01, step=0):
@@ -67,7 +67,7 @@ def test_they_meet_at_every_turn_until_they_know_how_fast_they_are_and_then_twic
 
 
 def test_the_slowest_says_how_often_they_meet():
-    _, table, turn = agreement({"each": 0.1}, {})
+    _, table, turn = agreement({"step_time": 0.1}, {})
     turn(SLOW_STEPS)
     for _ in range(10):
         turn(9)

@@ -22,9 +22,9 @@ def test_speed_of_no_time_is_unknown() -> None:
 
 def test_rows_and_tokens_are_those_of_the_steps_that_ended() -> None:
     for metric, expected in ((RowsPerSecond(), [40.0, 10.0, 28.0]), (TokensPerSecond(), [300.0, 50.0, 200.0])):
-        metric.worked(60, 450.0)
+        metric.on_batches(60, 450.0)
         first = metric.update(3, 1.5)
-        metric.worked(10, 50.0)
+        metric.on_batches(10, 50.0)
         assert [first, metric.update(1, 1.0), metric.compute()] == expected
         metric.reset()
         assert np.isnan(metric.compute())

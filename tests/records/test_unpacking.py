@@ -16,7 +16,7 @@ from stopped import some
 from learner.errors import LearnerError
 from learner.records import JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 from learner.records.leaves import leaves_of
-from learner.records.unpacking import Unpacked, most_arrays, room_for
+from learner.records.unpacking import Unpacked, memory_limit, most_arrays
 
 MODEL = {"w": jnp.float32([[0.5, 1.0]]), "n": jnp.int32(3), "flag": jnp.array([True]), "key": jax.random.key(1)}
 RECORDERS = [
@@ -386,8 +386,8 @@ def test_a_larger_model_is_no_bomb():
 def test_the_room_of_a_model():
     """Twice its numbers at 16 bytes each; or twenty times the file."""
     leaves = leaves_of({"w": np.zeros(10**6, np.float16)})
-    assert 32 * 10**6 < room_for(leaves, 1000) < 34 * 10**6
-    assert room_for(leaves, 10**7) == 2 * 10**8
+    assert 32 * 10**6 < memory_limit(leaves, 1000) < 34 * 10**6
+    assert memory_limit(leaves, 10**7) == 2 * 10**8
 
 
 def test_what_is_unpacked_is_counted():

@@ -6,13 +6,13 @@ import statistics
 import pytest
 
 from learner.events import MetricInfo
-from learner.renderers.trends import ASCII, BLOCKS, Curve, Trend, Trends, important, sparkline
+from learner.renderers.trends import ASCII, BLOCKS, BinnedCurve, Trend, Trends, important, sparkline
 from learner.runs.history import Point
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 16, 17, 1000])
 def test_a_long_curve_keeps_its_ends_and_its_mean(count):
-    curve = Curve(most=8)
+    curve = BinnedCurve(most=8)
     for x in range(1, count + 1):
         curve.add(x, float(x))
     points = curve.points()
@@ -25,16 +25,16 @@ def test_a_long_curve_keeps_its_ends_and_its_mean(count):
 
 
 def test_a_curve_in_fewer_points():
-    curve = Curve()
+    curve = BinnedCurve()
     for x in range(1, 8):
         curve.add(x, float(x))
     assert curve.points(7) == curve.points()
     assert curve.points(3) == [(3, 2.0), (6, 5.0), (7, 7.0)]
-    assert Curve().points(3) == []
+    assert BinnedCurve().points(3) == []
 
 
 def test_what_is_not_finite_counts_nowhere():
-    curve = Curve(most=2)
+    curve = BinnedCurve(most=2)
     for x, value in enumerate([1.0, math.nan, 3.0, math.inf, math.nan, math.nan, math.nan, math.nan], 1):
         curve.add(x, value)
     (first, second) = curve.points()

@@ -22,16 +22,16 @@ def test_what_is_asked_is_taken_once_and_says_who(running):
     assert path == running / "save.ask"
     assert asking.pending(running) == ["save"]
     assert set(json.loads(path.read_text())) == {"who", "time"}
-    found, problems = asking.taken(running)
+    found, problems = asking.consume(running)
     assert (list(found), problems) == (["save"], [])
     assert "@" in found["save"]
-    assert asking.taken(running) == ({}, [])
+    assert asking.consume(running) == ({}, [])
     assert [path.name for path in running.iterdir()] == ["run.lock"]
 
 
 def test_it_can_be_asked_by_hand(tmp_path):
     (tmp_path / "stop.ask").touch()
-    assert asking.taken(tmp_path)[0] == {"stop": "somebody"}
+    assert asking.consume(tmp_path)[0] == {"stop": "somebody"}
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_it_can_be_asked_by_hand(tmp_path):
 )
 def test_a_file_of_a_stranger_says_no_more_than_a_name(tmp_path, content, who):
     (tmp_path / "stop.ask").write_bytes(content)
-    assert asking.taken(tmp_path)[0] == {"stop": who}
+    assert asking.consume(tmp_path)[0] == {"stop": who}
 
 
 def test_links_are_not_followed(tmp_path):
     (tmp_path / "secret").write_text('{"who": "secret"}')
     (tmp_path / "stop.ask").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "save.ask")  # reading it would not end
-    assert asking.taken(tmp_path)[0] == {"stop": "somebody", "save": "somebody"}
+    assert asking.consume(tmp_path)[0] == {"stop": "somebody", "save": "somebody"}
     assert (tmp_path / "secret").exists()
 
 
@@ -89,7 +89,7 @@ def test_several_are_asked_whatever_became_of_the_others(tmp_path, capsys):
 
 def test_a_directory_in_the_place_of_a_file_asks_for_nothing(tmp_path):
     heard, told = [], []
-    requests = asking.Requests(tmp_path, lambda *each: heard.append(each), told.append)
+    requests = asking.ControlFilePoller(tmp_path, lambda *each: heard.append(each), told.append)
     (tmp_path / "stop.ask").mkdir()
     (tmp_path / "save.ask").touch()
     requests.look()
@@ -108,7 +108,7 @@ def test_what_lies_there_when_a_run_begins_was_asked_of_another(tmp_path):
 
 
 def test_what_is_asked_while_a_run_begins_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(asking, "EACH", 0.001)
+    monkeypatch.setattr(asking, "POLL_SECONDS", 0.001)
     directory = tmp_path / "run"
 
     class Asks(Learner):
@@ -122,7 +122,7 @@ def test_what_is_asked_while_a_run_begins_is_done(tmp_path, monkeypatch):
 
 def test_a_run_saves_and_stops_when_it_is_asked(tmp_path, monkeypatch):
     """It asks itself: for a checkpoint in the first epoch, to stop in the third."""
-    monkeypatch.setattr(asking, "EACH", 0.001)
+    monkeypatch.setattr(asking, "POLL_SECONDS", 0.001)
     directory, gone = tmp_path / "run", threading.Event()
 
     def request(info, model):
@@ -147,7 +147,7 @@ def test_a_run_saves_and_stops_when_it_is_asked(tmp_path, monkeypatch):
 
 
 def test_a_run_without_checkpoints_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(asking, "EACH", 0.001)
+    monkeypatch.setattr(asking, "POLL_SECONDS", 0.001)
     directory, gone = tmp_path / "run", threading.Event()
 
     def request(info, model):

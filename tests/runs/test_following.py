@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from written import write_steps
 
-from learner.runs.following import GrowingSeries, epochs_in
-from learner.runs.series import step_values
+from learner.runs.following import GrowingSeries
+from learner.runs.series import epochs_in, step_values
 
 
 def whole(series, epochs, ends, limit=1 << 16):

@@ -51,7 +51,7 @@ def test_rows_are_spread_in_their_order_and_none_is_lost(strategy, axis):
 def test_a_batch_that_does_not_divide_is_whole_on_each(strategy):
     rows = np.arange(15).reshape(5, 3)
     assert (strategy.divides(8), strategy.divides(5)) == (True, False)
-    placed = strategy.put(rows, whole=True)
+    placed = strategy.put(rows, replicated=True)
     for shard in placed.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data).reshape(5, 3), rows)
 
@@ -118,7 +118,7 @@ def test_what_is_split_as_rows_are_is_put_together_to_compute_with_and_no_other(
 def test_a_replica_is_taken_without_a_copy():
     strategy = Replicated(FIRST)
     placed = strategy.place(np.arange(4.0))
-    one = strategy.one(placed)
+    one = strategy.to_single_device(placed)
     assert one.devices() == {FIRST[0]}
     assert one.unsafe_buffer_pointer() == placed.addressable_data(0).unsafe_buffer_pointer()
 

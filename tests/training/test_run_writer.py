@@ -13,7 +13,7 @@ from learner.cli.main import main
 from learner.metrics import Accuracy
 from learner.runs import Run
 from learner.runs.history import read_history
-from learner.runs.lock import is_held
+from learner.runs.lock import is_locked
 
 
 def write(directory, epochs=(1, 2, 3), **options):
@@ -53,14 +53,14 @@ def test_the_commands_read_it(tmp_path, monkeypatch, capsys):
 
 def test_while_it_trains_the_directory_is_locked(tmp_path):
     with RunWriter(tmp_path) as run:
-        assert is_held(tmp_path)
+        assert is_locked(tmp_path)
         assert str(Run(tmp_path).status) == "running"
         with pytest.raises(LearnerError, match="resume_at=STEP"):
             RunWriter(tmp_path)
         with pytest.raises(LearnerError), RunWriter(tmp_path, resume_at=0):
             pass
         run.end_epoch(1, {"train": {"Loss": 0.5}})
-    assert not is_held(tmp_path)
+    assert not is_locked(tmp_path)
     assert read_history(tmp_path)["train/Loss"] == [0.5]
 
 
@@ -87,7 +87,7 @@ def test_an_exception_of_the_loop_is_written_and_raised(tmp_path):
     with pytest.raises(ZeroDivisionError), RunWriter(tmp_path) as run:
         run.end_epoch(1, {"train": {"Loss": 1 / 0}})
     assert str(Run(tmp_path).status) == "failed: ZeroDivisionError('division by zero')"
-    assert not is_held(tmp_path)
+    assert not is_locked(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def test_a_run_says_where_its_time_went(tmp_path):
     assert seconds["compile"] > 0
     assert seconds["train"] > 0
     assert seconds["valid"] > 0
-    assert Run(tmp_path / "run").spent == seconds
+    assert Run(tmp_path / "run").time_parts == seconds
     assert "seconds" not in result.summary
     assert "seconds" not in json.loads((tmp_path / "run" / "summary.json").read_text())
     build_line(quiet(tmp_path / "run").num_epochs(3).with_file_checkpointer().resume()).fit(batches() * 4, batches())
     lines = [line["seconds"] for line in journal_of(tmp_path / "run") if line["event"] == "end"]
-    assert Run(tmp_path / "run").spent["total"] == pytest.approx(sum(line["total"] for line in lines))
+    assert Run(tmp_path / "run").time_parts["total"] == pytest.approx(sum(line["total"] for line in lines))

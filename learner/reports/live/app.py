@@ -1,4 +1,4 @@
-"""The terminal program: it asks `RunWatcher` for what is new, and draws it by `PlotView`."""
+"""The terminal program, which polls `RunWatcher` and draws runs by `PlotView`."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ PANELS = ("table", "runs", "log", "system")
 
 
 class WatchApp(App[int]):
-    """Shows runs until it is told to quit. The exit code is its result.
+    """The terminal application. Its result is the exit code.
 
     Args:
       watched: the runs.
@@ -93,7 +93,7 @@ class WatchApp(App[int]):
     # -- the screen ----------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        """Two lines, the plots, the panels, the keys."""
+        """Yield the header, the status line, the plots, the panels and the keys."""
         yield TextPanel(lambda width, _: self._header(width), id="head")
         yield TextPanel(lambda width, _: Text(self._status_line(), no_wrap=True, overflow="ellipsis"), id="how")
         with Container(id="body"):
@@ -134,14 +134,14 @@ class WatchApp(App[int]):
         return "  ".join([texts.view_description(self._view, len(self._watched.runs)), *odd])
 
     def say(self, text: str) -> None:
-        """Shows a message for some seconds."""
+        """Show a message for some seconds."""
         self._said, self._until = printable(text), self._watched.now + MESSAGE_SECONDS
         self.set_timer(MESSAGE_SECONDS, lambda: self.redraw(anew=False))
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        """Begins to look at the files."""
+        """Start polling the files."""
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # where there are no such signals
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, 128 + signal.SIGTERM)
         self.look()
@@ -151,19 +151,19 @@ class WatchApp(App[int]):
             self.set_interval(1.0, lambda: self._leave_with(terminal))
 
     def _leave_with(self, terminal: TextIO) -> None:
-        """Where no signal says that the terminal is gone, reading from it would go round in circles for ever."""
+        """Exit when the terminal is closed. Without a signal for it, reading from the terminal would spin forever."""
         poll = select.poll()
         poll.register(terminal, 0)
         if any(event & select.POLLHUP for _, event in poll.poll(0)):
             self.exit(HUNG_UP)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Another layout, perhaps."""
+        """Adapt the layout to the new size."""
         self._arrange(*event.size)
         self.call_after_refresh(self.redraw)
 
     def look(self) -> None:
-        """Takes in what the files say now. The run that is chosen stays so where others come before it."""
+        """Refresh the runs from their files. The selected run stays selected when others appear before it."""
         chosen = self._run if self._watched.runs else None
         self._watched.refresh()
         if chosen is not None:
@@ -172,7 +172,7 @@ class WatchApp(App[int]):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Reads a part of what is left, and then looks after keys before the next one."""
+        """Read some of the remaining values, and process keys before the next ones."""
         if self._reading is not None:
             self._reading.stop()
         more = self._watched.read(self._shown)
@@ -181,7 +181,7 @@ class WatchApp(App[int]):
         self._reading = self.set_timer(PAUSE, self._read_on) if more else None
 
     def redraw(self, anew: bool = True) -> None:
-        """Draws the texts, and the plots where there is something new, or where they are to be drawn `anew`."""
+        """Redraw the texts, and the plots if there are new values or `anew` is true."""
         self._drawn = self._watched.now
         for widget in self.query(TextPanel):
             widget.refresh()
@@ -191,7 +191,7 @@ class WatchApp(App[int]):
                 plot.redraw()
 
     def _arrange(self, width: int, height: int) -> None:
-        """What is shown where, by the room there is."""
+        """Arrange plots and panels for the size of the terminal."""
         runs, view = self._watched.runs, self._view
         wide = width >= WIDE[0] and height >= WIDE[1]
         self.set_class(not runs, "empty")
@@ -211,7 +211,7 @@ class WatchApp(App[int]):
             plot.display = number < max(1, len(self._shown))
 
     def _heights(self, wide: bool) -> None:
-        """Where all panels are shown, each is as high as what it says, but for the log, which has the rest."""
+        """Set each panel to the height of its content; the log gets the remaining lines."""
         run = self._run if self._watched.runs else None
         lines = {"table": len(run.keys) + 1 if run else 1, "runs": len(self._watched.runs) + 1}
         lines["system"] = len(texts.system(run, 80)) if run else 1
@@ -222,7 +222,7 @@ class WatchApp(App[int]):
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     def action_do(self, what: str) -> None:
-        """What a key does."""
+        """Handle a key."""
         armed, self._armed = self._armed, None
         if what in ("stop", "save"):
             self._ask(what, armed)
@@ -242,7 +242,7 @@ class WatchApp(App[int]):
         self.push_screen(Keys())
 
     def _change(self, what: str) -> None:
-        """What changes the view alone."""
+        """Apply an action that changes only the view."""
         view = self._view
         changes: dict[str, Callable[[], object]] = {
             "next": lambda: setattr(view, "first", view.first + 1),
@@ -284,7 +284,7 @@ class WatchApp(App[int]):
 
 
 def watch(watched: RunWatcher, view: PlotView, every: float) -> int:
-    """Shows runs on the terminal until it is told to quit; returns the exit code."""
+    """Show runs on the terminal until the user quits; return the exit code."""
     app = WatchApp(watched, view, every)
     result = app.run(mouse=False)
     return result if result is not None else app.return_code or 0

@@ -1,4 +1,4 @@
-"""Metrics of runs as lines in a plot."""
+"""Metrics of runs as curves of a plot."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FINER = 2
 
 @dataclasses.dataclass(frozen=True)
 class PlotCurve:
-    """One line.
+    """A curve of a plot.
 
     Attributes:
       label: its run and its split.
@@ -38,7 +38,7 @@ class PlotCurve:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """Lines in one plot.
+    """The content of a plot.
 
     Attributes:
       title: the metric and its unit.
@@ -56,7 +56,7 @@ class Drawing:
 
 
 def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> Drawing:
-    """A metric of runs.
+    """Return the drawing of a metric of runs.
 
     Args:
       runs: all that are watched.
@@ -97,7 +97,7 @@ def _visible_runs(runs: Sequence[LiveRun], view: PlotView) -> Sequence[LiveRun]:
 
 
 def _values(run: LiveRun, key: str, view: PlotView, since: float = 0) -> tuple[Floats, Floats]:
-    """Places on the axis, and values: of each step where these are looked at and known, else of whole splits."""
+    """Return positions on the axis and values: of steps if the view shows them and they are known, else of splits."""
     step, y = run.each_step(key, since) if view.is_each and key.startswith(TRAIN) else (np.zeros(0), np.zeros(0))
     if not len(step):
         step, y = run.each_split(key)
@@ -108,7 +108,7 @@ def _values(run: LiveRun, key: str, view: PlotView, since: float = 0) -> tuple[F
 
 
 def _fewer(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
-    """Means of neighbours, at most so many points, and the last value as it is."""
+    """Return means of neighbouring points, and the last point unchanged, so that there are at most `most` means."""
     size = -(-len(y) // most)
     if size == 1:
         return x, y

@@ -32,7 +32,7 @@ SHOWN = {"plus,equals_sign": "+", "question_mark": "?", "minus": "-", "left": "â
 
 
 class Keys(ModalScreen[None]):
-    """What the keys do."""
+    """The screen that lists the keys."""
 
     CSS = """
     Keys { align: center middle; }

@@ -1,4 +1,4 @@
-"""A run that may go on, read on piece by piece."""
+"""A run that may still be training, read incrementally."""
 
 import collections
 import math
@@ -10,10 +10,10 @@ import numpy as np
 
 from learner.events import MetricInfo
 from learner.runs import Run, Status
-from learner.runs.following import GrowingSeries, epochs_in, place_of
+from learner.runs.following import GrowingSeries
 from learner.runs.growing import GrowingLines
 from learner.runs.run import time_of
-from learner.runs.series import FINAL, Floats, is_plain
+from learner.runs.series import FINAL, Floats, epochs_in, is_plain, location_of
 
 LOG = 1 << 16  # bytes of a log that were there before
 LOG_LINES = 1000
@@ -23,7 +23,7 @@ TRAIN = "train/"
 
 
 class MetricRow(NamedTuple):
-    """A metric in the table: at the newest step, over the newest whole split, and at its best.
+    """A metric in the table: its values at the newest step, over the newest complete split, and at its best.
 
     `epoch` is that of the best value. What there is not is `None`.
     """
@@ -37,7 +37,7 @@ class MetricRow(NamedTuple):
 
 
 class LiveRun:
-    """What is known of a run at this moment. `refresh` looks what its files say now, `read` reads values of steps.
+    """The current state of a run. `refresh` polls its files, and `read` reads values of steps.
 
     Args:
       directory: of the run.
@@ -71,21 +71,21 @@ class LiveRun:
 
     @property
     def directory(self) -> Path:
-        """Of the run."""
+        """The directory of the run."""
         return self.run.directory
 
     @property
     def name(self) -> str:
-        """How it is called."""
+        """The display name of the run."""
         return self.run.name
 
     @property
     def status(self) -> Status:
-        """What became of it; `gone` where its files were removed."""
+        """The status of the run; `gone` if its files were removed."""
         return Status("gone") if self._gone else self.run.status
 
     def refresh(self, now: float) -> None:
-        """Takes in what its files say now, but for values of steps.
+        """Poll the files of the run, except for values of steps.
 
         Raises:
           LearnerError: the journal cannot be read.
@@ -109,13 +109,13 @@ class LiveRun:
             self._paces.clear()
 
     def _begin_anew(self) -> None:
-        """The run was started again, perhaps from an earlier step."""
+        """Discard the values that were read, as the run was restarted, perhaps from an earlier step."""
         self._series.clear()
         self._ends.clear()
         self._paces.clear()
 
     def read(self, keys: Sequence[str], limit: int) -> bool:
-        """Reads values of steps of training metrics, some bytes of each.
+        """Read values of steps of training metrics, at most `limit` bytes of each.
 
         Args:
           keys: of the metrics to read.
@@ -147,7 +147,7 @@ class LiveRun:
         return more
 
     def _note_pace(self, step: int) -> None:
-        """All that there is of the steps has been read, up to this one."""
+        """Record the time at which this step was the newest."""
         if self._paces and step < self._paces[-1][1]:
             self._paces.clear()  # it was taken back
         if not self._paces or self._paces[-1][0] < self._now:
@@ -156,9 +156,9 @@ class LiveRun:
             self._paces.popleft()
 
     def _find_keys(self) -> list[str]:
-        """As the run names them, but the losses first."""
+        """Return the keys in the order of the run, losses first."""
         keys = sorted(dict.fromkeys([*self.run.known, *self.run.history]), key=lambda key: not key.endswith("/Loss"))
-        files = {key: place_of(Path(), *key.split("/", 1))[1] for key in keys if key.startswith(TRAIN)}
+        files = {key: location_of(Path(), *key.split("/", 1))[1] for key in keys if key.startswith(TRAIN)}
         if self._epochs:
             newest = self.directory / "train" / f"epoch-{self._epochs[-1]}"
             names = sorted(path.name for path in newest.glob("*.log"))
@@ -166,16 +166,16 @@ class LiveRun:
         return keys
 
     def info(self, key: str) -> MetricInfo:
-        """What is known of a metric."""
+        """Return the description of a metric."""
         return self.run.info(key)
 
     def is_text(self, key: str) -> bool:
-        """Whether it has texts for values, such as a confusion matrix."""
+        """Return True if the values of a metric are texts, such as a confusion matrix."""
         return key in self.run.history and all(isinstance(value, str) for value in self.run.history[key])
 
     def each_step(self, key: str, since: float = 0) -> tuple[Floats, Floats]:
-        """The steps and the values of a training metric, float64 `[points]`, as far as they have been read; from the
-        step `since` on or further back.
+        """Return steps and values of a training metric, float64 `[points]`, as far as they are read, from `since` or an
+        earlier step.
         """
         if key not in self._series:
             return np.zeros(0), np.zeros(0)
@@ -183,25 +183,25 @@ class LiveRun:
         return series.step.astype(np.float64), series.mean
 
     def each_split(self, key: str) -> tuple[Floats, Floats]:
-        """The steps and the values of a metric over whole splits, float64 `[points]`."""
+        """Return steps and values of a metric over splits, float64 `[points]`."""
         points = self.run.history.points(key) if key in self.run.history else []
         values = [math.nan if isinstance(point.value, str) else point.value for point in points]
         return np.array([point.step for point in points], np.float64), np.array(values, np.float64)
 
     def row(self, key: str) -> MetricRow:
-        """The metric in the table."""
+        """Return the row of a metric in the table."""
         last, best = self.run.history.last(key), self.run.best(key)
         entry = MetricRow(key, self.info(key).unit, self.newest(key), last and last.value, None, None)
         return entry._replace(best=best.value, epoch=best.epoch) if best else entry
 
     def newest(self, key: str) -> float | None:
-        """The value of a training metric at the newest step; of other metrics the newest there is."""
+        """Return the value of a training metric at the newest step, or the newest value of another metric."""
         if not key.startswith(TRAIN):
             last = self.run.history.last(key)
             return None if last is None or isinstance(last.value, str) else last.value
         if not self._epochs:
             return None
-        place, file = place_of(self.directory, *key.split("/", 1))
+        place, file = location_of(self.directory, *key.split("/", 1))
         path = place / f"epoch-{self._epochs[-1]}" / file
         if not is_plain(path):
             return None
@@ -216,34 +216,34 @@ class LiveRun:
 
     @property
     def step(self) -> int:
-        """The newest optimizer step that is known of."""
+        """The newest known optimizer step."""
         return max([self.run.step, *(series.last_step for series in self._series.values())])
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, or the last one."""
+        """The current epoch, or the last one."""
         return max([self.run.epochs, *self._epochs[-1:]])
 
     @property
     def age(self) -> float | None:
-        """Seconds since the newest line of its files; `None` where they are gone."""
+        """Seconds since the newest line in the run's files; None if they are gone."""
         newest = self.run.last_sign
         return max(0.0, self._now - newest) if newest else None
 
     @property
     def epochs(self) -> int | None:
-        """How many it is going to have, if it says so."""
+        """The planned number of epochs, or None if it is unknown."""
         return self._number(self.run.config.get("num_epochs"))
 
     @property
     def steps(self) -> int | None:
-        """How many it is going to have, if it says so."""
+        """The planned number of steps, or None if it is unknown."""
         each = self._number(self._start.get("steps_per_epoch"))
         return self._number(self.run.config.get("num_steps")) or (self.epochs * each if self.epochs and each else None)
 
     @property
     def rate(self) -> float | None:
-        """Steps per second in the last moments of a run that goes on."""
+        """Recent steps per second of a run that is training."""
         if len(self._paces) < 2 or self._paces[-1][0] <= self._paces[0][0]:
             return None
         (began, first), (now, last) = self._paces[0], self._paces[-1]
@@ -251,7 +251,7 @@ class LiveRun:
 
     @property
     def saved(self) -> tuple[int, float] | None:
-        """The step of the newest checkpoint, and how many seconds ago it was saved."""
+        """The step and the age in seconds of the newest checkpoint."""
         saves = [entry for entry in self.run.journal if entry.get("event") == "save"]
         step, time = (saves[-1].get("step"), time_of(saves[-1])) if saves else (None, 0.0)
         return (step, max(0.0, self._now - time)) if isinstance(step, int) and time else None
@@ -267,7 +267,7 @@ class LiveRun:
 
 
 def _last_value(path: Path, size: int) -> float | None:
-    """That of the last whole line that is the value of a step."""
+    """Return the value of the last complete line that belongs to a step, or None."""
     with path.open("rb") as file:
         file.seek(max(0, size - END))
         lines = file.read(END).split(b"\n")[:-1]

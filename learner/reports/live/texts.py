@@ -1,4 +1,4 @@
-"""What stands beside the plots, as text without control characters."""
+"""Texts beside the plots, without control characters."""
 
 import datetime
 import re
@@ -23,7 +23,7 @@ SILENT = 30.0
 
 
 def header_line(run: LiveRun, width: int) -> Text:
-    """The run, what became of it, how far it has come and since when it says nothing."""
+    """Return the run's name, status, progress, and the time since its last line."""
     status = run.status
     parts = [_of("epoch", run.epoch, run.epochs), _of("step", run.step, run.steps)]
     if run.steps and status.word == "running":
@@ -43,7 +43,7 @@ def header_line(run: LiveRun, width: int) -> Text:
 
 
 def view_description(view: PlotView, runs: int) -> str:
-    """How the plots look at the values."""
+    """Return a description of the view's settings."""
     parts = [f"axis: {view.x}", "each step" if view.is_each else "whole epochs"]
     parts += ["log scale"] if view.log else []
     parts += [f"smooth {view.smooth:g}"] if view.smooth else []
@@ -53,7 +53,7 @@ def view_description(view: PlotView, runs: int) -> str:
 
 
 def table(run: LiveRun, width: int) -> list[str]:
-    """Each metric now, over the newest whole split, at its best, and the epoch of the best."""
+    """Return the table of metrics: the current value, the last split, the best value and its epoch."""
     rows = [["metric", "now", "last", "best", "epoch"]]
     for key in run.keys:
         row = run.row(key)
@@ -68,7 +68,7 @@ def table(run: LiveRun, width: int) -> list[str]:
 
 
 def table_of_runs(runs: Sequence[LiveRun], chosen: int, width: int, height: int) -> list[str]:
-    """The runs, with a mark at the one that is chosen; of many, those around it."""
+    """Return the table of runs with a mark at the selected one; of many runs, those around it."""
     rows = [["  run", "status", "epoch", "step", "time", "age"]]
     chosen = chosen % len(runs) if runs else 0
     first = max(0, min(chosen - (height - 1) // 2, len(runs) - (height - 1)))
@@ -84,7 +84,7 @@ def _age(run: LiveRun, after: str = "") -> str:
 
 
 def log(run: LiveRun, width: int, height: int) -> list[str]:
-    """The newest lines of the log, as many as there is room for, without the day; long ones are broken."""
+    """Return the newest lines of the log that fit, wrapped and without the date."""
     lines: list[str] = []
     for line in reversed(run.log):
         line = DAY.sub("", line.expandtabs(4))
@@ -96,7 +96,7 @@ def log(run: LiveRun, width: int, height: int) -> list[str]:
 
 
 def system(run: LiveRun, width: int) -> list[str]:
-    """How fast it goes, what the machine has to do, and what the run says of where it is."""
+    """Return the speed, the use of the machine, and the environment of a run."""
     rows = [("last line", _age(run, " ago")), ("running for", duration(run.run.seconds))]
     rows += [("steps/s", short(run.rate))] if run.rate is not None else []
     if run.saved:
@@ -117,7 +117,7 @@ def system(run: LiveRun, width: int) -> list[str]:
 
 
 def _seconds(run: LiveRun) -> list[tuple[str, str]]:
-    """Where the time went, once the run says so."""
+    """Return the share of time of each part, if the run has ended and recorded it."""
     seconds = (read_summary(run.directory) or {}).get("seconds") if run.status.word == "ended" else None
     if not isinstance(seconds, Mapping):
         return []
@@ -128,7 +128,7 @@ def _seconds(run: LiveRun) -> list[tuple[str, str]]:
 
 
 def waiting(texts: Sequence[str], odd: Sequence[str]) -> list[str]:
-    """For what it is waited, and what is odd about files."""
+    """Return what the program waits for, and problems with files."""
     lines = [f"waiting: {printable(text)}" for text in texts]
     return lines + [printable(line) for text in odd for line in text.split("\n")]
 

@@ -1,4 +1,4 @@
-"""What of the runs is looked at, and how; the keys change it."""
+"""The settings of the plots, which keys change."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ CLOSEST = 12
 
 @dataclasses.dataclass
 class PlotView:
-    """What is looked at.
+    """The settings of the plots.
 
     Attributes:
       metric_names: names or keys of metrics; empty: all that there are.
@@ -54,11 +54,11 @@ class PlotView:
 
     @property
     def is_each(self) -> bool:
-        """Whether training metrics are drawn at each step."""
+        """True if training metrics are drawn at each step."""
         return self.x != "epoch" if self.each is None else self.each
 
     def shown(self, there: Sequence[str], most: int) -> list[str]:
-        """The metrics that are drawn.
+        """Return the metrics to draw.
 
         Args:
           there: names of metrics.
@@ -71,41 +71,41 @@ class PlotView:
         return (metrics[first:] + metrics[:first])[: most if self.many else 1]
 
     def next_axis(self) -> None:
-        """Steps, epochs, time."""
+        """Switch the horizontal axis: steps, epochs, time."""
         self.x = AXES[(AXES.index(self.x) + 1) % len(AXES)]
 
     def smoother(self) -> None:
-        """A stronger smoothing, and after the strongest none."""
+        """Switch to the next stronger smoothing, and from the strongest to none."""
         stronger = [value for value in SMOOTH if value > self.smooth]
         self.smooth = stronger[0] if stronger else 0.0
 
     def zoom_in(self) -> None:
-        """Half of the window: the end where it is the end of the run, else the middle."""
+        """Halve the window, keeping the end of the run if it is shown, otherwise the middle."""
         if self.zoom < CLOSEST:
             self.end -= 0 if self.end >= 1 else self.width / 4
             self.zoom += 1
 
     def zoom_out(self) -> None:
-        """Twice the window."""
+        """Double the window."""
         if self.zoom:
             self.zoom -= 1
             self.end = min(1.0, max(self.width, self.end if self.end >= 1 else self.end + self.width / 4))
 
     def zoom_off(self) -> None:
-        """All of it."""
+        """Show everything."""
         self.zoom, self.end = 0, 1.0
 
     def pan(self, windows: float) -> None:
-        """Moves a part of the window to later (or earlier) values."""
+        """Move the window to later (or earlier) values."""
         self.end = min(1.0, max(self.width, self.end + windows * self.width))
 
     @property
     def width(self) -> float:
-        """Of the window, as a part of all there is."""
+        """The width of the window as a fraction of the axis."""
         return 0.5**self.zoom
 
     def window(self, low: float, high: float) -> tuple[float, float]:
-        """Its edges.
+        """Return the edges of the window.
 
         Args:
           low: the least that there is on the axis.

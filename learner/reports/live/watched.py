@@ -1,4 +1,4 @@
-"""The runs that are watched, and what is waited for."""
+"""The runs that `learner watch` shows, including runs that have not begun."""
 
 import os
 import time
@@ -17,7 +17,7 @@ PART = 1 << 18
 
 
 class RunWatcher:
-    """The runs in some directories, which may begin later.
+    """The runs in some directories, some of which may begin later.
 
     Args:
       places: directories of runs, or of directories with runs. They need not exist yet.
@@ -44,7 +44,7 @@ class RunWatcher:
         self._searched = -SEARCH_EVERY
 
     def refresh(self) -> None:
-        """Looks what the files say now, and now and then for further runs."""
+        """Poll the files of all runs, and search for new runs from time to time."""
         now = self._clock()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -85,7 +85,7 @@ class RunWatcher:
             self.odd.append(text)
 
     def read(self, metrics: Sequence[str], limit: int = PART) -> bool:
-        """Reads on in the values of steps of some metrics; returns whether there is more."""
+        """Read further values of steps of some metrics. Return True if more remain."""
         more = False
         for run in self.runs:
             try:
@@ -96,21 +96,21 @@ class RunWatcher:
 
     @property
     def state(self) -> object:
-        """Something else when there is something new to draw."""
+        """A value that changes whenever there is something new to draw."""
         return [(run.name, len(run.run.journal), run.read_bytes, len(run.keys)) for run in self.runs]
 
     @property
     def now(self) -> float:
-        """The seconds since 1970."""
+        """The current time in seconds since 1970."""
         return self._clock()
 
     def metrics(self) -> list[str]:
-        """The names of all metrics that are numbers, of all runs."""
+        """Return the names of all numeric metrics of all runs."""
         keys = [key for run in self.runs for key in run.keys if not run.is_text(key)]
         return list(dict.fromkeys(key.split("/", 1)[1] for key in keys))
 
     def problem_with(self, metric: str) -> str | None:
-        """Why a metric cannot be drawn: there are metrics, but none of that name or key."""
+        """Return the reason why a metric cannot be drawn, or None."""
         keys = list(dict.fromkeys(key for run in self.runs for key in run.keys))
         if not keys or any(keys_of(run, metric) for run in self.runs):
             return None
@@ -118,5 +118,5 @@ class RunWatcher:
 
 
 def keys_of(run: LiveRun, metric: str) -> list[str]:
-    """The keys of a run that a key (`valid/Loss`) or a name (`Loss`) means."""
+    """Return the keys of a run that match a key (`valid/Loss`) or a name (`Loss`)."""
     return [key for key in run.keys if metric in (key, key.split("/", 1)[1]) and not run.is_text(key)]

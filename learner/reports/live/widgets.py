@@ -20,7 +20,7 @@ LEAST = 16, 5
 
 
 class TextPanel(Widget):
-    """Lines of text, made for the room that there is.
+    """A panel of text that is generated for its size.
 
     Args:
       source: gives the text for a width and a height.
@@ -36,7 +36,7 @@ class TextPanel(Widget):
         self.border_title = Text(title) if title else None
 
     def render(self) -> Text:
-        """The text now."""
+        """Return the current text."""
         width, height = self.size
         found = self._source(width, height)
         return found if isinstance(found, Text) else Text("\n".join(found[:height]), no_wrap=True, overflow="ellipsis")
@@ -67,7 +67,7 @@ class PlotPanel(Vertical):
         return [self.legend, self.canvas]
 
     def redraw(self) -> None:
-        """Looks at the source again."""
+        """Redraw from the source."""
         self.canvas.look()
         self.canvas.refresh()
         self.legend.refresh()
@@ -82,16 +82,16 @@ class Canvas(PlotextPlot):
         self._source, self._log, self._colours = source, log, colours
 
     def look(self) -> None:
-        """Takes what there is to draw from the source."""
+        """Get the drawing from the source."""
         self.drawing = self._source(self.size.width)
 
     def on_resize(self) -> None:
-        """Draws as many points as there is room for."""
+        """Redraw with the number of points that fits the new size."""
         self.look()
         self.refresh()
 
     def render(self) -> Text:
-        """The plot now, or why there is none."""
+        """Return the current plot, or the reason why there is none."""
         drawing = self.drawing
         if drawing is None or self.size.width < LEAST[0] or self.size.height < LEAST[1]:
             return Text("")
@@ -127,7 +127,7 @@ class Canvas(PlotextPlot):
 
 
 def legend(drawing: Drawing | None, width: int, colours: bool) -> Text:
-    """The title of a drawing, what is odd about it, and its lines, as many as there is room for."""
+    """Return the title of a drawing, its note, and as many of its lines as fit."""
     if drawing is None:
         return Text("")
     text = Text.assemble((drawing.title, "bold"), no_wrap=True)

@@ -409,9 +409,10 @@ class Feeder:
             replicated = self._is_whole(each), True
         if last is not None:
             replicated = replicated[0], self._is_whole(last.signature)
+        last_batch = None if last is None else jax.tree.map(_device_dtype, last.batch)
         return BatchBuffer(
-            None if each is None else put(batches, axis=1, whole=replicated[0], rare=last is not None),
-            None if last is None else put(jax.tree.map(_device_dtype, last.batch), whole=replicated[1], rare=True),
+            None if each is None else put(batches, axis=1, replicated=replicated[0], one_off=last is not None),
+            None if last is None else put(last_batch, replicated=replicated[1], one_off=True),
             replicated,
         )
 

@@ -39,7 +39,7 @@ class Host(Strategy):
     def place(self, tree, shardings=None):
         return jax.tree.map(np.asarray, tree)
 
-    def put(self, tree, axis=0, whole=False, rare=False):
+    def put(self, tree, axis=0, replicated=False, one_off=False):
         return self.place(tree)
 
     def divides(self, rows):
@@ -695,7 +695,7 @@ def test_batches_that_are_skipped_are_not_placed():
     placed, warnings = [], []
 
     class Counting(Host):
-        def put(self, tree, axis=0, whole=False, rare=False):
+        def put(self, tree, axis=0, replicated=False, one_off=False):
             placed.append(tree["x"])
             return tree
 

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from learner.renderers.above import LONGEST, Redirected, StreamProxy
 from learner.renderers.consoles import standard_output
+from learner.renderers.stream_proxy import LONGEST, Redirected, StreamProxy
 
 
 class Terminal(io.StringIO):

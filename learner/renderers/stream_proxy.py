@@ -1,4 +1,4 @@
-"""What a program prints while something is drawn at the bottom of its terminal."""
+"""Redirection of a program's output while something is drawn at the bottom of its terminal."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ LONGEST = 10_000  # characters of a line; what has more without an end is writte
 
 
 class StreamProxy:
-    """Stands for a stream: lines go above what is drawn, each as a whole, as soon as it has its end.
+    """A stand-in for a stream: each complete line appears above what is drawn.
 
     Of a line that was written over by carriage returns the last state counts. One that has no end is shown where
     somebody flushes it. Who asks for the file descriptor, as `input()` and child processes do, reads or writes past
@@ -24,12 +24,12 @@ class StreamProxy:
       make_room: takes away what is drawn.
 
     >>> lines = []
-    >>> above = StreamProxy(sys.stdout, lines.extend)
-    >>> above.write("half a "), lines
+    >>> proxy = StreamProxy(sys.stdout, lines.extend)
+    >>> proxy.write("half a "), lines
     (7, [])
-    >>> above.write("line\\r\\n 10 %\\r100 %\\nno end")
+    >>> proxy.write("line\\r\\n 10 %\\r100 %\\nno end")
     24
-    >>> above.finish()
+    >>> proxy.finish()
     >>> lines
     ['half a line', '100 %', 'no end']
     """
@@ -48,7 +48,7 @@ class StreamProxy:
         self._process = os.getpid()
 
     def write(self, text: str) -> int:
-        """As a stream's. Raises `TypeError` where it is no text."""
+        """Write a text. Raises `TypeError` for anything else."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if not self._draws():
@@ -70,7 +70,7 @@ class StreamProxy:
             self._lines([_last_state(line) for line in lines])
 
     def _draws(self) -> bool:
-        """A process that was forked draws nothing."""
+        """Return False in a forked process, which must not draw."""
         return self._drawn and os.getpid() == self._process
 
     def _take_rest(self) -> str:
@@ -78,12 +78,12 @@ class StreamProxy:
         return rest
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As a stream's."""
+        """Write a list of lines."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Shows what is no whole line yet, as a prompt; it waits for its end nevertheless."""
+        """Show an incomplete line, such as a prompt; it is kept until it is complete."""
         if self._draws():
             with self._lock:
                 if rest := _last_state("".join(self._parts)):
@@ -91,7 +91,9 @@ class StreamProxy:
         self._stream.flush()
 
     def fileno(self) -> int:
-        """As a stream's. What is no whole line yet stands before whatever is written or typed there."""
+        """Return the file descriptor. An incomplete line is written first, so that it precedes anything written or
+        typed there.
+        """
         descriptor = self._stream.fileno()
         if self._draws():
             with self._lock:
@@ -101,21 +103,21 @@ class StreamProxy:
         return descriptor
 
     def finish(self) -> None:
-        """Nothing is drawn from now on: writes what waits, and passes everything on."""
+        """End the drawing: write what is buffered, and pass all further output through."""
         with self._lock:
             rest, self._drawn = self._take_rest(), False
             if rest:
                 self._lines([rest])
 
     def give_up(self) -> None:
-        """As `finish`, where somebody may hang who has the locks: waits for nobody."""
+        """End the drawing as `finish` does, without waiting for locks that a thread that hangs may hold."""
         self._drawn = False
         if rest := self._take_rest():
             self._stream.write(f"{rest}\n")
 
-    def beneath(self) -> Any:
-        """The stream, once nothing is drawn any more; until then this."""
-        return self if self._drawn else beneath(self._stream)
+    def wrapped_stream(self) -> Any:
+        """Return the wrapped stream after drawing has ended; until then the proxy itself."""
+        return self if self._drawn else wrapped_stream(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -125,8 +127,8 @@ class StreamProxy:
 
 
 class Redirected:
-    """Puts `StreamProxy` in the place of standard output and standard error where they are terminals, and into the
-    handlers of `logging` that write there.
+    """Replace standard output and standard error by `StreamProxy` if they are terminals, also in the handlers of
+    `logging` that write to them.
 
     Args:
       stream: on which is drawn.
@@ -144,39 +146,39 @@ class Redirected:
         try:
             for name in ("stdout", "stderr"):
                 was = getattr(sys, name)
-                if beneath(was) is stream or _is_terminal(was):
-                    above = StreamProxy(was, write, show, make_room)
-                    self._places.append((name, was, above))
-                    setattr(sys, name, above)
-                    _hand_over(was, above)
+                if wrapped_stream(was) is stream or _is_terminal(was):
+                    proxy = StreamProxy(was, write, show, make_room)
+                    self._places.append((name, was, proxy))
+                    setattr(sys, name, proxy)
+                    _hand_over(was, proxy)
         except BaseException:
             self.restore()
             raise
 
     def restore(self) -> None:
-        """Everything writes where it wrote before. What somebody else has put there meanwhile stays."""
+        """Restore the original streams. A stream that other code has set in the meantime stays."""
         places, self._places = self._places, []
-        for name, was, above in places:
-            if getattr(sys, name) is above:
+        for name, was, proxy in places:
+            if getattr(sys, name) is proxy:
                 setattr(sys, name, was)
-        for _, was, above in places:
-            _hand_over(above, was)
-            above.finish()
+        for _, was, proxy in places:
+            _hand_over(proxy, was)
+            proxy.finish()
 
     def give_up(self) -> None:
-        """As `restore`, where somebody may hang who has the locks. Handlers of `logging` keep what they have, which
-        passes everything on.
+        """Restore as `restore` does, without waiting for locks that a thread that hangs may hold. Handlers of `logging`
+        keep their proxies, which pass all output through.
         """
         places, self._places = self._places, []
-        for name, was, above in places:
-            if getattr(sys, name) is above:
+        for name, was, proxy in places:
+            if getattr(sys, name) is proxy:
                 setattr(sys, name, was)
-            above.give_up()
+            proxy.give_up()
 
 
-def beneath(stream: TextIO | StreamProxy) -> TextIO | StreamProxy:
-    """What it stands for, where it is an `StreamProxy` that somebody has kept although nothing is drawn any more."""
-    return stream.beneath() if isinstance(stream, StreamProxy) else stream
+def wrapped_stream(stream: TextIO | StreamProxy) -> TextIO | StreamProxy:
+    """Return the original stream of a proxy that is still referenced after drawing has ended; others unchanged."""
+    return stream.wrapped_stream() if isinstance(stream, StreamProxy) else stream
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -191,11 +193,13 @@ def _last_state(line: str) -> str:
 
 
 def _hand_over(old: TextIO | StreamProxy, new: TextIO | StreamProxy) -> None:
-    """Handlers of `logging` keep the stream that was there when they were made."""
+    """Replace a stream in the handlers of `logging`, which keep the stream they were created with."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    for handler in {each for logger in loggers if isinstance(logger, logging.Logger) for each in logger.handlers}:
+    for handler in {
+        attached for logger in loggers if isinstance(logger, logging.Logger) for attached in logger.handlers
+    }:
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:
             try:
                 handler.setStream(cast("TextIO", new))
-            except ValueError:  # the old one cannot be flushed: somebody has closed it
+            except ValueError:  # the old stream cannot be flushed: it is closed
                 handler.stream = new

@@ -1,4 +1,4 @@
-"""What loggers have handed to servers, which take nothing back: kept in a file of the run."""
+"""Loggers for servers that cannot undo: a file of the run records what each server has received."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 class UploadCursor:
-    """How far a server has a run, in a file.
+    """The position up to which a server has a run, kept in a file.
 
     Args:
       path: of the file.
@@ -47,29 +47,29 @@ class UploadCursor:
         refuse_special(path)
         self._path = path
         self.known = path.exists()
-        said = _read(path) if self.known else {}
-        self.id: str = said.get("id", "")
-        self.step: int = said.get("step", 0)
-        self.row: int = said.get("row", -1)
-        self.splits: dict[str, list[int]] = dict(said.get("splits", {}))
-        self.names: dict[str, list[str]] = dict(said.get("names", {}))
+        state = _read(path) if self.known else {}
+        self.id: str = state.get("id", "")
+        self.step: int = state.get("step", 0)
+        self.row: int = state.get("row", -1)
+        self.splits: dict[str, list[int]] = dict(state.get("splits", {}))
+        self.names: dict[str, list[str]] = dict(state.get("names", {}))
         self._before = self._text() if self.known else None
 
     def new(self, split: str, epoch: int, step: int, names: Iterable[str]) -> list[str]:
-        """Those whose values of a whole split were not handed over yet; they are from now on. A split may end more than
-        once at a step, each time with other names.
+        """Return the names whose values of a split have not been uploaded, and mark them as uploaded. A split may end
+        more than once at a step, each time with other names.
         """
         at, newest = [epoch, step], self.splits.get(split, [0, -1])
         had = self.names.get(split, []) if at == newest else []
-        found = [name for name in names if name not in had] if at >= newest else []
-        if found:
-            self.splits[split], self.names[split] = at, [*had, *found]
-        return found
+        new_names = [name for name in names if name not in had] if at >= newest else []
+        if new_names:
+            self.splits[split], self.names[split] = at, [*had, *new_names]
+        return new_names
 
     @contextlib.contextmanager
     def over(self) -> Iterator[None]:
-        """Writes the file, and takes that back if the block raises: a process that is killed meanwhile must not send
-        anything twice.
+        """Write the file, and restore it if the block raises. The file is written before the upload: a process that is
+        killed in between must not send anything twice.
         """
         text = self._text()
         self._write(text)
@@ -81,8 +81,8 @@ class UploadCursor:
         self._before = text
 
     def _text(self) -> str:
-        told = {"step": self.step, "row": self.row, "splits": self.splits, "names": self.names}
-        return json.dumps({"format": FORMAT, "id": self.id, **told})
+        position = {"step": self.step, "row": self.row, "splits": self.splits, "names": self.names}
+        return json.dumps({"format": FORMAT, "id": self.id, **position})
 
     def _write(self, text: str | None) -> None:
         if text is None:
@@ -96,8 +96,8 @@ class UploadCursor:
 
 
 class ExactlyOnceLogger(RunLogger):
-    """Base of loggers whose servers take nothing back: what one has of a run stands, and is not sent again when the run
-    makes those steps once more. They have the same values then, to the bit, unless something else was changed.
+    """Base of loggers for servers that cannot undo: values that a server has are not sent again when a resumed run
+    repeats their steps. Repeated steps have the same values, to the bit, unless something else was changed.
 
     Attributes:
       file: where in the run's directory it is kept how far the server has the run.
@@ -106,18 +106,18 @@ class ExactlyOnceLogger(RunLogger):
     file = "server.json"
 
     def started(self, event: RunStarted) -> None:
-        """Reads how far the server has the run."""
+        """Read the position up to which the server has the run."""
         self.handed = UploadCursor(event.directory / self.file)
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """Sends those that are new."""
+        """Send the values that are new."""
         first = sum(step <= self.handed.step for step in steps)
         if first < len(steps):
             self.handed.step = steps[-1]
             self.send_steps(event, steps[first:], {name: column[first:] for name, column in values.items()})
 
     def split(self, event: SplitEnded) -> None:
-        """Sends those that are new."""
+        """Send the values that are new."""
         names = self.handed.new(event.split, event.epoch, event.step, event.values)
         if names:
             values = {name: event.values[name] for name in names}
@@ -125,29 +125,29 @@ class ExactlyOnceLogger(RunLogger):
             self.send_split(dataclasses.replace(event, values=values, pictures=pictures))
 
     def send_steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """As `steps`, of those that are new."""
+        """Send values of steps; see `steps`. Only new values are passed."""
 
     def send_split(self, event: SplitEnded) -> None:
-        """As `split`, with the values and pictures that are new."""
+        """Send values and pictures of a split; see `split`. Only new ones are passed."""
 
 
 def new_id() -> str:
-    """A name that no other run has."""
+    """Return a unique id for a run."""
     return uuid.uuid4().hex[:12]
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        said = json.loads(path.read_text())
+        state = json.loads(path.read_text())
     except (OSError, ValueError):
-        said = None
+        state = None
     numbers = ("step", "row")
     if (
-        not isinstance(said, dict)
-        or not isinstance(said.get("id"), str)
-        or not all(isinstance(said.get(name), int) for name in numbers)
-        or not isinstance(said.get("splits"), dict)
-        or not isinstance(said.get("names", {}), dict)
+        not isinstance(state, dict)
+        or not isinstance(state.get("id"), str)
+        or not all(isinstance(state.get(name), int) for name in numbers)
+        or not isinstance(state.get("splits"), dict)
+        or not isinstance(state.get("names", {}), dict)
     ):
         raise LearnerError(f"{path} is damaged: remove it, and the run is logged as a new one from here on")
-    return said
+    return state

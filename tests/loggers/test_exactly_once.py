@@ -7,7 +7,7 @@ from logged import split, started, steps
 
 from learner import LearnerBuilder, LearnerError
 from learner.loggers import JsonLines
-from learner.loggers.once import ExactlyOnceLogger, UploadCursor
+from learner.loggers.exactly_once import ExactlyOnceLogger, UploadCursor
 
 NAMES = '{"id": "a", "step": 1, "row": 1, "splits": {}, "names": []}'
 
