@@ -58,7 +58,7 @@ from learner.training.dispatch_plan import (
     remove_checkpoints,
 )
 from learner.training.executor import Runner
-from learner.training.feed.dispatches import bytes_of
+from learner.training.feed.group import bytes_of
 from learner.training.fingerprints import fingerprint_of
 from learner.training.initialization import InitReport, take_initial
 from learner.training.oom import MemoryFootprint, OomContext, explain_oom

@@ -32,7 +32,7 @@ from learner.events import (
 from learner.loggers import MemoryLogger
 from learner.metrics import CollectingMetric, IterationSpeed
 from learner.runs.metric_logs import RunFiles
-from learner.training.feed import dispatches as feed_module
+from learner.training.feed import group as feed_module
 from learner.training.reporter import Pace
 from learner.training.run import Run
 

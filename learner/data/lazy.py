@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 
 from learner.data.batcher import ItemError, stack
-from learner.data.choose import item_number
-from learner.data.dataset import Dataset
-from learner.data.rows import ArrayConcat, ArrayRows
+from learner.data.dataset import ArrayConcat, ArrayRows, Dataset
+from learner.data.indices import item_number
 from learner.data.sources.foreign import as_dataset
 from learner.data.streams import Streams
 from learner.errors import LearnerError
 
 
 def view(data: Any) -> Dataset:
-    """Whatever has a length and an index, as a `Dataset` with views; a dict of arrays as an `ArrayDataset`.
+    """Return whatever has a length and an index as a `Dataset` with views; a dict of arrays as an `ArrayDataset`.
 
     Raises:
       LearnerError: something else, or nothing in it.
@@ -27,18 +26,18 @@ def view(data: Any) -> Dataset:
     '3'
     """
     found = as_dataset(data)
-    return found if isinstance(found, Dataset) else Viewed(found)
+    return found if isinstance(found, Dataset) else SequenceView(found)
 
 
 def read(data: Any, index: int, epoch: int) -> Any:
-    """Item `index` of a dataset, or of whatever has an index, in an epoch (from 1)."""
+    """Return item `index` of a dataset, or of whatever has an index, in an epoch (from 1)."""
     return data.item_at(index, epoch) if isinstance(data, Dataset) else data[index]
 
 
-def changes(data: Any) -> bool:
-    """Whether items may be others in another epoch."""
+def is_epoch_dependent(data: Any) -> bool:
+    """Return True if items may differ between epochs."""
     if isinstance(data, View):
-        return data.random or any(map(changes, data.inner))
+        return data.random or any(map(is_epoch_dependent, data.inner))
     return isinstance(data, Dataset) and type(data).item_at is not Dataset.item_at
 
 
@@ -54,9 +53,9 @@ class View(Dataset):
     random = False
     place = ""
 
-    def __init__(self, *inner: Any, told: str = "") -> None:
+    def __init__(self, *inner: Any, call: str = "") -> None:
         self.inner = inner
-        self._told = told
+        self._call = call
 
     def __getitem__(self, index: int) -> Any:
         return self.item_at(index, 1)
@@ -72,7 +71,7 @@ class View(Dataset):
         return read(self.inner[0], number, epoch)
 
     def _read(self, which: int, number: int, epoch: int) -> Any:
-        """An item of another number than this view's: who has to look for it is told that number."""
+        """Read an item below this view; its errors get a note with its number there, which differs from the view's."""
         try:
             return read(self.inner[which], number, epoch)
         except Exception as error:
@@ -80,24 +79,24 @@ class View(Dataset):
             raise
 
     def _called(self, fn: Callable[..., Any], *given: Any) -> Any:
-        """What a function of the user's returns: one view of several is told by its name."""
+        """Call a function of the user; its errors get a note with the name of this view."""
         try:
             return fn(*given)
         except Exception as error:
-            error.add_note(f"while calling {self._told.removeprefix('.')}{self._said()}")
+            error.add_note(f"while calling {self._call.removeprefix('.')}{self._said()}")
             raise
 
     def _said(self) -> str:
         return f" ({self.place})" if self.place else ""
 
     def _chain(self) -> str:
-        return f"{chain(self.inner[0])}{self._told}"
+        return f"{chain(self.inner[0])}{self._call}"
 
     def __repr__(self) -> str:
         return f"{self._chain()}: {len(self)} items"
 
 
-class Viewed(View):
+class SequenceView(View):
     """The items of anything that has a length and an index."""
 
     def __repr__(self) -> str:
@@ -108,7 +107,7 @@ class Mapped(View):
     """A function of each item."""
 
     def __init__(self, inner: Any, fn: Callable[[Any], Any]) -> None:
-        super().__init__(inner, told=f".map({_name(fn, 'map')})")
+        super().__init__(inner, call=f".map({_name(fn, 'map')})")
         self._fn = fn
 
     def _item(self, number: int, epoch: int) -> Any:
@@ -121,7 +120,7 @@ class Augmented(View):
     random = True
 
     def __init__(self, inner: Any, fn: Callable[[Any, np.random.Generator], Any], seed: int) -> None:
-        super().__init__(inner, told=f".augment({_name(fn, 'augment')}, seed={seed})")
+        super().__init__(inner, call=f".augment({_name(fn, 'augment')}, seed={seed})")
         self._fn = fn
         self._streams = Streams(seed, place=_augmentations(inner))
 
@@ -134,8 +133,8 @@ class Augmented(View):
 class Selected(View):
     """Items by their numbers, in that order."""
 
-    def __init__(self, inner: Any, rows: np.ndarray, told: str) -> None:
-        super().__init__(inner, told=told)
+    def __init__(self, inner: Any, rows: np.ndarray, call: str) -> None:
+        super().__init__(inner, call=call)
         self._rows = rows
 
     def __len__(self) -> int:
@@ -149,7 +148,7 @@ class Filtered(View):
     """The items of which a function says true. All are read once when it is first asked how many there are."""
 
     def __init__(self, inner: Any, fn: Callable[[Any], Any]) -> None:
-        super().__init__(inner, told=f".filter({_name(fn, 'filter')})")
+        super().__init__(inner, call=f".filter({_name(fn, 'filter')})")
         self._fn = fn
 
     @functools.cached_property
@@ -177,7 +176,7 @@ class Concatenated(View):
     """The items of several datasets, one after another."""
 
     def __init__(self, *inner: Any) -> None:
-        super().__init__(*inner, told=f".concat({', '.join(map(chain, inner[1:]))})")
+        super().__init__(*inner, call=f".concat({', '.join(map(chain, inner[1:]))})")
         self._ends = list(itertools.accumulate(map(len, inner)))
 
     def __len__(self) -> int:
@@ -192,7 +191,7 @@ class Windowed(View):
     """Several items in a row, stacked."""
 
     def __init__(self, inner: Any, size: int, stride: int, count: int) -> None:
-        super().__init__(inner, told=f".windows({size}, {stride})")
+        super().__init__(inner, call=f".windows({size}, {stride})")
         self._size, self._stride, self._count = size, stride, count
 
     def __len__(self) -> int:

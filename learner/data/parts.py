@@ -1,11 +1,11 @@
 """The part of every batch that is for this process, where several processes train together.
 
 Our loaders read their share only. Of any other data every process reads the same batches, and keeps its rows of them:
-`Parts` does that. What yields this process's rows already is `PerProcess`.
+`ShardedBatches` does that. What yields this process's rows already is `PerProcess`.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -36,39 +36,103 @@ class PerProcess:
     data: Any
 
 
-class Parts(Iterator[Any]):
-    """The parts of batches.
+class Batches(Iterator[Any]):
+    """The batches of an epoch from some position on.
 
     Args:
-      batches: whole ones, or parts where they are this process's own.
-      share: which part.
-      own: whether they are parts already.
-      split: whose they are, for messages.
+      batches: the iterator that is read.
+      where: see below.
+      part: see the method `part`.
+      end: see below.
 
     Attributes:
-      part: whether the batch given last is a part; otherwise it is whole, and the same in every process.
+      where: returns the position in the data after the batch given last, as JSON; `None` if there is none to store.
+      end: returns the state after all batches, if it differs from the state after the last one.
+    """
 
-    >>> parts = Parts(iter([np.arange(8), np.arange(3)]), ProcessShard(1, 2, 4), own=False, split="train")
-    >>> [(part.tolist(), parts.part) for part in parts]
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        where: Callable[[], Any] | None = None,
+        part: Callable[[], bool] = lambda: False,
+        end: Callable[[], Any] | None = None,
+    ):
+        self._batches, self.where, self._part, self.end = batches, where, part, end
+        self._first: list[Any] = []
+        self._remaining: int | None = None
+
+    def __next__(self) -> Any:
+        if self._remaining == 0:  # without reading: a loader may wait, or draw from a generator, for another batch
+            raise StopIteration
+        batch = self._first.pop() if self._first else self._read()
+        if self._remaining is not None:
+            self._remaining -= 1
+        return batch
+
+    def _read(self) -> Any:
+        return next(self._batches)
+
+    def part(self) -> bool:
+        """Return True if the batch given last is this process's part of it, False if every process has all of it."""
+        return self._part()
+
+    def peek(self) -> Any:
+        """Return the first batch without consuming it."""
+        self._first = [self._read()]
+        return self._first[0]
+
+    def limit(self, count: int) -> None:
+        """End after `count` more batches."""
+        self._remaining = count
+
+
+class ShardedBatches(Batches):
+    """Batches of which each process keeps its part.
+
+    Args:
+      batches: global batches, or parts of them if each process has its own.
+      share: the part of this process.
+      own: the batches are parts already.
+      split: name of the split, for messages.
+      where: see `Batches`.
+      end: see `Batches`.
+
+    >>> parts = ShardedBatches(iter([np.arange(8), np.arange(3)]), ProcessShard(1, 2, 4), own=False, split="train")
+    >>> [(part.tolist(), parts.part()) for part in parts]
     [([4, 5, 6, 7], True), ([0, 1, 2], False)]
     """
 
-    def __init__(self, batches: Iterator[Any], share: ProcessShard, own: bool, split: str) -> None:
-        self.part = False
-        self._batches, self._share, self._own, self._split = batches, share, own, split
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        share: ProcessShard,
+        own: bool,
+        split: str,
+        where: Callable[[], Any] | None = None,
+        end: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(batches, where, end=end)
+        self._is_part = False
+        self._share, self._own, self._split = share, own, split
 
-    def __next__(self) -> Any:
+    def part(self) -> bool:
+        """See `Batches`."""
+        # A method rather than a function given to `Batches`, which would make a cycle: loaders end their workers when
+        # the last reference to their iterator goes.
+        return self._is_part
+
+    def _read(self) -> Any:
         batch = next(self._batches)
         rows = rows_of(batch)
-        if rows is None:  # whoever places it will say what is wrong with it
-            self.part = False
+        if rows is None:  # placing it reports the error
+            self._is_part = False
             return batch
         if self._own:
-            self.part = True
+            self._is_part = True
             self._refuse_uneven(rows)
             return batch
-        self.part = self._share.divides(rows)
-        return jax.tree.map(lambda x: x[self._share.of(rows)], batch) if self.part else batch
+        self._is_part = self._share.divides(rows)
+        return jax.tree.map(lambda x: x[self._share.of(rows)], batch) if self._is_part else batch
 
     def _refuse_uneven(self, rows: int) -> None:
         share = self._share
@@ -82,7 +146,7 @@ class Parts(Iterator[Any]):
 
 
 def rows_of(batch: Any) -> int | None:
-    """The length of the common first axis of a batch; `None` where it has none.
+    """Return the length of the common first axis of a batch; None if there is none.
 
     >>> rows_of({"x": np.zeros((4, 2)), "y": np.zeros(4)}), rows_of({"x": np.zeros(4), "y": 1.0})
     (4, None)
@@ -92,7 +156,7 @@ def rows_of(batch: Any) -> int | None:
 
 
 def refuse_small(rows: int | None, share: ProcessShard | None, split: str) -> None:
-    """Raises `LearnerError` where there are more shares than rows in a batch."""
+    """Raise `LearnerError` if there are more shares than rows in a batch."""
     if share is not None and rows is not None and rows < share.count:
         raise LearnerError(
             f"the batches of the {split} data have {rows} rows, and {share.count} processes share them: batch sizes "
@@ -101,7 +165,7 @@ def refuse_small(rows: int | None, share: ProcessShard | None, split: str) -> No
 
 
 def shards_itself(data: Any, share: ProcessShard, split: str) -> bool:
-    """Whether `data` is a Grain `DataLoader` that reads a shard of its own.
+    """Return True if `data` is a Grain `DataLoader` that reads a shard of its own.
 
     Raises:
       LearnerError: it reads another process's.

@@ -24,7 +24,7 @@ from absl import flags
 
 from learner.data.batcher import Batcher, ItemError
 from learner.data.dataset import field_name
-from learner.data.lazy import changes, read
+from learner.data.lazy import is_epoch_dependent, read
 from learner.data.plan import Plan, ProcessShard
 from learner.data.workers import check_main_script
 from learner.errors import LearnerError
@@ -36,7 +36,7 @@ class Pipeline:
     def __init__(self, dataset: Any, batcher: Batcher, plan: Plan, num_workers: int, prefetch: int) -> None:
         self._batches = _Batches(dataset, batcher, plan, sent=num_workers > 0)
         self._plan = plan
-        self._random = plan.seed is not None or changes(dataset)
+        self._random = plan.seed is not None or is_epoch_dependent(dataset)
         self._num_workers = num_workers
         self._prefetch = prefetch
         # Workers after an epoch: the batch that they give next, and the share of it.

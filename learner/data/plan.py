@@ -1,4 +1,4 @@
-"""Which rows make up which batch: arithmetic on (seed, epoch), the same for every way of loading."""
+"""The rows of each batch: arithmetic on (seed, epoch), equal for every way of loading."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from learner.errors import LearnerError
 
 @dataclasses.dataclass(frozen=True)
 class ProcessShard:
-    """Which rows of every batch a process reads. Batch sizes are global: over all processes.
+    """The rows of every batch that a process reads. Batch sizes are global: over all processes.
 
     A batch whose rows divide evenly over the devices is split into as many equal parts as there are shares, one after
     another. Any other batch is computed whole on every device, so every process reads all of it.
@@ -45,11 +45,11 @@ class ProcessShard:
             )
 
     def divides(self, rows: int) -> bool:
-        """Whether a batch of so many rows is split."""
+        """Return True if a batch of so many rows is split."""
         return rows % self.multiple == 0
 
     def of(self, rows: int) -> slice:
-        """Which rows of a batch of so many the process reads."""
+        """Return the slice of a batch of so many rows that the process reads."""
         if not self.divides(rows):
             return slice(0, rows)
         part = rows // self.count
@@ -58,7 +58,7 @@ class ProcessShard:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the rows of a dataset become batches.
+    """Arithmetic of the batches of a dataset.
 
     Attributes:
       rows: how many rows the dataset has.
@@ -89,7 +89,7 @@ class Plan:
         return -(-self.num_items // self.batch_size)
 
     def rows_of(self, number: int, share: ProcessShard | None = None) -> slice:
-        """Which rows of an epoch's order batch `number` (from 0) is made of: all, or those of a share.
+        """Return the slice of an epoch's order for batch `number` (from 0), or a share's part of it.
 
         >>> plan = Plan(rows=10, batch_size=4)
         >>> plan.rows_of(1), plan.rows_of(1, ProcessShard(1, 2, 4)), plan.rows_of(2, ProcessShard(1, 2, 4))
@@ -115,7 +115,7 @@ class Plan:
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """`value` as an int, or a `LearnerError` that names it when it is not a whole number of at least `least`.
+    """Return `value` as an int. Raise a `LearnerError` with its name unless it is a whole number from `least` on.
 
     >>> whole_number("batch_size", 32, least=1)
     32

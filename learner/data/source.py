@@ -1,4 +1,4 @@
-"""Whatever a user passes as data, read in one way.
+"""One interface to all data that a user may pass.
 
 A `Source` yields the batches of an epoch from any position. What is passed may be one of our loaders, any iterable of
 batches, a Grain dataset, a function that returns an iterator, a one-shot iterator, or a dataset with `with_batch_size`.
@@ -22,10 +22,10 @@ import numpy as np
 from learner.data.dataset import Dataset
 from learner.data.fingerprint import ADDRESS, describe_iterable, fields_of
 from learner.data.loader import DataLoader, DataLoaderBuilder
-from learner.data.parts import Parts, PerProcess, refuse_small, rows_of, shards_itself
+from learner.data.parts import Batches, PerProcess, ShardedBatches, refuse_small, rows_of, shards_itself
 from learner.data.plan import ProcessShard
 from learner.data.randomness import generators_of, restore, set_epoch, states_of
-from learner.data.sources.foreign import adopted
+from learner.data.sources.foreign import adapt
 from learner.data.state import from_json, to_json
 from learner.data.workers import check_process, forks_workers
 from learner.errors import LearnerError
@@ -36,35 +36,6 @@ RESIDENT_BYTES = 256 * 2**20
 ENDLESS = 2**40  # batches
 GENERATORS = "generators"  # the one key of a state that has those of random generators
 _IF_THE_SAME = ", and the rest of the epoch is right only if they are the same batches in the same order as before"
-
-
-class Batches(Iterator[Any]):
-    """The batches of an epoch from some position on.
-
-    Attributes:
-      where: says where in the data the batch given last was, as JSON; `None`: that cannot be said, or need not be.
-      part: says whether the batch given last is this process's part of it. It is whole where nothing is shared, and
-        where its rows do not divide evenly.
-      end: returns the state once all batches were given, where that is another than after the last one.
-    """
-
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        where: Callable[[], Any] | None = None,
-        part: Callable[[], bool] = lambda: False,
-        end: Callable[[], Any] | None = None,
-    ):
-        self._batches, self.where, self.part, self.end = batches, where, part, end
-        self._first: list[Any] = []
-
-    def __next__(self) -> Any:
-        return self._first.pop() if self._first else next(self._batches)
-
-    def peek(self) -> PyTree:
-        """The first batch, which is still given."""
-        self._first = [next(self)]
-        return self._first[0]
 
 
 class Source(abc.ABC):
@@ -96,7 +67,7 @@ class Source(abc.ABC):
 
     @property
     def shares(self) -> int:
-        """How many parts a batch has, where they are given in parts."""
+        """Return the number of parts of a batch."""
         return 1 if self.share is None else self.share.count
 
     @abc.abstractmethod
@@ -131,7 +102,7 @@ class Source(abc.ABC):
         return {**facts, "rows": None, "batch_size": size, **({"dataset": None} if "dataset" in facts else {})}
 
     def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:  # noqa: B027 (most may be)
-        """Raises `LearnerError` where the batches from there on cannot be had again."""
+        """Raise `LearnerError` if the batches from there on cannot be had again."""
 
     def keep_state(self) -> None:  # noqa: B027 (ours need none)
         """From now on `Batches.where` says where the batches are, so that a checkpoint can.
@@ -141,7 +112,7 @@ class Source(abc.ABC):
         """
 
     def shorter(self, epoch: int, start: int, found: int | None = None) -> LearnerError:
-        """The error of an epoch that ended before `start` batches, or with them (`found`: after how many)."""
+        """Return the error of an epoch that ended before `start` batches, or with them (`found`: after how many)."""
         ends = "at or before that one" if found is None else f"after {found}"
         return LearnerError(
             f"the {self.split} data is shorter than it was: the run goes on after batch {start} of epoch {epoch}, and "
@@ -158,11 +129,11 @@ class Source(abc.ABC):
 
     @property
     def has_rows(self) -> bool:
-        """Whether `rows` gives some."""
+        """Return True if `rows` is not None."""
         return False
 
     def close(self) -> None:
-        """Gives back what the data holds: worker processes, also those that read ahead of a first batch."""
+        """Release what the data holds: worker processes, also those that read ahead of a first batch."""
         self._kept = None
 
     def _given(
@@ -174,13 +145,12 @@ class Source(abc.ABC):
         """Batches of data that knows nothing of shares."""
         if self.share is None:
             return Batches(batches, where, end=end)
-        parts = Parts(batches, self.share, self.own, self.split)
-        return Batches(parts, where, lambda: parts.part, end)
+        return ShardedBatches(batches, self.share, self.own, self.split, where, end)
 
     def open(
         self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
     ) -> Batches:
-        """The batches of an epoch from batch number `start` on. What `peek` took is not lost.
+        """Return the batches of an epoch from batch number `start` on. What `peek` took is not lost.
 
         Args:
           epoch: from 1.
@@ -198,13 +168,12 @@ class Source(abc.ABC):
         return self._limited(self._open(epoch, start, state, warn), start)
 
     def _limited(self, batches: Batches, start: int) -> Batches:
-        if self._most is None:
-            return batches
-        first = itertools.islice(batches, max(0, self._most - start))
-        return Batches(first, batches.where, batches.part, batches.end)
+        if self._most is not None:
+            batches.limit(max(0, self._most - start))
+        return batches
 
     def peek(self, epoch: int) -> PyTree:
-        """The first batch of an epoch. It stays part of the epoch."""
+        """Return the first batch of an epoch. It stays part of the epoch."""
         batches = self._open(epoch, 0, None, lambda text: None)
         try:
             first = batches.peek()
@@ -257,7 +226,7 @@ class _Loader(Source):
         return self._loader.arrays, lambda epoch: self._loader.order(epoch)[:most], size
 
 
-class _Foreign(Source):
+class _StatefulIterable(Source):
     """Data of others, which may have a state."""
 
     _keeps = False
@@ -298,7 +267,7 @@ class _Foreign(Source):
             )
 
     def _where(self, holder: Any) -> Callable[[], Any] | None:
-        """How to ask for the state of `holder`; `None` where it has none."""
+        """Return a function that reads the state of `holder`; None if it has no state."""
         pair = _state_methods(holder)
         if pair is None:
             return None
@@ -318,7 +287,7 @@ class _Foreign(Source):
             ) from error
 
 
-class _Iterable(_Foreign):
+class _Iterable(_StatefulIterable):
     """Anything that gives a new iterator each time.
 
     A position is reached by the state of the iterator, as Grain's have one, or of the iterable itself, as torchdata's
@@ -405,7 +374,7 @@ class _Iterable(_Foreign):
         return True
 
     def _iterator(self, made: Iterable[Any], epoch: int, start: int, state: Any) -> tuple[Batches, bool]:
-        """The batches, and whether they were told to start where the state says."""
+        """Return the batches, and True if they start at the position of the state."""
         if self.share is not None and not self.own and shards_itself(made, self.share, self.split):
             raise LearnerError(
                 f"the function given as the {self.split} data returned a Grain DataLoader that reads a shard: pass "
@@ -444,7 +413,7 @@ class _Iterable(_Foreign):
                 raise self.shorter(epoch, start, number) from None
 
     def _end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> None:
-        """Ends an epoch once more: an iterable may carry something from one to the next, such as a shuffling order."""
+        """Repeat the end of an epoch: an iterable may carry state into the next one, such as a shuffling order."""
         made = self._make()
         if type(made).__module__.partition(".")[0] == "grain":
             return  # nothing goes on from one of its iterators to the next, and workers take seconds to start
@@ -463,11 +432,11 @@ class _Iterable(_Foreign):
 
 
 def _has_one_order(made: Iterable[Any]) -> bool:
-    """Whether each epoch has the same order, or what makes it begins anew in each."""
+    """Return True if each epoch has one order, or its iterable begins anew in each."""
     return isinstance(made, list | tuple | Iterator) or describe_iterable(made)["order"] == "as given"
 
 
-class _Once(_Foreign):
+class _OneShotIterator(_StatefulIterable):
     """A one-shot iterator: it has one epoch, and cannot be read again from its start."""
 
     def __init__(self, split: str, share: ProcessShard | None, own: bool, iterator: Iterator[Any]):
@@ -505,7 +474,7 @@ class _Once(_Foreign):
 
 
 def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """The two methods that tell and set a position, under Grain's names or torchdata's."""
+    """Return the two methods that get and set a position, under Grain's names or torchdata's."""
     if type(holder).__module__ == "datasets.iterable_dataset":
         return None  # Hugging Face's may start each later epoch from the state that they were given, too
     for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
@@ -527,7 +496,7 @@ def source_of(
     shuffle: int | None = None,
     share: ProcessShard | None = None,
 ) -> Source:
-    """Reads what a user passed.
+    """Return the source of what a user passed.
 
     Args:
       data: see the module.
@@ -542,7 +511,7 @@ def source_of(
     """
     check_process()
     own = isinstance(data, PerProcess)
-    data = adopted(data.data if isinstance(data, PerProcess) else data)
+    data = adapt(data.data if isinstance(data, PerProcess) else data)
     if isinstance(data, DataLoaderBuilder):
         raise LearnerError(f"the {split} data is a DataLoaderBuilder; call .build(dataset) on it")
     arrays = batch_size is not None and isinstance(data, Mapping | np.ndarray | jax.Array)
@@ -558,7 +527,7 @@ def source_of(
     if isinstance(data, DataLoader):
         return _Loader(split, data, share, own)
     if isinstance(data, Iterator):
-        once = _Once(split, share, own, data)
+        once = _OneShotIterator(split, share, own, data)
         once.endless = _is_endless(data)
         return once
     if isinstance(data, Mapping | str | bytes | np.ndarray | jax.Array) or not (
@@ -605,8 +574,9 @@ def _is_endless(data: Any) -> bool:
 
 
 def _length(data: Any) -> int | None:
-    """Batches per epoch, or `None`: PyTorch's loaders may have a `__len__` that raises, endless Grain datasets one that
-    is near `sys.maxsize`.
+    """Return batches per epoch, or None if unknown.
+
+    PyTorch's loaders may have a `__len__` that raises, endless Grain datasets one that is near `sys.maxsize`.
     """
     try:
         length = len(data)

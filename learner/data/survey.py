@@ -15,7 +15,7 @@ from learner.data.parts import PerProcess
 from learner.data.source import Source, source_of
 from learner.data.sources.columns import Table
 from learner.data.sources.database import SQLiteTable
-from learner.data.sources.foreign import ForeignDataset, adopted, as_array, as_dataset
+from learner.data.sources.foreign import ForeignDataset, adapt, as_array, as_dataset
 from learner.data.sources.images import ImageFolder
 from learner.errors import LearnerError
 
@@ -53,7 +53,7 @@ def survey(data: Any, split: str) -> Survey:
     >>> found.name, found.num_rows, [batch["x"].shape for batch in found.batches]
     ('ArrayDataset', 3, [(3, 2)])
     """
-    data = adopted(data)
+    data = adapt(data)
     if isinstance(data, DataLoader):
         batches = _batches(source_of(data, split))
         return Survey(type(data.dataset).__name__, batches, data.num_items(), len(data), _labels(data.dataset))

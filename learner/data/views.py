@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from learner.data import choose
+from learner.data import indices
 from learner.data.plan import whole_number
 from learner.errors import LearnerError, near
 
@@ -90,7 +90,7 @@ class Views(abc.ABC):
         >>> list(view(["a", "b", "c"]).select([2, 0, -1]))
         ['c', 'a', 'c']
         """
-        found = choose.selected(rows, len(self))
+        found = indices.select_indices(rows, len(self))
         return self._chosen(found, f".select({len(found)} of {len(self)})")
 
     def slice(self, start: int | None = None, stop: int | None = None, step: int = 1) -> "Dataset":
@@ -103,7 +103,7 @@ class Views(abc.ABC):
         >>> list(view(range(10)).slice(-3)), list(view(range(10)).slice(stop=7, step=3))
         ([7, 8, 9], [0, 3, 6])
         """
-        found = choose.sliced(start, stop, step, len(self))
+        found = indices.slice_indices(start, stop, step, len(self))
         return self._sliced(found, f".slice({found.start}, {found.stop}, {found.step})")
 
     def shuffle(self, seed: int = 0) -> "Dataset":
@@ -113,7 +113,7 @@ class Views(abc.ABC):
         >>> list(view(range(5)).shuffle(seed=1))
         [0, 3, 4, 1, 2]
         """
-        return self._chosen(choose.shuffled(len(self), seed), f".shuffle(seed={seed})")
+        return self._chosen(indices.shuffle_indices(len(self), seed), f".shuffle(seed={seed})")
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Dataset, ...]":
         """Parts, such as for training and validation: every item is in one of them.
@@ -131,7 +131,7 @@ class Views(abc.ABC):
         >>> list(train), list(valid)
         ([0, 1, 3, 4, 6, 7, 8], [2, 5, 9])
         """
-        found = choose.parts(len(self), fractions, seed)
+        found = indices.split_indices(len(self), fractions, seed)
         call = f".split({[float(fraction) for fraction in fractions]}, seed={seed})"
         return tuple(self._chosen(rows, f"{call}[{number}]") for number, rows in enumerate(found))
 
@@ -157,7 +157,7 @@ class Views(abc.ABC):
         [3, 4] [0, 1, 2]
         [0, 1, 2] [3, 4]
         """
-        found = choose.folds(len(self), k, seed)
+        found = indices.fold_indices(len(self), k, seed)
         call = f".k_fold({k}, seed={seed})"
         return (
             (self._chosen(train, f"{call}[{i}].train"), self._chosen(valid, f"{call}[{i}].valid"))
@@ -198,7 +198,7 @@ class Views(abc.ABC):
         >>> list(view(["a", "b", "c"]).sample(5, replacement=True, weights=[1, 0, 3]))
         ['a', 'c', 'c', 'a', 'c']
         """
-        found = choose.drawn(len(self), size, replacement, weights, seed)
+        found = indices.sample_indices(len(self), size, replacement, weights, seed)
         return self._chosen(found, f".sample({len(found)} of {len(self)}, seed={seed})")
 
     def concat(self, *others: Any) -> "Dataset":
@@ -229,15 +229,15 @@ class Views(abc.ABC):
         >>> [window.tolist() for window in view(range(7)).windows(3, stride=2)]
         [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
         """
-        return self._windowed(*choose.window_starts(len(self), size, stride))
+        return self._windowed(*indices.window_starts(len(self), size, stride))
 
-    def _chosen(self, rows: np.ndarray, told: str) -> "Dataset":
+    def _chosen(self, rows: np.ndarray, call: str) -> "Dataset":
         from learner.data.lazy import Selected
 
-        return Selected(self, rows, told)
+        return Selected(self, rows, call)
 
-    def _sliced(self, rows: Slice, told: str) -> "Dataset":
-        return self._chosen(np.arange(rows.start, rows.stop, rows.step), told)
+    def _sliced(self, rows: Slice, call: str) -> "Dataset":
+        return self._chosen(np.arange(rows.start, rows.stop, rows.step), call)
 
     def _joined(self, others: "list[Dataset]") -> "Dataset":
         from learner.data.lazy import Concatenated

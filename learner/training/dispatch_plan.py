@@ -23,7 +23,8 @@ from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.strategies import Strategy
 from learner.training.executor import Runner
-from learner.training.feed.dispatches import MAX_RESIDENT_STEPS, Feeder, Plan, bytes_of, steps_for
+from learner.training.feed.dispatches import MAX_RESIDENT_STEPS, Feeder
+from learner.training.feed.group import DispatchGrouping, bytes_of, steps_for
 from learner.training.options import Options
 from learner.training.preflight import Inputs, default_monitor, direction_of
 from learner.training.reporter import Flight
@@ -50,7 +51,7 @@ class DispatchPlan:
 
 def feeder_for(
     inputs: Inputs, split: str, strategy: Strategy, options: Options, warn: Callable[[str], None]
-) -> tuple[Feeder, Plan]:
+) -> tuple[Feeder, DispatchGrouping]:
     """The feeder of a split, with its plan; whether steps run in a loop is decided by `decide_dispatch`."""
     source = inputs.source(split)
     size = options.accumulate if split == "train" else 1
@@ -59,12 +60,12 @@ def feeder_for(
     resident = strategy.resident and source.has_rows
     fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
     buffer = max(fit, options.steps_per_dispatch or 0) if fit > 1 else 1
-    plan = Plan(size, buffer, True, lambda step: buffer, options.steps_per_dispatch)
+    plan = DispatchGrouping(size, buffer, True, lambda step: buffer, options.steps_per_dispatch)
     return Feeder(source, strategy, plan, first, warn), plan
 
 
 def decide_dispatch(
-    runner: Runner, feeder: Feeder, plan: Plan, options: Options, kind: str, strategy: Strategy
+    runner: Runner, feeder: Feeder, plan: DispatchGrouping, options: Options, kind: str, strategy: Strategy
 ) -> DispatchPlan:
     """Look at the traced program: on a CPU a convolution is some 60 times slower in a loop."""
     data = "the data lives on the device" if feeder.resident else "the data streams"

@@ -10,7 +10,7 @@ from jax.errors import JaxRuntimeError
 
 from learner.errors import OutOfMemoryError
 from learner.steps.tree_math import rows_of
-from learner.training.feed.dispatches import BUFFER_BYTES, bytes_of
+from learner.training.feed.group import BUFFER_BYTES, bytes_of
 from learner.util.text import size
 from learner.util.trees import named_leaves
 

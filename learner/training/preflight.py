@@ -22,7 +22,7 @@ from learner.steps.step import Step
 from learner.steps.tree_math import rows_of
 from learner.strategies import Strategy
 from learner.training import directory
-from learner.training.feed.dispatches import signature_of
+from learner.training.feed.group import signature_of
 from learner.training.options import Options
 from learner.training.step_checks import trace_train, trace_valid
 from learner.util.trees import named_leaves

@@ -45,7 +45,8 @@ from learner.training.dispatch_plan import (
     warning_of_pairs,
 )
 from learner.training.executor import Runner
-from learner.training.feed.dispatches import Feeder, Plan, bytes_of
+from learner.training.feed.dispatches import Feeder
+from learner.training.feed.group import DispatchGrouping, bytes_of
 from learner.training.initialization import InitReport
 from learner.training.oom import MemoryFootprint, explain_oom
 from learner.training.options import Options
@@ -282,11 +283,11 @@ def _feeders(
     limit: Callable[[int], int],
     log: logging.Logger,
     warn: Callable[[str], None],
-) -> tuple[Feeder, Plan, dict[str, Feeder], MemoryFootprint]:
+) -> tuple[Feeder, DispatchGrouping, dict[str, Feeder], MemoryFootprint]:
     """That of the train split with its plan, those of the validation splits, and what of memory they need."""
     options, inputs = start.options, start.inputs
     needs = MemoryFootprint(inputs.first_batches, bytes_of(start.state), options.accumulate, start.step.update is None)
-    made: dict[str, tuple[Feeder, Plan]] = {}
+    made: dict[str, tuple[Feeder, DispatchGrouping]] = {}
     if text := unused_batch_size(options, inputs):
         warn(text)
     for split in ("train", *inputs.valid):

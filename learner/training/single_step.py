@@ -16,7 +16,7 @@ from learner.steps.program import BatchBuffer, Programs, has_convolution
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.steps.tree_math import rows_of
-from learner.training.feed.dispatches import bytes_of, steps_for
+from learner.training.feed.group import bytes_of, steps_for
 
 Array = Any
 PyTree = Any

@@ -21,7 +21,7 @@ from learner.steps.program import inner_jaxprs
 from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.steps.tree_math import weight_of
-from learner.training.feed.dispatches import listed
+from learner.training.feed.group import listed
 from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any

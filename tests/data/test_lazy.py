@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
-from learner.data.lazy import changes
+from learner.data.lazy import is_epoch_dependent
 
 
 def noisy(n, *seeds):
@@ -108,10 +108,12 @@ def test_ones_own_dataset_may_depend_on_the_epoch():
 
 def test_it_is_known_which_data_change():
     plain = view([1, 2, 3])
-    assert [changes(each) for each in (plain, plain.map(str).slice(1), ArrayDataset(np.ones(3)), [1], range(3))] == [
-        False
-    ] * 5
-    assert all(map(changes, (noisy(3, 0), plain.concat(noisy(3, 0)).map(str).windows(2), EpochItself().shuffle())))
+    assert [
+        is_epoch_dependent(each) for each in (plain, plain.map(str).slice(1), ArrayDataset(np.ones(3)), [1], range(3))
+    ] == [False] * 5
+    assert all(
+        map(is_epoch_dependent, (noisy(3, 0), plain.concat(noisy(3, 0)).map(str).windows(2), EpochItself().shuffle()))
+    )
 
 
 @pytest.mark.full

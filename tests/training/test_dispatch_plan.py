@@ -17,7 +17,7 @@ from learner.metrics import Accuracy, CollectingMetric, LearningRate
 from learner.records import CompactRecorder
 from learner.strategies import SingleDevice
 from learner.training.dispatch_plan import decide_dispatch, describe, feeder_for, make_runner, monitor_of, refuse_parts
-from learner.training.feed import dispatches as feed_module
+from learner.training.feed import group as feed_module
 from learner.training.preflight import read_inputs
 
 

@@ -17,12 +17,14 @@ from stopped import some
 from learner import ClassificationOutput, LearnerBuilder
 from learner.data import DataLoaderBuilder
 from learner.data.batch_arrays import batch_arrays
-from learner.data.source import Batches, source_of
+from learner.data.parts import Batches
+from learner.data.source import source_of
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 from learner.steps.program import has_convolution
 from learner.strategies import SingleDevice
 from learner.training.dispatch_plan import make_runner
-from learner.training.feed.dispatches import Feeder, Plan
+from learner.training.feed.dispatches import Feeder
+from learner.training.feed.group import DispatchGrouping
 
 pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
@@ -131,7 +133,9 @@ class Lab:
         if key not in self.feeders:
             source = Streamed(self.loader) if streams else self.loader
             source = source_of(source, split) if not streams else source
-            plan = Plan(self.accumulate if split == "train" else 1, max(k, 8), loop, lambda step: self.limit(step), k)
+            plan = DispatchGrouping(
+                self.accumulate if split == "train" else 1, max(k, 8), loop, lambda step: self.limit(step), k
+            )
             first = batch_arrays(next(iter(self.loader.epoch(1))), split)
             self.feeders[key] = Feeder(source, self.strategy, plan, first, pytest.fail)
         return self.feeders[key]

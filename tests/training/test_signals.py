@@ -8,7 +8,7 @@ import pytest
 from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
 
 from learner import LearnerError
-from learner.training.feed.dispatches import Prefetcher
+from learner.training.feed.prefetch import Prefetcher
 from learner.training.signals import of_a_command, on_signals
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -19,7 +19,7 @@ import learner
 from learner.cli.main import main
 from learner.events import Listener, Message
 from learner.loggers import MemoryLogger
-from learner.training.feed.dispatches import Prefetcher
+from learner.training.feed.prefetch import Prefetcher
 from learner.training.watchdog import EXIT, Watchdog, stacks
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.data.sources.column_spec import Fields, Labels, parse_columns
 from learner.data.sources.columns import Table, table
 from learner.data.sources.files import MemoryBudget, PathLike, needed, present
-from learner.data.sources.wanted import Fields, Labels, wanted
 from learner.errors import LearnerError
 
 ARROW_MAGIC = b"ARROW1\0\0"
@@ -186,13 +186,13 @@ def _table(
     pyarrow = needed("pyarrow", "pyarrow", "parquet", "this file")
     with _readable(path):
         columns = names()
-    want = wanted(str(path), columns, fields, dtypes, labels, missing)
+    spec = parse_columns(str(path), columns, fields, dtypes, labels, missing)
     with _readable(path):
-        content = read(want.columns)
+        content = read(spec.columns)
         # Only after this are offsets, indices and texts known to lie within their buffers: pyarrow trusts them.
         content.validate(full=True)
-        cells = {name: _cells(content.column(name), pyarrow, budget, name) for name in want.columns}
-    return table(str(path), want, cells, lambda row: f"row {row + 1}")
+        cells = {name: _cells(content.column(name), pyarrow, budget, name) for name in spec.columns}
+    return table(str(path), spec, cells, lambda row: f"row {row + 1}")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from learner.data.dataset import ArrayDataset, Dataset
-from learner.data.sources.wanted import Wanted
+from learner.data.sources.column_spec import ColumnSpec
 from learner.data.views import Slice
 from learner.errors import LearnerError, near, one_error
 
@@ -40,7 +40,7 @@ class Table(ArrayDataset):
         return Table(jax.tree.map(lambda array: array[rows], self.arrays), self.labels)
 
 
-def table(what: str, want: Wanted, cells: Mapping[str, Any], place: Place) -> Table:
+def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -> Table:
     """The columns as a table.
 
     Args:
@@ -53,9 +53,9 @@ def table(what: str, want: Wanted, cells: Mapping[str, Any], place: Place) -> Ta
     Raises:
       LearnerError: values that are missing, of the wrong type, unknown or uneven, with the places of the first ones.
 
-    >>> from learner.data.sources.wanted import wanted
-    >>> want = wanted("a.csv", ["size", "kind"], None, None, {"kind": None}, None)
-    >>> rows = table("a.csv", want, {"size": [1, 2.5], "kind": ["dog", "cat"]}, place=lambda row: f"line {row + 2}")
+    >>> from learner.data.sources.column_spec import parse_columns
+    >>> spec = parse_columns("a.csv", ["size", "kind"], None, None, {"kind": None}, None)
+    >>> rows = table("a.csv", spec, {"size": [1, 2.5], "kind": ["dog", "cat"]}, place=lambda row: f"line {row + 2}")
     >>> rows.arrays["size"], rows.arrays["kind"], rows.labels
     (array([1. , 2.5], dtype=float32), array([1, 0], dtype=int32), {'kind': ('cat', 'dog')})
     """
@@ -64,18 +64,18 @@ def table(what: str, want: Wanted, cells: Mapping[str, Any], place: Place) -> Ta
     problems: list[str] = []
     arrays: dict[str, np.ndarray] = {}
     labels: dict[str, Sequence[str]] = {}
-    for field in want.fields:
-        columns = want.of(field)
-        if field in want.labels:
-            names = want.labels[field]
+    for field in spec.fields:
+        columns = spec.of(field)
+        if field in spec.labels:
+            names = spec.labels[field]
             labels[field] = names_in([cells[name] for name in columns]) if names is None else list(map(str, names))
         parts = []
         for name in columns:
             column = Column(name, field, cells[name], place, problems)
-            part = column.codes(labels[field]) if field in labels else column.numbers(want.missing)
-            parts.append(column.converted(part, want.dtypes.get(field)))
+            part = column.codes(labels[field]) if field in labels else column.numbers(spec.missing)
+            parts.append(column.converted(part, spec.dtypes.get(field)))
         if not problems:
-            arrays[field] = parts[0] if isinstance(want.fields[field], str) else _side_by_side(what, field, parts)
+            arrays[field] = parts[0] if isinstance(spec.fields[field], str) else _side_by_side(what, field, parts)
     if problems:
         more = len(problems) - MOST_PROBLEMS
         left_out = [f"... and {more} more"] if more > 0 else []

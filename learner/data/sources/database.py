@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from learner.data.choose import item_number
 from learner.data.dataset import Dataset
+from learner.data.indices import item_number
+from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
 from learner.data.sources.files import MemoryBudget, PathLike, present
-from learner.data.sources.wanted import Fields, Labels, Wanted, wanted
 from learner.errors import LearnerError, near
 
 ROWID = ("rowid", "_rowid_", "oid")
@@ -81,15 +81,15 @@ class SQLiteTable(Dataset):
         self._opened = _Connections(self._path, budget.limit)
         with self._told():
             types = self._columns(table)
-            self._want = wanted(self._name, list(types), fields, dtypes, labels, missing)
-            self._dtypes = {field: _dtype(self._want, field, types) for field in self._want.fields}
+            self._spec = parse_columns(self._name, list(types), fields, dtypes, labels, missing)
+            self._dtypes = {field: _dtype(self._spec, field, types) for field in self._spec.fields}
             self._key = self._own_key(table) if key is None else self._given_key(table, key, list(types), budget)
             self._keys = self._read_keys(table, where, budget)
-            self.labels = {field: self._names(table, field) for field in self._want.labels}
+            self.labels = {field: self._names(table, field) for field in self._spec.labels}
             self._codes = {f: {name: i for i, name in enumerate(names)} for f, names in self.labels.items()}
         if not len(self._keys):
             raise LearnerError(f"{self._name} has no rows" + (f" where {where}" if where else ""))
-        columns = ", ".join(map(_quoted, self._want.columns))
+        columns = ", ".join(map(_quoted, self._spec.columns))
         condition = " AND ".join(f"{column} = ?" for column in self._key)
         self._query = f"SELECT {columns} FROM {_quoted(table)} WHERE {condition}"
 
@@ -104,12 +104,12 @@ class SQLiteTable(Dataset):
             found = self._opened.get().execute(self._query, values).fetchone()
         if found is None:
             raise LearnerError(f"{self._name}: the row with {place} is gone")
-        cells = dict(zip(self._want.columns, found, strict=True))
-        return {field: self._item(field, cells, place) for field in self._want.fields}
+        cells = dict(zip(self._spec.columns, found, strict=True))
+        return {field: self._item(field, cells, place) for field in self._spec.fields}
 
     def _item(self, field: str, cells: dict[str, Any], row: str) -> Any:
-        parts = [self._value(field, name, cells[name], row) for name in self._want.of(field)]
-        if isinstance(self._want.fields[field], str):
+        parts = [self._value(field, name, cells[name], row) for name in self._spec.of(field)]
+        if isinstance(self._spec.fields[field], str):
             return parts[0]
         try:
             return np.stack(parts, axis=-1)
@@ -118,7 +118,7 @@ class SQLiteTable(Dataset):
 
     def _value(self, field: str, name: str, cell: Any, row: str) -> Any:
         place = f"{self._name}, {row}, column {name!r}"
-        cell = self._want.missing if cell is None else cell
+        cell = self._spec.missing if cell is None else cell
         dtype = self._dtypes[field]
         if cell is None:
             raise LearnerError(f"{place} is NULL (missing= says which number takes its place)")
@@ -202,11 +202,11 @@ class SQLiteTable(Dataset):
         return keys
 
     def _names(self, table: str, field: str) -> tuple[str, ...]:
-        said = self._want.labels[field]
+        said = self._spec.labels[field]
         if said is not None:
             return tuple(map(str, said))
         found: set[str] = set()
-        for name in map(_quoted, self._want.of(field)):
+        for name in map(_quoted, self._spec.of(field)):
             query = f"SELECT DISTINCT {name} FROM {_quoted(table)} WHERE {name} IS NOT NULL"
             found |= {str(row[0]) for row in self._opened.get().execute(query)}
         return tuple(sorted(found))
@@ -254,12 +254,12 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _dtype(want: Wanted, field: str, types: dict[str, str]) -> np.dtype[Any] | None:
+def _dtype(spec: ColumnSpec, field: str, types: dict[str, str]) -> np.dtype[Any] | None:
     """Of a field; `None` where its cells stay texts or bytes. The rules are SQLite's for declared types."""
-    declared = [types[name] for name in want.of(field)]
-    if field in want.dtypes:
-        return want.dtypes[field]
-    if field in want.labels or all("INT" in each for each in declared):
+    declared = [types[name] for name in spec.of(field)]
+    if field in spec.dtypes:
+        return spec.dtypes[field]
+    if field in spec.labels or all("INT" in each for each in declared):
         return np.dtype(np.int32)
     if any(part in each for each in declared for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
         return None

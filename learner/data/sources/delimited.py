@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from learner.data.sources.column_spec import Fields, Labels, parse_columns
 from learner.data.sources.columns import MOST_PROBLEMS, Table, table
 from learner.data.sources.files import MemoryBudget, PathLike, opened, present, undecodable
-from learner.data.sources.wanted import Fields, Labels, wanted
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # characters of a line
@@ -63,15 +63,15 @@ def csv(
     """
     found = present(path, "csv")
     columns, rows, lines = _rows(found, delimiter, names, encoding, MemoryBudget(found, max_memory))
-    want = wanted(str(found), columns, fields, dtypes, labels, missing)
-    texts = {name for field in want.labels for name in want.of(field)}
-    numbers = {name for field in want.fields if field not in want.labels for name in want.of(field)}
+    spec = parse_columns(str(found), columns, fields, dtypes, labels, missing)
+    texts = {name for field in spec.labels for name in spec.of(field)}
+    numbers = {name for field in spec.fields if field not in spec.labels for name in spec.of(field)}
     if both := sorted(texts & numbers):
         raise LearnerError(f"{found}: the column {both[0]!r} is in a field with labels and in one without")
-    needed = set(want.columns)
+    needed = set(spec.columns)
     cells = {name: [row[number] or None for row in rows] for number, name in enumerate(columns) if name in needed}
     parsed = {name: column if name in texts else _parsed(column) for name, column in cells.items()}
-    return table(str(found), want, parsed, lambda row: f"line {lines[row]}")
+    return table(str(found), spec, parsed, lambda row: f"line {lines[row]}")
 
 
 def _rows(

@@ -21,8 +21,8 @@ from learner.errors import LearnerError, near
 
 
 def as_dataset(data: Any) -> Any:
-    """What a loader reads: data of other libraries as a `Dataset`, a dict or an array as an `ArrayDataset`, and all
-    else that has a length and an index as it is.
+    """Return data of other libraries as a `Dataset`, a dict or an array as an `ArrayDataset`, and all else that has a
+    length and an index as it is.
 
     Raises:
       LearnerError: none of these, or nothing in it.
@@ -31,11 +31,11 @@ def as_dataset(data: Any) -> Any:
     >>> as_dataset(load_digits())
     ArrayDataset(1797 rows: data float64 [64], images float64 [8, 8], target int64 [])
     """
-    return own_dataset(adopted(data))
+    return own_dataset(adapt(data))
 
 
-def adopted(data: Any) -> Any:
-    """Data of other libraries as a `Dataset`, or as batches of NumPy arrays; everything else as it is.
+def adapt(data: Any) -> Any:
+    """Return data of other libraries as a `Dataset` or batches of NumPy arrays, and everything else unchanged.
 
     Raises:
       LearnerError: several datasets in one, of which one has to be chosen; a bunch without arrays.
@@ -145,7 +145,7 @@ def as_array(value: Any) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether NumPy can make an array of it: it has one of its protocols, or is a list of numbers."""
+    """Return True if NumPy can make an array of it, by a protocol or from a list of numbers."""
     if isinstance(value, list):
         return bool(value) and not isinstance(value[0], dict | str | bytes) and _regular(value)
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from learner.data.choose import item_number
 from learner.data.dataset import Dataset
+from learner.data.indices import item_number
 from learner.data.plan import whole_number
 from learner.data.sources.files import PathLike, folder, needed, readable, refuse_special
 from learner.errors import LearnerError, near

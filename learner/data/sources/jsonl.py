@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
+from learner.data.sources.column_spec import Fields, Labels, parse_columns
 from learner.data.sources.columns import MOST_PROBLEMS, Table, table
 from learner.data.sources.files import MemoryBudget, PathLike, opened, present
-from learner.data.sources.wanted import Fields, Labels, wanted
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # bytes of a line
@@ -72,10 +72,10 @@ def json_lines(
     if not objects:
         raise LearnerError(f"{found} has no lines")
     keys = list(dict.fromkeys(key for each in objects for key in each))
-    want = wanted(str(found), keys, fields, dtypes, labels, missing)
-    budget.reserve(2 * POINTER * len(want.columns) * len(objects))  # keys that differ by line make a large table
-    cells = {key: [each.get(key) for each in objects] for key in want.columns}
-    return table(str(found), want, cells, lambda row: f"line {lines[row]}")
+    spec = parse_columns(str(found), keys, fields, dtypes, labels, missing)
+    budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # keys that differ by line make a large table
+    cells = {key: [each.get(key) for each in objects] for key in spec.columns}
+    return table(str(found), spec, cells, lambda row: f"line {lines[row]}")
 
 
 def _bytes_of(line: bytes) -> int:

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from learner.data.sources.column_spec import parse_columns
 from learner.data.sources.columns import Table, table
-from learner.data.sources.wanted import wanted
 from learner.errors import LearnerError
 
 
 def made(cells, missing=None, **options):
     options = {"fields": None, "dtypes": None, "labels": None, "missing": missing} | options
-    return table("t", wanted("t", list(cells), **options), cells, lambda row: f"row {row}")
+    return table("t", parse_columns("t", list(cells), **options), cells, lambda row: f"row {row}")
 
 
 @pytest.mark.parametrize(

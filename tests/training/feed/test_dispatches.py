@@ -17,8 +17,11 @@ from learner.data.source import source_of
 from learner.errors import LearnerError
 from learner.steps.program import BatchBuffer
 from learner.strategies import SingleDevice, Strategy
-from learner.training.feed import dispatches as feed_module
-from learner.training.feed.dispatches import Feeder, Plan, Prefetcher, bytes_of, steps_for
+from learner.training.feed import group as feed_module
+from learner.training.feed import place as place_module
+from learner.training.feed.dispatches import Feeder
+from learner.training.feed.group import DispatchGrouping, bytes_of, steps_for
+from learner.training.feed.prefetch import Prefetcher
 
 WAIT = 30  # seconds after which a thread that should have answered is said to hang
 
@@ -50,7 +53,7 @@ class Host(Strategy):
 
 
 def plan_of(accumulate=1, buffer=4, loop=True, limit=None, most=None):
-    return Plan(accumulate, buffer, loop, limit or (lambda step: buffer), most)
+    return DispatchGrouping(accumulate, buffer, loop, limit or (lambda step: buffer), most)
 
 
 def feeder_of(data, plan, strategy=None, warn=None, split="train"):
@@ -774,6 +777,7 @@ def test_a_later_batch_and_one_of_tensors_are_looked_at_too():
 
 def test_arrays_on_the_device_are_looked_at_once(monkeypatch):
     seen = []
-    monkeypatch.setattr(feed_module, "refuse_wrapped", lambda batch, split: seen.append(split))
+    for module in (feed_module, place_module):
+        monkeypatch.setattr(module, "refuse_wrapped", lambda batch, split: seen.append(split))
     taken(feeder_of(DataLoaderBuilder().batch_size(2).build(labelled(np.int64, 1)), plan_of()), last=3)
     assert seen == ["train"]

@@ -1,4 +1,4 @@
-"""What is asked of a table: which columns make which fields, of which types."""
+"""The columns of a table that make the fields of its items, and their types."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ Labels = dict[str, list[str] | None] | list[str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """What to make of the columns of a table.
+class ColumnSpec:
+    """Fields made of the columns of a table.
 
     Attributes:
       fields: for each field of an item its column, or a list of columns that become the last axis of one array.
@@ -39,26 +39,26 @@ class Wanted:
         return [said] if isinstance(said, str) else said
 
 
-def wanted(
+def parse_columns(
     what: str,
     columns: Sequence[str],
     fields: Fields | None,
     dtypes: Mapping[str, str] | None,
     labels: Labels | None,
     missing: float | None,
-) -> Wanted:
-    """Checks what is asked of a table.
+) -> ColumnSpec:
+    """Return the spec of a table's fields after checking it.
 
     Args:
       what: the table, for messages.
       columns: that it has.
-      fields, dtypes, labels, missing: see `Wanted`; no fields: every column is one. A list of fields has those of the
-        columns' own names, a list of labels all texts that there are.
+      fields, dtypes, labels, missing: see `ColumnSpec`. Without fields every column is one. A list of fields has
+        the columns' own names, a list of labels all texts that there are.
 
     Raises:
       LearnerError: there is no such column, field or type, all of them together.
 
-    >>> wanted("a.csv", ["age", "size"], {"x": ["age", "siez"]}, None, None, None)
+    >>> parse_columns("a.csv", ["age", "size"], {"x": ["age", "siez"]}, None, None, None)
     Traceback (most recent call last):
     learner.errors.LearnerError: a.csv has no column 'siez': did you mean 'size'?
     """
@@ -68,7 +68,9 @@ def wanted(
     named = columns if fields is None else fields
     chosen: dict[str, str | list[str]] = {}
     chosen.update(named if isinstance(named, Mapping) else {name: name for name in named})
-    found = Wanted(chosen, {}, dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(labels or ()), missing)
+    found = ColumnSpec(
+        chosen, {}, dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(labels or ()), missing
+    )
     known = set(columns)
     problems = [
         f"{what} has no column {name!r}: {near(str(name), list(columns))}"
@@ -97,7 +99,7 @@ def wanted(
 
 
 def _wrong_options(fields: Any, labels: Any, missing: Any) -> list[str]:
-    """What is wrong with these, whatever the table is."""
+    """Return the problems of options that no table could have."""
     problems = []
     for option, given in (("fields", fields), ("labels", labels)):
         if given is not None and not isinstance(given, Mapping) and not _texts(given):

@@ -1,4 +1,4 @@
-"""Which items of a dataset a view has: arithmetic on numbers of items, the same for every kind of dataset."""
+"""The items of a view by their numbers: arithmetic that every kind of dataset shares."""
 
 import math
 import operator
@@ -14,7 +14,7 @@ Rows = np.ndarray
 
 
 def item_number(index: Any, length: int, name: str) -> int:
-    """`index` counted from the start; negative ones count from the end.
+    """Return `index` counted from the start; negative ones count from the end.
 
     Raises:
       IndexError: it is outside.
@@ -31,10 +31,10 @@ def item_number(index: Any, length: int, name: str) -> int:
     return number + length if number < 0 else number
 
 
-def selected(rows: Any, length: int) -> Rows:
-    """Row numbers that were given: whole numbers, negative ones from the end, or one true or false for each row.
+def select_indices(rows: Any, length: int) -> Rows:
+    """Return row numbers from whole numbers, negative ones from the end, or from a mask with one value per row.
 
-    >>> selected([0, -1], 5).tolist(), selected([False, True, True], 3).tolist()
+    >>> select_indices([0, -1], 5).tolist(), select_indices([False, True, True], 3).tolist()
     ([0, 4], [1, 2])
     """
     try:
@@ -56,10 +56,10 @@ def selected(rows: Any, length: int) -> Rows:
     return np.where(found < 0, found + length, found)
 
 
-def sliced(start: int | None, stop: int | None, step: int, length: int) -> slice:
-    """As Python's slices: negative numbers count from the end.
+def slice_indices(start: int | None, stop: int | None, step: int, length: int) -> slice:
+    """Return a slice without open ends, as Python does it: negative numbers count from the end.
 
-    >>> sliced(-3, None, 2, length=10)
+    >>> slice_indices(-3, None, 2, length=10)
     slice(7, 10, 2)
     """
     for name, value in (("start", start), ("stop", stop)):
@@ -71,19 +71,19 @@ def sliced(start: int | None, stop: int | None, step: int, length: int) -> slice
     return slice(found.start, found.stop, found.step)
 
 
-def shuffled(length: int, seed: int) -> Rows:
-    """A permutation by NumPy's Philox.
+def shuffle_indices(length: int, seed: int) -> Rows:
+    """Return a permutation by NumPy's Philox.
 
-    >>> sorted(shuffled(4, seed=0).tolist())
+    >>> sorted(shuffle_indices(4, seed=0).tolist())
     [0, 1, 2, 3]
     """
     return _generator("shuffle", seed).permutation(length)
 
 
-def parts(length: int, fractions: Any, seed: int | None) -> list[Rows]:
-    """The rows of each part, in ascending order. The ends are where the sums of the fractions are, rounded.
+def split_indices(length: int, fractions: Any, seed: int | None) -> list[Rows]:
+    """Return the rows of each part, in ascending order. The ends are where the sums of the fractions are, rounded.
 
-    >>> [rows.tolist() for rows in parts(5, [0.6, 0.4], seed=None)]
+    >>> [rows.tolist() for rows in split_indices(5, [0.6, 0.4], seed=None)]
     [[0, 1, 2], [3, 4]]
     """
     shares = _fractions(fractions)
@@ -97,10 +97,10 @@ def parts(length: int, fractions: Any, seed: int | None) -> list[Rows]:
     return _cut(length, sizes, "split", seed)
 
 
-def folds(length: int, k: int, seed: int | None) -> list[tuple[Rows, Rows]]:
-    """The rows for training and for validation, `k` times: every row is in one of the validations.
+def fold_indices(length: int, k: int, seed: int | None) -> list[tuple[Rows, Rows]]:
+    """Return the rows for training and for validation, `k` times: every row is in one of the validations.
 
-    >>> [valid.tolist() for _, valid in folds(5, 2, seed=None)]
+    >>> [valid.tolist() for _, valid in fold_indices(5, 2, seed=None)]
     [[0, 1, 2], [3, 4]]
     """
     k = whole_number("k of k_fold", k, least=2)
@@ -110,10 +110,10 @@ def folds(length: int, k: int, seed: int | None) -> list[tuple[Rows, Rows]]:
     return [(np.setdiff1d(np.arange(length), rows, assume_unique=True), rows) for rows in valid]
 
 
-def drawn(length: int, size: int | None, replacement: bool, weights: Any, seed: int) -> Rows:
-    """Rows drawn at random, with weights that need not add up to 1.
+def sample_indices(length: int, size: int | None, replacement: bool, weights: Any, seed: int) -> Rows:
+    """Draw rows at random, with weights that need not add up to 1.
 
-    >>> drawn(3, 2, replacement=True, weights=[0, 0, 2], seed=0).tolist()
+    >>> sample_indices(3, 2, replacement=True, weights=[0, 0, 2], seed=0).tolist()
     [2, 2]
     """
     size = length if size is None else whole_number("the size of sample", size, least=1)
@@ -128,7 +128,7 @@ def drawn(length: int, size: int | None, replacement: bool, weights: Any, seed: 
 
 
 def window_starts(length: int, size: int, stride: int | None) -> tuple[int, int, int]:
-    """The size of windows, their stride, and how many there are.
+    """Return the size of windows, their stride, and how many there are.
 
     >>> window_starts(10, size=4, stride=3)
     (4, 3, 3)

@@ -1,0 +1,223 @@
+"""Micro-batches of a source, checked and grouped into optimizer steps.
+
+The grouping depends on the data alone: the batches of a run are the same wherever its dispatches are cut.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from learner.data.batch_arrays import batch_arrays, field_text, is_narrowed, refuse_wrapped
+from learner.data.parts import Batches
+from learner.data.source import Source
+from learner.errors import LearnerError
+from learner.util.trees import named_leaves
+
+PyTree = Any
+BUFFER_BYTES = 64 * 2**20
+MAX_STEPS = 32
+MANY_SHAPES = 8
+
+
+@dataclasses.dataclass
+class DispatchGrouping:
+    """Sizes of groups and of dispatches.
+
+    Attributes:
+      accumulate: micro-batches per step.
+      buffer: steps that a buffer has room for; more are never dispatched at once.
+      loop: run steps in a loop; otherwise each is a program of its own.
+      limit: a function of the number of steps so far that returns the largest number of steps of the next dispatch.
+      most: the largest number of steps of any dispatch; `None`: those of a buffer.
+    """
+
+    accumulate: int
+    buffer: int
+    loop: bool
+    limit: Callable[[int], int]
+    most: int | None = None
+
+
+def steps_for(bytes_per_step: int) -> int:
+    """Return the default size of a buffer: the steps that fit into 64 MiB, at most 32. Below 2 there is no loop.
+
+    >>> steps_for(8_000), steps_for(16 * 2**20), steps_for(100 * 2**20)
+    (32, 4, 1)
+    """
+    return int(np.clip(BUFFER_BYTES // max(bytes_per_step, 1), 1, MAX_STEPS))
+
+
+Signature = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...], bool]
+
+
+def signature_of(batch: PyTree, part: bool = False) -> Signature:
+    """Return the structure, shapes and dtypes of a batch, and True if it is only this process's part of one."""
+    leaves, tree = jax.tree.flatten(batch)
+    return tree, tuple((x.shape, x.dtype) for x in leaves), part
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch of NumPy arrays, its signature, and the position in the data after it."""
+
+    batch: PyTree
+    signature: Signature
+    state: Any = None
+
+
+class Group(NamedTuple):
+    """The micro-batches of one step.
+
+    Attributes:
+      epoch: their epoch.
+      micro_batches: at most as many as are accumulated.
+      ends_epoch: the epoch ends with them.
+    """
+
+    epoch: int
+    micro_batches: list[MicroBatch]
+    ends_epoch: bool
+
+
+class Grouper:
+    """Reads the micro-batches of a source, checks their shapes and groups them into steps.
+
+    Args:
+      source: the data of a split.
+      grouping: how many micro-batches make a step.
+      first: the first batch of the source, which sets structure, dtypes and the regular shape.
+      warn: called with the text of a warning.
+    """
+
+    def __init__(self, source: Source, grouping: DispatchGrouping, first: PyTree, warn: Callable[[str], None]):
+        self._source, self._grouping, self._first, self._warn = source, grouping, first, warn
+        self.regular = signature_of(first, source.first_part)
+        self._shapes = {self.regular}
+        self._narrowed = any(is_narrowed(x.dtype) for x in jax.tree.leaves(first))
+
+    def groups(self, epoch: int, batch: int, state: Any, last: int | None) -> Iterator[Group]:
+        """Read groups from a position on, through the epoch numbered `last` (`None`: without end)."""
+        while last is None or epoch <= last:
+            batches = self._source.open(epoch, batch, state, self._warn)
+            group: list[MicroBatch] = []
+            current = self._read(batches)
+            if current is None:
+                del batches  # the error's traceback would keep its workers alive
+                raise empty_epoch(self._source, epoch, batch)
+            # One batch is read ahead: the last group of an epoch must say so before its step is dispatched.
+            while current is not None:
+                following = self._read(batches)
+                if following is None and batches.end is not None:
+                    current = current._replace(state=batches.end())  # a sampler may draw once more when it ends
+                group.append(current)
+                if len(group) == self._grouping.accumulate or following is None:
+                    yield Group(epoch, group, following is None)
+                    group = []
+                current = following
+            # The iterator of this epoch ends its threads and processes before the next one starts its own.
+            del batches
+            epoch, batch, state = epoch + 1, 0, None
+
+    def _read(self, batches: Batches) -> MicroBatch | None:
+        """Return the next micro-batch as arrays of a known shape, or None at the end of the epoch."""
+        try:
+            given = next(batches)
+        except StopIteration:
+            return None
+        # The position belongs to the batch given last, so it is read before the next batch is.
+        state = None if batches.where is None else batches.where()
+        # A loader may fill the same arrays again, and the next batch is asked for before this one is stacked.
+        raw = jax.tree.map(lambda x: x.copy() if type(x) is np.ndarray else x, given)
+        leaves, tree = jax.tree.flatten(raw)
+        shapes = tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
+        signature: Any = tree, shapes, batches.part()
+        if signature not in self._shapes:  # known shapes were checked when they were new
+            raw = batch_arrays(raw, self._source.split)
+            signature = signature_of(raw, batches.part())
+            if signature not in self._shapes:
+                self._add_shape(raw, signature)
+        # Values are checked in every batch: 64-bit numbers may wrap in any of them.
+        if self._narrowed:
+            refuse_wrapped(raw, self._source.split)
+        return MicroBatch(raw, signature, state)
+
+    def _add_shape(self, batch: PyTree, signature: Signature) -> None:
+        tree, leaves, _ = signature
+        if tree != self.regular[0]:
+            change = "structure"
+        elif [dtype for _, dtype in leaves] != [dtype for _, dtype in self.regular[1]]:
+            change = "dtypes"
+        else:
+            change = ""
+        if change:
+            raise LearnerError(
+                f"the {self._source.split} batches changed their {change} from {listed(self._first)} to "
+                f"{listed(batch)}{_differences(self._first, batch)}"
+            )
+        self._shapes.add(signature)
+        if len(self._shapes) == MANY_SHAPES + 1:
+            self._warn(
+                f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is "
+                "compiled once (the last: "
+                f"{listed(batch)}); pad batches to a few lengths"
+            )
+
+    def is_ragged(self, signature: Signature) -> bool:
+        """Return True for a batch that only has fewer rows than the regular one."""
+        pairs = zip(signature[1], self.regular[1], strict=True)
+        fewer = self.rows_in(signature) < self.rows_in(self.regular)
+        return fewer and all(a[0][1:] == b[0][1:] for a, b in pairs)
+
+    def rows_in(self, signature: Signature) -> int:
+        """Return the rows of a batch, over all processes."""
+        return signature[1][0][0][0] * (self._source.shares if signature[2] else 1)
+
+    def is_loop(self, group: list[MicroBatch]) -> bool:
+        """Return True if the group can be a step of a loop: all its micro-batches have one full shape."""
+        shape = group[0].signature
+        uniform = all(micro.signature == shape for micro in group)
+        return self._grouping.loop and uniform and not self.is_ragged(shape)
+
+    def buffer_steps(self, micro: MicroBatch) -> int:
+        """Return the number of steps that a buffer of such micro-batches has room for."""
+        if micro.signature == self.regular:
+            return self._grouping.buffer
+        return min(self._grouping.buffer, max(2, steps_for(bytes_of(micro.batch) * self._grouping.accumulate)))
+
+
+def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:
+    """Return the error of an epoch without batches from a position on."""
+    if batch:
+        return source.shorter(epoch, batch)
+    return LearnerError(
+        f"the {source.split} data had no batches in epoch {epoch}: a loader must give its batches "
+        "anew in each epoch (a generator cannot; pass the generator function itself)"
+    )
+
+
+def bytes_of(batch: PyTree) -> int:
+    """Return the size of a batch in memory."""
+    return sum(x.nbytes for x in jax.tree.leaves(batch))
+
+
+def listed(batch: PyTree) -> str:
+    """Describe the arrays of a batch, for messages.
+
+    >>> listed({"x": np.zeros((4, 2), np.float32), "y": np.arange(4, dtype=np.int32)})
+    'x: float32[4, 2], y: int32[4]'
+    """
+    kinds = {name: getattr(x, "dtype", type(x).__name__) for name, x in named_leaves(batch).items()}
+    shapes = {name: list(np.shape(x)) for name, x in named_leaves(batch).items()}
+    return ", ".join(f"{name or 'array'}: {kind}{shapes[name]}" for name, kind in kinds.items())
+
+
+def _differences(first: PyTree, batch: PyTree) -> str:
+    """Describe the leaves that are new, missing, or of another dtype."""
+    before, after = named_leaves(first), named_leaves(batch)
+    found = [f"{field_text(name)} is missing" for name in before if name not in after]
+    found += [f"{field_text(name)} is new" for name in after if name not in before]
+    both = [(name, before[name].dtype, after[name].dtype) for name in before if name in after]
+    found += [f"{field_text(name)} was {was} and is {now}" for name, was, now in both if was != now]
+    return f": {', '.join(found)}" if found else ""

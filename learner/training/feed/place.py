@@ -1,0 +1,112 @@
+"""Micro-batches onto the devices: in buffers, or as resident data in the order of an epoch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.data.batch_arrays import refuse_wrapped
+from learner.data.source import Source
+from learner.steps.program import BatchBuffer, ResidentBatches
+from learner.strategies.base import Strategy
+from learner.training.feed.group import MicroBatch, Signature
+
+PyTree = Any
+
+
+class Placer:
+    """Puts micro-batches onto the devices of a strategy.
+
+    Args:
+      source: the data of a split.
+      strategy: chooses the devices.
+
+    Attributes:
+      source: see above.
+      strategy: see above.
+    """
+
+    def __init__(self, source: Source, strategy: Strategy):
+        self.source, self.strategy = source, strategy
+
+    def is_replicated(self, signature: Signature) -> bool:
+        """Return True if every device gets all rows of a batch."""
+        if self.source.share is not None:
+            return not signature[2]
+        return not self.strategy.divides(signature[1][0][0][0])
+
+    def place(self, batches: PyTree, signature: Signature | None, last: MicroBatch | None = None) -> BatchBuffer:
+        """Place `batches` as `stacked` makes them of micro-batches with one signature, and one more by itself."""
+        put, replicated = self.strategy.put, (True, True)
+        if signature is not None:
+            replicated = self.is_replicated(signature), True
+        if last is not None:
+            replicated = replicated[0], self.is_replicated(last.signature)
+        last_batch = None if last is None else jax.tree.map(device_dtype, last.batch)
+        return BatchBuffer(
+            None if signature is None else put(batches, axis=1, replicated=replicated[0], one_off=last is not None),
+            None if last is None else put(last_batch, replicated=replicated[1], one_off=True),
+            replicated,
+        )
+
+
+class ResidentRows:
+    """Rows that live on the devices for all of a run, in the order of one epoch at a time.
+
+    Args:
+      source: has `rows`.
+      strategy: chooses the devices.
+      room: the largest number of micro-batches in one dispatch.
+
+    Attributes:
+      data: the rows in their own order.
+    """
+
+    def __init__(self, source: Source, strategy: Strategy, room: int):
+        rows = source.rows
+        assert rows is not None
+        refuse_wrapped(rows[0], source.split)  # once for all epochs
+        self._arrays, self._order_of, self._size = rows
+        self._strategy, self._room = strategy, room
+        self.data = strategy.place(jax.tree.map(device_dtype, self._arrays))
+        self._arrange = strategy.compile(_arranged)
+        self._epoch: tuple[int, ResidentBatches] | None = None
+
+    def batches(self, epoch: int) -> ResidentBatches:
+        """Return the rows in the order of an epoch, arranging them if it is another one than before."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            order = np.asarray(self._order_of(epoch), np.int32)
+            # The arrangement of the epoch before is released first, so that never two of them stand beside the data.
+            self._epoch, data = None, self.data
+            # Once for the epoch: a CPU takes a gather of a few rows in the loop for one of all rows, and splits it
+            # between threads, which costs more than a small step.
+            if not np.array_equal(order, np.arange(len(jax.tree.leaves(self._arrays)[0]))):
+                data = self._arrange(self.data, self._strategy.place(order))
+            self._epoch = epoch, ResidentBatches(data, min(self._size, len(order)), self._room)
+        return self._epoch[1]
+
+
+def stacked(batches: list[PyTree], size: int) -> PyTree:
+    """Return a new buffer of `size` batches with the given ones at its start."""
+    # A new one each time: a CPU device uses the memory of the buffer itself instead of a copy. Its unused end is not
+    # cleared, because programs read `count` batches only.
+
+    def stack(*arrays: np.ndarray) -> np.ndarray:
+        buffer = np.empty((size, *arrays[0].shape), device_dtype(arrays[0]).dtype)
+        for i, array in enumerate(arrays):
+            buffer[i] = array
+        return buffer
+
+    return jax.tree.map(stack, *batches)
+
+
+def device_dtype(array: Any) -> np.ndarray:
+    """Return an array in the dtype that JAX gives it: 64-bit numbers become 32-bit ones unless x64 is enabled."""
+    array = np.asarray(array)
+    return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _arranged(data: PyTree, order: Any) -> PyTree:
+    """Return the rows in the order of an epoch."""
+    return jax.tree.map(lambda x: jnp.asarray(x).at[order].get(mode="promise_in_bounds", unique_indices=True), data)

@@ -1,0 +1,77 @@
+"""Prefetching: an iterator that runs in a thread, a few lists ahead of its consumer."""
+
+import collections
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Prefetcher(Iterator[Any]):
+    """Runs an iterator of lists in a thread, a few lists ahead, and yields their items one by one.
+
+    An exception in the thread is raised in place of the list that it prevented.
+
+    Args:
+      lists: the iterator; only the thread uses it until `close`.
+      depth: the largest number of lists that wait.
+      stopped: polled while waiting; once it returns True, iteration ends.
+    """
+
+    def __init__(self, lists: Iterator[list[Any]], depth: int = 2, stopped: Callable[[], bool] = lambda: False):
+        self._lists, self._stopped = lists, stopped
+        self._ready: collections.deque[Any] = collections.deque()
+        self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="learner-data", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            for items in self._lists:
+                if not self._put((True, items)):
+                    return
+            self._put((False, None))
+        except BaseException as error:
+            self._put((False, error))
+
+    def _put(self, entry: tuple[bool, Any]) -> bool:
+        # With a timeout, because nobody empties a full queue once the consumer has closed.
+        while not self._closed.is_set():
+            try:
+                self._queue.put(entry, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def __next__(self) -> Any:
+        while not self._ready:
+            self._ready.extend(self._next_list())
+        return self._ready.popleft()
+
+    def _next_list(self) -> list[Any]:
+        # A wait without an end could not be broken by a signal.
+        while True:
+            try:
+                ok, got = self._queue.get(timeout=0.1)
+            except queue.Empty:
+                if self._closed.is_set() or self._stopped():
+                    raise StopIteration from None
+                continue
+            break
+        if ok:
+            return got  # type: ignore[no-any-return]
+        self._queue.put((False, got))  # the end or the error is given again each time
+        if got is None:
+            raise StopIteration
+        raise got
+
+    def close(self) -> None:
+        """End the thread and drop the lists that it has prepared."""
+        self._closed.set()
+        close = getattr(self._lists, "close", None)
+        self._thread.join(timeout=5)
+        # A generator that is running in the thread cannot be closed from here: then it is left to the daemon thread.
+        if close is not None and not self._thread.is_alive():
+            close()
