@@ -56,8 +56,8 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     from learner.steps.protocols import TrainStep, ValidStep
     from learner.steps.state import TrainState
     from learner.steps.update import Optimizer
+    from learner.training.hooks import EpochInfo
     from learner.training.result import LearningResult
-    from learner.training.run import EpochInfo
     from learner.training.run_writer import RunWriter
     from learner.training.stopping import Interrupter, MetricEarlyStopping
 
@@ -113,7 +113,7 @@ _PLACES = {
     "Checkpointer": "learner.checkpoint.checkpointer",
     "ClassificationOutput": "learner.steps.outputs",
     "Config": "learner.config.base",
-    "EpochInfo": "learner.training.run",
+    "EpochInfo": "learner.training.hooks",
     "GeneratedOutput": "learner.steps.outputs",
     "GradientsAccumulator": "learner.steps.gradients",
     "History": "learner.runs.history",

@@ -1,7 +1,7 @@
 """The learner and its loop.
 
-There is one loop, for every model, every device and every kind of data: `loop` below. What each of its lines does is
-said by `learner.training.run`; what it computes by `learner.steps`.
+There is one loop, for every model, every device and every kind of data: `loop` below. `learner.training.run` has the
+operations that it calls, and `learner.steps` what they compute.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ from learner.steps.state import TrainState
 from learner.steps.step import Step
 from learner.strategies import Strategy, choose_devices
 from learner.training import directory
-from learner.training.agreement import description, refuse_together, together
+from learner.training.agreement import description, propagate_failures, refuse_together
 from learner.training.directory import problem_with
 from learner.training.dispatch_plan import (
     SINGLE_PROCESS,
     decide_dispatch,
     feeder_for,
-    flight_of,
+    in_flight_limit,
     make_runner,
     open_store,
     planned,
@@ -74,7 +74,7 @@ from learner.training.preflight import (
 )
 from learner.training.profile import Profile, Window, check_steps
 from learner.training.profiler import MOST
-from learner.training.reporter import Pace, Worker
+from learner.training.reporter import Reporter
 from learner.training.result import LearningResult
 from learner.training.resume import (
     Differing,
@@ -86,20 +86,22 @@ from learner.training.resume import (
     set_stopping,
     too_few_epochs,
 )
-from learner.training.run import Run, validate
-from learner.training.session import RunSpec, opened
+from learner.training.run import Run
+from learner.training.session import RunSpec, open_run
 from learner.training.signals import TERMINATED, on_signals
 from learner.training.single_step import SingleStepRunner
 from learner.training.step_checks import GIVEN, Tracing, check_predict, check_train, check_valid, init_problems
 from learner.training.stopping import Interrupter, StopRequest
+from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
+from learner.training.validation import validate_split
 from learner.util.trees import named_leaves
 
 PyTree = Any
 
 
 def loop(run: Run) -> str:
-    """Trains until the run is over, and says why it ended. Inside an epoch nothing here waits for the device."""
-    if not run.is_pressed():
+    """Train until the run is over, and return why it ended. Within an epoch nothing here waits for the device."""
+    if not run.stop.stop_requested:
         run.catch_up()
     dispatches = run.dispatches()
     try:
@@ -274,7 +276,7 @@ class Learner:
                 "with another directory"
             )
         here = hosts()
-        with together(here):
+        with propagate_failures(here):
             result = self._fit_with(here, train, valid)
         if result is None:
             sys.exit(TERMINATED)
@@ -285,7 +287,7 @@ class Learner:
         by SIGTERM, and so is the process to end.
         """
         options = self._options
-        going_on = here.once(self._begins)
+        going_on = here.run_on_primary(self._begins)
         if not going_on:
             self._take_initial()
         inputs = self._inputs(train, valid)
@@ -306,8 +308,10 @@ class Learner:
             rate = self._optimizer.lr, describe_schedules(self._step.schedule, self._step.optimizer), plateau is None
             said = description(options, self._step, self._strategy, inputs, rate, going_on, fingerprint)
             here.agree("what they train", said)
-            fingerprint = here.once(lambda: fingerprint)  # the first rows of its share, which checkpoints have
-        here.once(lambda: self._refuse_foreign(inputs))  # before anything is written
+            fingerprint = here.run_on_primary(
+                lambda: fingerprint
+            )  # the first rows of its share, which checkpoints have
+        here.run_on_primary(lambda: self._refuse_foreign(inputs))  # before anything is written
         options.directory.mkdir(parents=True, exist_ok=True)
         with locked(options.directory) if here.index == 0 else contextlib.nullcontext():
             if here.index == 0:
@@ -343,7 +347,7 @@ class Learner:
         """In a directory that nobody else uses."""
         options = self._options
         if going_on:
-            here.once(self._recover)
+            here.run_on_primary(self._recover)
         allow = (options.start or {}).get("allow", ())
         differing = lambda progress: differences(progress, fingerprint, inputs, allow)  # noqa: E731
         restored = self._restored(differing, here) if going_on else None
@@ -359,19 +363,30 @@ class Learner:
             lr_scale = self._strategy.place(np.float32(self._optimizer.lr))  # the rate may be another one now
             state = dataclasses.replace(state, lr_scale=lr_scale)
         self._fitted = True
-        here.once(lambda: self._prepare(going_on))
-        asked = StopRequest()
-        settings = options, self._step, self._optimizer.plateau, self._rebuild, self._strategy
-        start = RunSpec(
-            *settings, inputs, state, restored, going_on, asked, fingerprint, announce_overview, self._taken, here
+        here.run_on_primary(lambda: self._prepare(going_on))
+        request = StopRequest()
+        spec = RunSpec(
+            options=options,
+            step=self._step,
+            plateau=self._optimizer.plateau,
+            strategy=self._strategy,
+            inputs=inputs,
+            state=state,
+            restored=restored,
+            going_on=going_on,
+            request=request,
+            fingerprint=fingerprint,
+            overview=announce_overview,
+            init_report=self._taken,
+            hosts=here,
         )
-        with on_signals(asked.to_stop, asked.to_save), opened(start) as run:
-            run.stopped_by = self.loop(run)
+        # Handlers before anything that takes time: a signal during the setup ends the run in order, too.
+        with on_signals(request.to_stop, request.to_save), open_run(spec) as run:
+            run.stop.finish(self.loop(run))
         self._runner = run.runner
-        ended_by = run.ended_by if here.count > 1 else asked.reason  # a signal that comes later is for this one alone
-        if ended_by == "sigterm" and options.on_sigterm == "exit":  # be it that it came with the last save
+        if run.stop.ended_by == "sigterm" and options.on_sigterm == "exit":  # it may have come during the last save
             return None
-        return self._result(run.runner.state, run.worker.history, run.stopped_by, run.summary)
+        return self._result(run.runner.state, run.reporter.history, run.stop.stopped_by, run.reporter.summary)
 
     def _goes_on(self) -> bool:
         """Whether the run in the directory goes on."""
@@ -447,7 +462,7 @@ class Learner:
         ended = ("num_epochs", "num_steps", "early stopping")
         if summary is None or not str(summary.get("stopped_by")).startswith(ended):
             return None
-        if summary.get("steps") != position.step or position.due:
+        if summary.get("steps") != position.step or position.pending:
             return None
         for text in too_few_epochs(options, position):
             warnings.warn(text, stacklevel=5)
@@ -510,20 +525,24 @@ class Learner:
             raise one_error(wrong)
         needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
         metrics = {split: self._options.metrics_of(split) for split in inputs.valid}
-        worker = Worker(metrics, None, History(), (), Pace(), flight=flight_of(runner.strategy))
+        timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
+        limiter = in_flight_limit(runner.strategy)
+        reporter = Reporter(metrics, None, History(), (), timer.estimator, limiter=limiter, now=timer.now)
         try:
             for split, source in inputs.valid.items():
                 feeder, plan = feeder_for(inputs, split, runner.strategy, self._options, lambda text: None)
                 plan.loop = decide_dispatch(runner, feeder, plan, self._options, "valid", runner.strategy).loop
-                with explain_oom(needs, lambda: worker.failure), OomContext(split):
-                    validate(runner, feeder, worker, split, source.batches, 1, 0, None)
+                with explain_oom(needs, lambda: reporter.failure), OomContext(split):
+                    validate_split(runner, feeder, reporter, timer, split, source.batches)
             with explain_oom(needs):
-                worker.wait()
+                reporter.wait()
         finally:
-            worker.close()
+            reporter.close()
             for source in inputs.valid.values():
                 source.close()
-        return {key.removeprefix("valid/").removeprefix("valid-"): values[-1] for key, values in worker.history.items()}
+        return {
+            key.removeprefix("valid/").removeprefix("valid-"): values[-1] for key, values in reporter.history.items()
+        }
 
     def sharding_report(self, train: Any = None) -> ShardingReport:
         """Where every array of the state would lie and what the compiled training needs, without training: no state is

@@ -9,6 +9,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+os.environ["LEARNER_CHECK_OWNERS"] = "1"  # before learner is imported: each part of a run checks who writes to it
 fast = False  # whether programs are compiled with fewer passes
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -33,7 +33,7 @@ from learner.loggers import MemoryLogger
 from learner.metrics import CollectingMetric, IterationSpeed
 from learner.runs.metric_logs import RunFiles
 from learner.training.feed import group as feed_module
-from learner.training.reporter import Pace
+from learner.training.reporter import StepTimeEstimator
 from learner.training.run import Run
 
 WAIT = 60  # seconds after which something that should have happened is said to hang
@@ -167,14 +167,14 @@ class Watched:
             marks.append(len(COMPILED))
             with Reads() as reads, jax.transfer_guard("disallow"):
                 reason = inner_loop(run)
-                run.worker.wait()  # still watched: it reads what was dispatched last
+                run.reporter.wait()  # still watched: it reads what was dispatched last
             marks.append(len(COMPILED))
             self.reads, self.all_reads = reads.of(threading.current_thread()), reads.seen
             return reason
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Run, "end_epoch", ended)
-            patch.setattr(learner.fit, "loop", loop)
+            patch.setattr(learner.learner, "loop", loop)
             self.result = learner_.fit(*data)
         self.compiled = [Counter(COMPILED[a:b]) for a, b in itertools.pairwise(marks)]
 
@@ -406,7 +406,7 @@ def test_validations_hooks_saves_and_schedulers_inside_epochs_read_and_transfer_
     assert "learning rate 0.05 -> 0.025" in log
 
 
-class WildPace(Pace):
+class WildPace(StepTimeEstimator):
     """A clock that says something else each time."""
 
     _steps = itertools.cycle([3, 1, 5, 2, 32])
@@ -421,7 +421,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
     plain = build(builder(tmp_path / "plain", num_epochs=3).metrics(Order())).fit(loader(), loader())
     made = LearnerBuilder(tmp_path / "cut").renderer(None).with_file_checkpointer().num_epochs(3).metrics(Order())
     made.valid_every(2).every(3, lambda info, model: None)
-    monkeypatch.setattr(learner.training.session, "Pace", WildPace)
+    monkeypatch.setattr(learner.training.session, "StepTimeEstimator", WildPace)
     cut = build(made).fit(loader(), loader())
     np.testing.assert_array_equal(np.asarray(cut.model["w"]), np.asarray(plain.model["w"]))
     for epoch in (1, 2, 3):
@@ -436,7 +436,7 @@ def test_cuts_do_not_change_a_bit(tmp_path, monkeypatch):
 def test_validation_may_have_a_larger_buffer_than_training(tmp_path, monkeypatch):
     """The training batches are so large that two fit into a buffer, those of validation are many and small."""
     monkeypatch.setattr(feed_module, "BUFFER_BYTES", 2 * feed_module.bytes_of(as_batches()[0]))
-    monkeypatch.setattr(learner.training.session.Pace, "steps", 32)
+    monkeypatch.setattr(learner.training.session.StepTimeEstimator, "steps", 32)
     learner_ = build(builder(tmp_path / "run", num_epochs=2))
     result = learner_.fit(as_batches(), loader(size=2))
     w, _ = by_hand(1, 2)
@@ -548,12 +548,12 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
         assert blocked.entered.wait(WAIT)
         assert hanging.entered.wait(WAIT)
         reason = inner(run)
-        run.worker.wait()
+        run.reporter.wait()
         at_end.extend([blocked.gate.is_set(), blocked.gave_up, hanging.gave_up])
         blocked.gate.set()
         return reason
 
-    monkeypatch.setattr(learner.fit, "loop", loop)
+    monkeypatch.setattr(learner.learner, "loop", loop)
     made = builder(tmp_path / "run", num_epochs=2)
     before = set(threading.enumerate())
     result = build(made.metric_loggers(blocked, hanging, Raising(), memory)).fit(loader())

@@ -120,7 +120,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
     path = Path(directory, "config.yaml")
     here = hosts()
     try:
-        here.once(lambda: _mend(path))
+        here.run_on_primary(lambda: _mend(path))
     except OSError as error:
         raise LearnerError(f"the config file {path} cannot be read: {error}") from error
     if not path.exists():

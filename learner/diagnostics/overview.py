@@ -30,12 +30,12 @@ def announce_overview(plan: Planned, run: Run) -> None:
     dispatch uses the compiled programs.
     """
     feed = plan.feed()
-    run.worker.put(overview_of(plan, feed))
+    run.reporter.put(overview_of(plan, feed))
     began = time.monotonic()
     peak, temporaries = _compiled(plan, feed)
     text = f"compiled in {time.monotonic() - began:.1f} s; {needs(peak, temporaries)}"
-    run.log.info("%s", text)
-    run.worker.put(Message(time.time(), logging.INFO, text))
+    run.reporter.log.info("%s", text)
+    run.reporter.put(Message(time.time(), logging.INFO, text))
 
 
 def build_overview(plan: Planned, compiled: bool) -> Overview:

@@ -2,7 +2,7 @@
 
     connect("10.0.0.1:1234", num_processes=2, process_id=0)  # in process 0, before JAX is used; 1 in the other one
     here = hosts()
-    here.meet({"stop": False})  # in both: [{'stop': False}, {'stop': False}]
+    here.all_gather_json({"stop": False})  # in both: [{'stop': False}, {'stop': False}]
 
 They meet in the key-value store of JAX's coordination service, which process 0 holds. It costs the devices nothing, and
 two messages per process and meeting, some 1 ms between processes of one machine. Devices exchange their arrays without
@@ -188,7 +188,7 @@ class ProcessGroup(abc.ABC):
     count: int
 
     @abc.abstractmethod
-    def meet(self, word: Json, what: str = "") -> list[Json]:
+    def all_gather_json(self, word: Json, what: str = "") -> list[Json]:
         """Wait for all processes, and returns the words of all, in their order, as JSON has them (tuples are lists).
 
         Args:
@@ -205,7 +205,7 @@ class ProcessGroup(abc.ABC):
         called at any time, also from an `except` around a meeting, and must be the last call.
         """
 
-    def heed(self) -> None:  # noqa: B027 (a single process has no peers)
+    def raise_if_peer_failed(self) -> None:  # noqa: B027 (a single process has no peers)
         """Raises `ProcessError` if another process has failed. It waits for nobody."""
 
     def agree(self, what: str, value: Json) -> None:
@@ -222,47 +222,47 @@ class ProcessGroup(abc.ABC):
         """
         text = json.dumps(value, sort_keys=True)
         # The value itself would be sent by all to all, and configs are long.
-        digests = self.meet(hashlib.sha256(text.encode()).hexdigest(), what)
+        digests = self.all_gather_json(hashlib.sha256(text.encode()).hexdigest(), what)
         if len(set(digests)) > 1:
-            raise LearnerError(_difference(what, self.meet(value, what)))
+            raise LearnerError(_difference(what, self.all_gather_json(value, what)))
 
-    def once(self, function: Callable[[], Json]) -> Json:
+    def run_on_primary(self, function: Callable[[], Json]) -> Json:
         """Call `function` in process 0 alone, and return its result in every process: for work to be done once in a
         shared directory.
 
         Raises:
           LearnerError: in every process, where `function` raised it.
 
-        >>> SingleProcess().once(lambda: 5)
+        >>> SingleProcess().run_on_primary(lambda: 5)
         5
         """
         if self.index:
-            word = self.meet(None, ONCE)[0]
+            word = self.all_gather_json(None, ONCE)[0]
             if "raised" in word:
                 raise LearnerError(word["raised"])
             return word["returned"]
         try:
             returned = function()
         except LearnerError as error:
-            self.meet({"raised": str(error)}, ONCE)
+            self.all_gather_json({"raised": str(error)}, ONCE)
             raise
         except BaseException as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
-        return self.meet({"returned": returned}, ONCE)[0]["returned"]
+        return self.all_gather_json({"returned": returned}, ONCE)[0]["returned"]
 
 
 class SingleProcess(ProcessGroup):
     """The only process of its run.
 
     >>> here = SingleProcess()
-    >>> here.index, here.count, here.meet("hello")
+    >>> here.index, here.count, here.all_gather_json("hello")
     (0, 1, ['hello'])
     """
 
     index, count = 0, 1
 
-    def meet(self, word: Json, what: str = "") -> list[Json]:
+    def all_gather_json(self, word: Json, what: str = "") -> list[Json]:
         """See `ProcessGroup`."""
         return [word]
 
@@ -294,7 +294,7 @@ class Connected(ProcessGroup):
         self._number = 0
         self._over = ""  # why there are no more meetings
 
-    def meet(self, word: Json, what: str = "") -> list[Json]:
+    def all_gather_json(self, word: Json, what: str = "") -> list[Json]:
         """See `ProcessGroup`."""
         text = json.dumps([what, word])
         if self._over:
@@ -348,14 +348,14 @@ class Connected(ProcessGroup):
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise self._lost(error) from error
-            self.heed()
+            self.raise_if_peer_failed()
             if self.index == 0:  # process 0 stores no word: mark it as present for the check of missing processes
                 self._ask(self._client.key_value_set, f"{prefix}/0", "null", True)
             if time.monotonic() >= end:
                 raise self._missed(prefix)
             seconds = SLICES[1]
 
-    def heed(self) -> None:
+    def raise_if_peer_failed(self) -> None:
         """See `ProcessGroup`."""
         failed = self._failed()
         if failed:

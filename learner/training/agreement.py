@@ -84,7 +84,7 @@ def _digest(params: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def together(here: ProcessGroup) -> Iterator[None]:
+def propagate_failures(here: ProcessGroup) -> Iterator[None]:
     """Around what all processes do together: one that fails tells the others, and an exchange between devices that
     breaks off is explained by what the others said.
     """
@@ -94,7 +94,7 @@ def together(here: ProcessGroup) -> Iterator[None]:
         raise
     except JaxRuntimeError as error:
         if here.count > 1:
-            here.heed()
+            here.raise_if_peer_failed()
         here.fail(_line(error))
         if here.count > 1:
             raise ProcessError(

@@ -12,6 +12,7 @@ import numpy as np
 
 from learner.checkpoint import CheckpointStore, Retention
 from learner.checkpoint.options import CheckpointOptions
+from learner.distributed.consensus import Consensus
 from learner.distributed.process_group import ProcessGroup, SingleProcess
 from learner.errors import LearnerError
 from learner.metrics.base import CollectingMetric
@@ -27,8 +28,9 @@ from learner.training.feed.dispatches import MAX_RESIDENT_STEPS, Feeder
 from learner.training.feed.group import DispatchGrouping, bytes_of, steps_for
 from learner.training.options import Options
 from learner.training.preflight import Inputs, default_monitor, direction_of
-from learner.training.reporter import Flight
+from learner.training.reporter import InFlightLimiter
 from learner.training.step_checks import rows_on_two_axes
+from learner.training.timing import StepTimeEstimator
 from learner.util.distribution import versions
 from learner.util.trees import named_leaves
 
@@ -49,10 +51,46 @@ class DispatchPlan:
     why: str
 
 
+@dataclasses.dataclass(frozen=True)
+class StepLimit:
+    """How many training steps the next dispatch may have. The feeder's thread calls it while it prepares data.
+
+    Attributes:
+      options: of the builder, which say when something is due.
+      estimator: the time of a step.
+      consensus: with the other processes, or None. All processes have to dispatch the same steps.
+    """
+
+    options: Options
+    estimator: StepTimeEstimator
+    consensus: Consensus | None
+
+    def __call__(self, step: int) -> int:
+        """Return the number of steps after `step`: up to the next thing that is due, and half a second of work."""
+        options = self.options
+        saves = options.checkpoints.every_steps if options.checkpoints is not None else None
+        periods = [options.valid_every, saves, *(every for every, _ in options.every)]
+        due = [period - step % period for period in periods if period]
+        if options.num_steps is not None:
+            due.append(options.num_steps - step)
+        if options.profile is not None and (room := options.profile.room(step)) is not None:
+            due.append(room)
+        most = self.estimator.steps if self.consensus is None else self.consensus.steps(step)
+        return max(1, min([most, *due]))
+
+
 def feeder_for(
-    inputs: Inputs, split: str, strategy: Strategy, options: Options, warn: Callable[[str], None]
+    inputs: Inputs,
+    split: str,
+    strategy: Strategy,
+    options: Options,
+    warn: Callable[[str], None],
+    limit: Callable[[int], int] | None = None,
 ) -> tuple[Feeder, DispatchGrouping]:
-    """The feeder of a split, with its plan; whether steps run in a loop is decided by `decide_dispatch`."""
+    """Return the feeder of a split with its plan. `decide_dispatch` then decides whether steps run in a loop.
+
+    `limit` returns how many steps the next dispatch may have; by default as many as the buffer has room for.
+    """
     source = inputs.source(split)
     size = options.accumulate if split == "train" else 1
     first = inputs.first_batches[split]
@@ -60,7 +98,7 @@ def feeder_for(
     resident = strategy.resident and source.has_rows
     fit = MAX_RESIDENT_STEPS if resident and not collects else steps_for(bytes_of(first) * size)
     buffer = max(fit, options.steps_per_dispatch or 0) if fit > 1 else 1
-    plan = DispatchGrouping(size, buffer, True, lambda step: buffer, options.steps_per_dispatch)
+    plan = DispatchGrouping(size, buffer, True, limit or (lambda step: buffer), options.steps_per_dispatch)
     return Feeder(source, strategy, plan, first, warn), plan
 
 
@@ -109,9 +147,9 @@ def open_store(
     """The checkpoints of the run's directory; to read only, where the monitor's direction is not given."""
     checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
     if higher_is_better is None:
-        return CheckpointStore(place, once=hosts.once)
+        return CheckpointStore(place, once=hosts.run_on_primary)
     keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
-    return CheckpointStore(place, keep, hosts.once)
+    return CheckpointStore(place, keep, hosts.run_on_primary)
 
 
 def refuse_checkpoints(options: Options) -> None:
@@ -133,7 +171,7 @@ def remove_checkpoints(options: Options) -> None:
             store.remove_all()
 
 
-def refuse_parts(options: Options, state: TrainState) -> None:
+def check_recordable(options: Options, state: TrainState) -> None:
     """Raises `LearnerError` where checkpoints are to be recorded, and no process has the whole model."""
     if options.checkpoints is None or options.checkpoints.record is None:
         return
@@ -150,9 +188,9 @@ def refuse_parts(options: Options, state: TrainState) -> None:
         )
 
 
-def flight_of(strategy: Strategy) -> Flight:
+def in_flight_limit(strategy: Strategy) -> InFlightLimiter:
     """How far the host may run ahead of these devices."""
-    return Flight(1, least=1) if strategy.one_at_a_time else Flight()
+    return InFlightLimiter(1, least=1) if strategy.one_at_a_time else InFlightLimiter()
 
 
 def make_runner(step: Step, state: TrainState, strategy: Strategy) -> Runner:

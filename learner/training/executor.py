@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learner.steps.eval_params import eval_params
 from learner.steps.measure import MetricCollection, Packed
 from learner.steps.program import BatchBuffer, Feed, Programs, StepOutputs
 from learner.steps.state import TrainState
@@ -211,6 +212,14 @@ class Runner:
     def copy(self, tree: PyTree) -> PyTree:
         """Arrays of their own, for a checkpoint: the originals are donated to the next dispatch."""
         return self._copy(self.strategy.to_single_device(tree))
+
+    def model(self) -> Any:
+        """Return the user's model of the current state, in eval mode, with arrays of its own."""
+        return self.rebuild(self.copy(self.state))
+
+    def rebuild(self, state: TrainState) -> Any:
+        """Return the user's model of a state; it takes the state's arrays."""
+        return self._step.family.rebuild(eval_params(state.params, state.opt_state), state.model_state)
 
     def set_lr_scale(self, scale: float) -> None:
         """A scheduler sets the rate."""

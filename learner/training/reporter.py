@@ -1,36 +1,42 @@
-"""The ordered worker: reads what the device computed and writes the run's files.
+"""The reporter: a thread that reads what the device computed, in order, and writes the run's files.
 
-It is part of the run: what goes wrong here is raised in `fit`, and a full queue holds the loop. Everything that the run
-knows on the host (history, log lengths, collected rows) is known here, in order, so a checkpoint is completed here too.
+It is part of the run: an error here is raised in `fit`, and a full queue holds the loop. Everything that a run knows on
+the host (history, log offsets, collected rows) is known here, in order, so `snapshot` gives checkpoints their part of
+it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SplitEnded, StepsEnded
+from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, Message, Saved, SplitEnded, StepsEnded
 from learner.metrics.base import CollectingMetric, HostMetric, Metric, MetricBase
 from learner.runs.history import History
 from learner.runs.metric_logs import NoFiles, RunFiles
-from learner.steps.finite import HALTS, KINDS
+from learner.steps.finite import HALTS, KINDS, NonFinitePolicy, nonfinite_text
 from learner.steps.program import StepOutputs
 from learner.training.oom import OomContext
+from learner.training.timing import StepTimeEstimator
+from learner.util.ownership import ThreadOwned
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class StepsDispatched:
     """Steps that were dispatched; their values are still on the device. `since`: by the worker's clock, when the loop
     began to work for them, so that what came before (a hook, a validation) is not their time. `apart`: seconds of that
     in which it compiled, or waited for batches. `dispatched`: by the same clock, when all of that was over.
@@ -56,7 +62,7 @@ class Made:
 
 
 @dataclasses.dataclass(frozen=True)
-class Closed:
+class SplitFinished:
     """A split's last steps were dispatched; `values` by metric are still on the device."""
 
     split: str
@@ -67,14 +73,14 @@ class Closed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Abandoned:
+class ValidationAborted:
     """A validation was cut short: it will be made again."""
 
     split: str
 
 
 @dataclasses.dataclass(frozen=True)
-class EpochClosed:
+class EpochFinished:
     """An epoch and its validation are over."""
 
     epoch: int
@@ -82,7 +88,7 @@ class EpochClosed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Halt:
+class NonFiniteStop:
     """The step that ended the run, because its loss or its gradients are not finite; `kind`: which of them."""
 
     epoch: int
@@ -91,8 +97,8 @@ class Halt:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """Something to do in order, on the worker's thread."""
+class Callback:
+    """Something to do in order, on the reporter's thread."""
 
     fn: Callable[[], None]
 
@@ -114,46 +120,12 @@ class Times:
     handling: float = 0.0
 
 
-HEED = 1  # seconds
+POLL_SECONDS = 1  # seconds
 
-Item = Made | Closed | Abandoned | EpochClosed | Call | Event
-
-
-class Pace:
-    """How long a step takes, measured where steps end; it bounds how much is dispatched at once.
-
-    Args:
-      seconds: what is aimed at.
-      compilations: how many there were so far. Steps that had to wait for one count only until others were measured.
-
-    Attributes:
-      ended: how many steps ended so far, those of validation included.
-      per_step: seconds, or `None` as long as nothing is known.
-    """
-
-    def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
-        self._aim, self._compilations = seconds, compilations
-        self.per_step: float | None = None
-        self._compiled, self._rough = compilations(), True
-        self.ended = 0
-
-    def measured(self, steps: int, seconds: float) -> None:
-        """Steps ended."""
-        self.ended += steps
-        now, compiled = seconds / max(steps, 1), self._compilations()
-        waited, self._compiled = compiled != self._compiled, compiled
-        if self.per_step is None or self._rough:
-            self.per_step, self._rough = now, waited
-        elif not waited:
-            self.per_step = 0.5 * self.per_step + 0.5 * now
-
-    @property
-    def steps(self) -> int:
-        """How many steps fit into the time aimed at; 1 as long as nothing is known."""
-        return 1 if self.per_step is None else max(1, int(self._aim / max(self.per_step, 1e-6)))
+Item = StepsDispatched | SplitFinished | ValidationAborted | EpochFinished | Callback | Event
 
 
-class Flight:
+class InFlightLimiter:
     """Bounds how far the host runs ahead of the device: in dispatches, and in seconds of work."""
 
     def __init__(self, most: int = 64, seconds: float = 0.1, least: int = 2):
@@ -167,18 +139,18 @@ class Flight:
         return self._flying >= max(self._least, min(self._most, int(self._seconds / self._each)))
 
     @property
-    def together(self) -> int:
+    def read_batch_size(self) -> int:
         """How many dispatches are best read at once: those of some 5 ms, a few where they are that short."""
         return max(1, min(self._most // 4, int(self._seconds / 20 / self._each)))
 
-    def take_off(self, seconds: float | None = None) -> bool:
+    def acquire(self, seconds: float | None = None) -> bool:
         """Waits until another dispatch may be under way, so long at most; whether it may."""
         with self._changed:
             free = self._changed.wait_for(lambda: not self.full, seconds)
             self._flying += free
         return free
 
-    def landed(self, count: int, seconds: float, now: float = 0.0) -> None:
+    def release(self, count: int, seconds: float, now: float = 0.0) -> None:
         """`count` dispatches ended within `seconds`, the last of them at `now`."""
         with self._changed:
             self._flying -= count
@@ -198,17 +170,118 @@ class Flight:
             self._changed.notify_all()
 
 
-class Worker:
-    """Delivers a run's items in order: device values to files and history, events to listeners.
+@dataclasses.dataclass(frozen=True)
+class ReporterSnapshot:
+    """The reporter's part of a checkpoint.
 
     Attributes:
-      history: what every metric was.
-      collected: the rows that collecting metrics hold, by split and metric: lists of the leaves of each batch.
+      log: the offsets of the logs.
+      epoch_values: the closed values of the current epoch, by key.
+      host_metrics: the states of metrics on the host, by split and name.
+      history: returns the history as JSON. It is called when the checkpoint is written: there may be very many values.
+    """
+
+    log: Mapping[str, Any]
+    epoch_values: dict[str, float | str]
+    host_metrics: dict[str, dict[str, Any]]
+    history: Callable[[], dict[str, Any]]
+
+
+class _LoopSide(ThreadOwned):
+    """The loop's side of a reporter: items that wait to be handed over together, and the epoch that was announced."""
+
+    def __init__(self) -> None:
+        self.held: list[Item] = []
+        self.announced: int | None = None
+
+
+class RowCollector(ThreadOwned):
+    """The rows that collecting metrics hold until their split ends.
+
+    Attributes:
+      collected: by split and metric: lists of the leaves of each batch.
       row_trees: the structures of those rows, by metric.
-      epoch_values: those of the epoch under way that are closed, by key.
-      spent: seconds of the steps so far, of `train` and of `valid`; compiling and waiting for batches are not counted.
-      times: of the loop and the worker.
-      halted: the step that ended the run. What was dispatched after it leaves nothing.
+    """
+
+    def __init__(
+        self, collected: dict[str, dict[str, list[list[np.ndarray]]]] | None, row_trees: Mapping[str, Any] | None
+    ):
+        self.collected = collected or {}
+        self.row_trees: dict[str, Any] = dict(row_trees or {})
+
+    def add(self, made: StepsDispatched, values: StepOutputs, collecting: Sequence[MetricBase]) -> None:
+        """Keep the rows of a dispatch for each of its collecting metrics."""
+        if not collecting:
+            return
+        tails = values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []
+        parts = [jax.tree.map(lambda x: _joined(x, made.batches - len(tails)), values.rows)] if values.rows else []
+        held = self.collected.setdefault(made.split, {})
+        for part in [*parts, *tails]:
+            for metric, rows in zip(collecting, part, strict=True):
+                leaves, self.row_trees[metric.name] = jax.tree.flatten(rows)
+                held.setdefault(metric.name, []).append(leaves)
+
+    def rows(self, split: str, name: str) -> PyTree:
+        """Return all rows of a split for one metric, in order."""
+        parts = self.collected.get(split, {}).get(name, [])
+        columns = list(zip(*parts, strict=True))
+        for column in columns:
+            if len(shapes := {rows.shape[1:] for rows in column}) > 1:
+                raise LearnerError(
+                    f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
+                    "to one length"
+                )
+        leaves = [np.concatenate(column) for column in columns]
+        return self.row_trees[name].unflatten(leaves)
+
+    def discard(self, split: str) -> None:
+        """Drop the rows of a split."""
+        self.collected.pop(split, None)
+
+    def to_store(self) -> dict[str, Any]:
+        """Return the rows for a checkpoint: arrays by split, by the number of the metric and by that of the leaf."""
+        rows: dict[str, Any] = {}
+        for split, metrics in self.collected.items():
+            for index, parts in enumerate(metrics.values()):
+                columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+                rows.setdefault(split, {})[str(index)] = {str(i): column for i, column in enumerate(columns)}
+        return rows
+
+
+class Reporter(ThreadOwned):
+    """Deliver a run's items in order: device values to files and history, events to listeners. Its attributes belong to
+    its own thread; `_loop` belongs to the loop's.
+
+    Args:
+      metrics: by split.
+      files: of the run; None if nothing is written.
+      history: the values so far.
+      outlets: the threads of the listeners.
+      estimator: is given the time of steps.
+      clock: seconds since 1970 (UTC), for events.
+      collected: rows of collecting metrics that a checkpoint holds.
+      row_trees: the structures of those rows, by metric.
+      epoch_values: the closed values of the current epoch that a checkpoint holds.
+      policy: of steps that are not finite; None if they are not reported.
+      log: of the application.
+      warn: shows a warning to people, and logs it.
+      limiter: of dispatches in flight.
+      check_peers: called now and then during a wait; it raises if another process has failed.
+      now: the clock of steps, in seconds.
+      steps_per_epoch: None if that is not known.
+
+    Attributes:
+      history: the value of every metric at every epoch and validation.
+      rows: the rows of collecting metrics.
+      epoch_values: the closed values of the current epoch, by key.
+      spent: seconds so far of `train` and `valid` steps, without compiling and waiting for batches, and of `save`.
+      times: of the loop and the reporter.
+      halted: the step that ended the run, or None. What was dispatched after it leaves nothing.
+      log: see above.
+      warn: see above.
+      flight: the limiter.
+      summary: of the run, once it has ended.
+      steps_per_epoch: see above.
     """
 
     def __init__(
@@ -217,54 +290,55 @@ class Worker:
         files: RunFiles | NoFiles | None,
         history: History,
         outlets: Sequence[ListenerThread],
-        pace: Pace,
+        estimator: StepTimeEstimator,
         clock: Callable[[], float] = time.time,
         collected: dict[str, dict[str, list[list[np.ndarray]]]] | None = None,
-        skipped: Callable[[int, str], None] = lambda step, kind: None,
-        overflowed: Callable[[int, int], None] = lambda step, scale: None,
-        flight: Flight | None = None,
-        heed: Callable[[], None] = lambda: None,
-        undefined: Callable[[str], None] = lambda text: None,
+        *,
+        row_trees: Mapping[str, Any] | None = None,
+        epoch_values: Mapping[str, float | str] | None = None,
+        policy: NonFinitePolicy | None = None,
+        log: logging.Logger | None = None,
+        warn: Callable[[str], None] = lambda text: None,
+        limiter: InFlightLimiter | None = None,
+        check_peers: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.perf_counter,
+        steps_per_epoch: int | None = None,
     ):
-        """`skipped(step, kind)` is told of steps that were skipped, or ended the run, as their `kind` is not finite;
-        `overflowed(step, scale)` of those that did no more than to lower the loss scale. `heed()` is called now and
-        then while something is waited for; it may raise. `undefined(text)` is told once of each metric whose value of
-        a whole split is NaN although the loss is a number. `now` is the clock that steps are measured by, in seconds.
-        """
-        self.now = now
-        self.history = history
-        self.halted: Halt | None = None
-        self.spent = {"train": 0.0, "valid": 0.0}
+        self.now, self.history, self.steps_per_epoch = now, history, steps_per_epoch
+        self.log, self.warn = log or logging.getLogger(__name__), warn
+        self.summary: Mapping[str, Any] = {}
+        self._policy = policy
+        self._skipped_before = False
+        self.halted: NonFiniteStop | None = None
+        self.spent = {"train": 0.0, "valid": 0.0, "save": 0.0}
         self.times = Times()
-        self._left_out: set[str] = set()  # splits of which steps were, until they end
-        self._skipped, self._overflowed, self._heed = skipped, overflowed, heed
-        # A process before this one, of the same run, has reported those already.
-        self._undefined, self._undefined_before = undefined, _undefined_in(history)
-        self.collected: dict[str, dict[str, list[list[np.ndarray]]]] = collected or {}
-        self.row_trees: dict[str, Any] = {}
-        self.flight = flight or Flight()
-        self._metrics, self._files, self._outlets, self._pace, self._clock = metrics, files, outlets, pace, clock
-        self.epoch_values: dict[str, float | str] = {}
+        self._left_out: set[str] = set()  # splits with skipped steps, until they end
+        self._check_peers = check_peers
+        self._undefined_before = _undefined_in(history)  # an earlier process of the run has reported those
+        self.rows = RowCollector(collected, row_trees)
+        self.flight = limiter or InFlightLimiter()
+        self._metrics, self._files, self._outlets, self._pace, self._clock = metrics, files, outlets, estimator, clock
+        self.epoch_values: dict[str, float | str] = dict(epoch_values or {})
+        self._log_offsets_before_validation: Mapping[str, Any] = {}
         self._last = self._back = self.now()
         self._split_began: dict[str, float] = {}
         self._epoch_began = self._last
         self._error: BaseException | None = None
-        self._held: list[Item] = []
+        self._loop = _LoopSide()
         self._queue: queue.SimpleQueue[tuple[list[Item] | None, bool]] = queue.SimpleQueue()
         self._space = threading.Semaphore(256)
         self._thread = threading.Thread(target=self._work, name="learner-worker", daemon=True)
-        self._thread.start()
+        self._thread.start()  # the last line: from here on the attributes belong to that thread
 
     # -- the loop's side -----------------------------------------------------------------------------------------------
 
-    def take_off(self) -> None:
+    def acquire(self) -> None:
         """Waits until another dispatch may be under way."""
         full, began = self.flight.full, self.now()
         if full:
             self._hand_over()
-        while not self.flight.take_off(HEED):
-            self._heed()
+        while not self.flight.acquire(POLL_SECONDS):
+            self._check_peers()
         self.times.dispatches += 1
         if full:
             self.times.held += self.now() - began
@@ -275,54 +349,118 @@ class Worker:
         Short dispatches are handed over several at once: waking a thread for each costs more than they take.
         """
         self.check()
-        self._held.append(item)
-        if not isinstance(item, Made) or len(self._held) >= self.flight.together:
+        self._loop.held.append(item)
+        if not isinstance(item, StepsDispatched) or len(self._loop.held) >= self.flight.read_batch_size:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._held:
+        if self._loop.held:
             self._space.acquire()
-            self._queue.put((self._held, True))
-            self._held = []
+            self._queue.put((self._loop.held, True))
+            self._loop.held = []
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Announce an epoch before its first dispatch, once."""
+        if self._loop.announced != epoch:
+            self._loop.announced = epoch
+            self.put(EpochStarted(self._clock(), epoch, self.steps_per_epoch))
+
+    def mark_logs(self) -> None:
+        """Keep the log offsets before a validation: a checkpoint of one that is interrupted has these."""
+        self.put(Callback(self._mark_logs))
+
+    def newest(self, at: int | None = None) -> dict[str, float | str]:
+        """Wait for the values of all steps, and return the newest value of every metric, or of those that were measured
+        at a step.
+        """
+        self.wait()  # afterwards this thread may read the history: the reporter has nothing to do
+        last = {key: self.history.last(key) for key in self.history}
+        return {key: point.value for key, point in last.items() if point is not None and at in (None, point.step)}
+
+    def journal(self, event: str, **fields: Any) -> None:
+        """Write a line of the journal, in order."""
+        self.put(Callback(lambda: self._journal(event, fields)))
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """Write the description of the model, in order."""
+        self.put(Callback(lambda: None if self._files is None else self._files.write_model(model)))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, in order, and wait for it."""
+        self.put(Callback(lambda: self._write_summary(summary)))
+        self.wait()
 
     def idle(self, since: float) -> float:
         """Seconds since then, by the clock of `now`, in which the device had nothing to do."""
-        return self.flight.idle(since, self.now(), sum(isinstance(item, Made) for item in self._held))
+        return self.flight.idle(since, self.now(), sum(isinstance(item, StepsDispatched) for item in self._loop.held))
 
-    def put_soon(self, item: Item) -> None:
+    def put_nowait(self, item: Item) -> None:
         """Queues an item from another thread, without waiting."""
         self._queue.put(([item], False))
 
+    def notify(self, text: str, log: bool = False) -> None:
+        """Show a message to people, without waiting; from any thread. `log`: also write it to the log."""
+        if log:
+            self.log.info("%s", text)
+        self.put_nowait(Message(self._clock(), logging.INFO, text))
+
+    def report_save(self, epoch: int, step: int, path: Path, seconds: float) -> None:
+        """Report a complete checkpoint, without waiting: the reporter may wait for the saver, which calls this."""
+        self.put_nowait(Callback(lambda: self._journal("save", {"step": step, "path": str(path)})))
+        self.put_nowait(Saved(self._clock(), epoch, step, path, seconds))
+
+    def flush_logs(self, position: Mapping[str, Any]) -> None:
+        """Write the logs up to a position to the disk, on the saver's thread. They are only read here."""
+        if self._files is not None:
+            self._files.to_disk(position)
+
     def check(self) -> None:
-        """Raises what went wrong on the worker's thread, with its own traceback."""
+        """Raise the error of the reporter's thread, with its own traceback."""
         if self._error is not None:
             raise self._error
 
     @property
     def failure(self) -> BaseException | None:
-        """What went wrong on the worker's thread."""
+        """What went wrong on the reporter's thread."""
         return self._error
 
     def wait(self) -> None:
         """Until everything that was put is done."""
         done = threading.Event()
-        self.put(Call(done.set))
+        self.put(Callback(done.set))
         for waits in itertools.count(1):
             if done.wait(0.1):
                 break
             self.check()
-            if waits % (10 * HEED) == 0:
-                self._heed()
+            if waits % (10 * POLL_SECONDS) == 0:
+                self._check_peers()
         self.check()
 
     def close(self, seconds: float | None = None) -> None:
         """Does what is queued, then ends the thread; raises nothing. What hangs is left behind after `seconds`."""
-        self._queue.put((self._held, False))
+        self._queue.put((self._loop.held, False))
         self._queue.put((None, False))
         self._thread.join(seconds)
 
-    def host_states(self) -> dict[str, dict[str, Any]]:
-        """What the metrics on the host want to be kept, by split and name. To be called on the worker's thread."""
+    # -- the reporter's thread -----------------------------------------------------------------------------------------
+
+    def snapshot(self, in_validation: bool) -> ReporterSnapshot:
+        """Return the reporter's part of a checkpoint at this place in the order of items."""
+        assert self._files is not None
+        log = self._log_offsets_before_validation if in_validation else self._files.position()
+        return ReporterSnapshot(log, self.epoch_values, self._host_states(), self.history.copy().to_json)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the time of the block as waiting for a checkpoint."""
+        began = self.now()
+        try:
+            yield
+        finally:
+            self.spent["save"] += self.now() - began
+
+    def _host_states(self) -> dict[str, dict[str, Any]]:
+        """Return what the metrics on the host keep for a checkpoint, by split and name."""
         states: dict[str, dict[str, Any]] = {}
         for split, metrics in self._metrics.items():
             for metric in metrics:
@@ -330,9 +468,22 @@ class Worker:
                     states.setdefault(split, {})[metric.name] = state
         return states
 
-    # -- the worker's thread -------------------------------------------------------------------------------------------
+    def _mark_logs(self) -> None:
+        if self._files is not None:
+            self._log_offsets_before_validation = self._files.position()
+
+    def _write_summary(self, summary: Mapping[str, Any]) -> None:
+        self.summary = summary
+        if self._files is not None:
+            self._files.write_summary(summary)
+
+    def _journal(self, event: str, fields: Mapping[str, Any]) -> None:
+        if self._files is not None:
+            self._files.journal(event, **fields)
 
     def _work(self) -> None:
+        self.claim()
+        self.rows.claim()
         ended = False
         while not ended:
             entries = [self._queue.get()]
@@ -353,9 +504,9 @@ class Worker:
 
     def _deliver(self, items: list[Item]) -> None:
         """Reads from the device in runs of steps: one wait and one transfer for all that are queued."""
-        made: list[Made] = []
+        made: list[StepsDispatched] = []
         for item in items:
-            if isinstance(item, Made):
+            if isinstance(item, StepsDispatched):
                 made.append(item)
                 continue
             self._steps(made)
@@ -365,16 +516,16 @@ class Worker:
         self._steps(made)
 
     def _other(self, item: Item) -> None:
-        if self.halted is not None and isinstance(item, Closed | EpochClosed | EpochStarted):
+        if self.halted is not None and isinstance(item, SplitFinished | EpochFinished | EpochStarted):
             return
-        if isinstance(item, Closed):
+        if isinstance(item, SplitFinished):
             with OomContext(item.split):
                 self._close_split(item)
-        elif isinstance(item, Abandoned):
+        elif isinstance(item, ValidationAborted):
             self._abandon(item.split)
-        elif isinstance(item, EpochClosed):
+        elif isinstance(item, EpochFinished):
             self._close_epoch(item)
-        elif isinstance(item, Call):
+        elif isinstance(item, Callback):
             item.fn()
         elif isinstance(item, Event):
             self.emit(item)
@@ -384,7 +535,7 @@ class Worker:
         for outlet in self._outlets:
             outlet.put(event)
 
-    def _steps(self, made: list[Made]) -> None:
+    def _steps(self, made: list[StepsDispatched]) -> None:
         if not made:
             return
         began = self.now()
@@ -399,7 +550,7 @@ class Worker:
             most = max(now - self._back, self._pace.per_step * steps)
             seconds, own = min(seconds, most), min(own, most)
         self._last = now
-        self.flight.landed(len(made), seconds, now)
+        self.flight.release(len(made), seconds, now)
         self._pace.measured(steps, seconds)
         for m in made:
             self.spent["train" if m.split == "train" else "valid"] += own * m.count / steps
@@ -407,7 +558,7 @@ class Worker:
             if self.halted is None:
                 self._dispatches(list(group), seconds / steps, own / steps)
 
-    def _dispatches(self, read: list[tuple[Made, StepOutputs]], seconds: float, own: float) -> None:
+    def _dispatches(self, read: list[tuple[StepsDispatched, StepOutputs]], seconds: float, own: float) -> None:
         """Deliver dispatches of one split and epoch that were read together. Each of their steps took `seconds`, of
         which `own` remain without compiling and waiting for batches.
         """
@@ -427,7 +578,8 @@ class Worker:
                 metric.on_batches(rows, weight)
                 columns[metric.name] = np.full(count, metric.update(count, own * count), np.float32)
         for made, values in read:
-            self._collect(made, values)
+            collecting = [m for m in self._metrics[made.split] if isinstance(m, CollectingMetric)]
+            self.rows.add(made, values, collecting)
         if self._files is not None:
             self._files.steps(last.split, last.epoch, columns, weights)
         if self._outlets:
@@ -435,48 +587,42 @@ class Worker:
             where = last.split, last.epoch, read[0][0].first, count, last.in_epoch - left, last.total, last.step - left
             self.emit(StepsEnded(self._clock(), *where, columns, weights, seconds * count))
 
-    def _look(self, first: Made, nonfinite: np.ndarray) -> int:
+    def _look(self, first: StepsDispatched, nonfinite: np.ndarray) -> int:
         """Reports steps that are not finite; how many steps there are, up to one that ends the run."""
         for index in np.flatnonzero(nonfinite):
             self._left_out.add(first.split)
             code = int(nonfinite[index])
             step = first.first + int(index)
             if code < 0:
-                self._overflowed(step, -code)
+                self._report_overflow(step, -code)
                 continue
             kind = KINDS[code % HALTS]
-            self._skipped(step, kind)
+            self._report_nonfinite(step, kind)
             if code > HALTS:
-                self.halted = Halt(first.epoch, step, kind)
+                self.halted = NonFiniteStop(first.epoch, step, kind)
                 return int(index) + 1
         return len(nonfinite)
 
-    def _collect(self, made: Made, values: StepOutputs) -> None:
-        collecting = [m for m in self._metrics[made.split] if isinstance(m, CollectingMetric)]
-        if not collecting:
+    def _report_nonfinite(self, step: int, kind: str) -> None:
+        """Report a step whose loss or gradients are not finite: people see the first one, the log has all."""
+        if self._policy is None:
             return
-        tails = values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []
-        parts = [jax.tree.map(lambda x: _joined(x, made.batches - len(tails)), values.rows)] if values.rows else []
-        held = self.collected.setdefault(made.split, {})
-        for part in [*parts, *tails]:
-            for metric, rows in zip(collecting, part, strict=True):
-                leaves, self.row_trees[metric.name] = jax.tree.flatten(rows)
-                held.setdefault(metric.name, []).append(leaves)
+        text = nonfinite_text(kind, step)
+        if self._policy.policy != "skip":
+            self.log.warning(text)
+        elif self._skipped_before:
+            self.log.warning("%s: it is skipped", text)
+        else:
+            self._skipped_before = True
+            self.warn(f"{text}: it is skipped, and so are further ones, up to {self._policy.in_a_row} in a row")
 
-    def _collected_rows(self, split: str, name: str) -> PyTree:
-        """All rows of a split for one metric, in order."""
-        parts = self.collected.get(split, {}).get(name, [])
-        columns = list(zip(*parts, strict=True))
-        for column in columns:
-            if len(shapes := {rows.shape[1:] for rows in column}) > 1:
-                raise LearnerError(
-                    f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
-                    "to one length"
-                )
-        leaves = [np.concatenate(column) for column in columns]
-        return self.row_trees[name].unflatten(leaves)
+    def _report_overflow(self, step: int, scale: int) -> None:
+        """Report a step whose gradients overflowed, as a loss scale makes them do now and then."""
+        if self._policy is not None:
+            text = "the gradients of step %d overflowed: it is skipped, and the loss scale is now %d"
+            self.log.info(text, step, scale)
 
-    def _close_split(self, closed: Closed) -> None:
+    def _close_split(self, closed: SplitFinished) -> None:
         values, pictures = self._split_values(closed)
         now = self.now()
         seconds = now - self._split_began.pop(closed.split, now)
@@ -492,13 +638,15 @@ class Worker:
         self.emit(SplitEnded(self._clock(), *where, pictures))
 
     def _abandon(self, split: str) -> None:
-        self.collected.pop(split, None)
+        self.rows.discard(split)
         self._split_began.pop(split, None)
         for metric in self._metrics.get(split, ()):
             if isinstance(metric, HostMetric):
                 metric.reset()
 
-    def _split_values(self, closed: Closed) -> tuple[dict[str, float | str], dict[str, Callable[[], np.ndarray]]]:
+    def _split_values(
+        self, closed: SplitFinished
+    ) -> tuple[dict[str, float | str], dict[str, Callable[[], np.ndarray]]]:
         """The values by name, and what draws those that have a picture."""
         read = jax.device_get(dict(closed.values))
         values: dict[str, float | str] = {}
@@ -507,7 +655,7 @@ class Worker:
             if isinstance(metric, Metric):
                 value = read[metric.name]
             elif isinstance(metric, CollectingMetric):
-                value = metric.compute(self._collected_rows(closed.split, metric.name))
+                value = metric.compute(self.rows.rows(closed.split, metric.name))
             else:
                 assert isinstance(metric, HostMetric)
                 value = metric.compute()
@@ -515,11 +663,11 @@ class Worker:
             values[metric.name] = _number(value) if metric.numeric else metric.text(value)
             if callable(draw := getattr(metric, "picture", None)):
                 pictures[metric.name] = functools.partial(draw, value)
-        self.collected.pop(closed.split, None)
+        self.rows.discard(closed.split)
         self._tell_undefined(closed, values)
         return values | {name: _number(v) for name, v in read.items() if name not in values}, pictures
 
-    def _tell_undefined(self, closed: Closed, values: Mapping[str, float | str]) -> None:
+    def _tell_undefined(self, closed: SplitFinished, values: Mapping[str, float | str]) -> None:
         left_out = closed.split in self._left_out
         self._left_out.discard(closed.split)
         lost = not math.isfinite(float(values.get("Loss", math.nan)))  # which says enough of what is made of it
@@ -532,12 +680,12 @@ class Worker:
             if left_out and getattr(metric, "per_step", False):
                 continue  # of steps that were not made, which is told already
             self._undefined_before.add(metric.name)
-            self._undefined(
+            self.warn(
                 f"{closed.split}/{metric.name} of epoch {closed.epoch} is not defined (NaN), which is said once: "
                 f"{metric.undefined}"
             )
 
-    def _close_epoch(self, closed: EpochClosed) -> None:
+    def _close_epoch(self, closed: EpochFinished) -> None:
         values, self.epoch_values = self.epoch_values, {}
         now = self.now()
         seconds, self._epoch_began = now - self._epoch_began, now
@@ -546,7 +694,7 @@ class Worker:
         self.emit(EpochEnded(self._clock(), closed.epoch, closed.step, values, seconds))
 
 
-def _read(made: list[Made]) -> list[StepOutputs]:
+def _read(made: list[StepsDispatched]) -> list[StepOutputs]:
     """The values on the host. Where the device had no room, the first that have none say in which split."""
     try:
         read: list[StepOutputs] = jax.device_get([m.values for m in made])

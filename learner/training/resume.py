@@ -19,8 +19,9 @@ from learner.steps.state import TrainState
 from learner.training.executor import MetricAccumulator, Runner
 from learner.training.fingerprints import changes, metrics_in_flight, saved_fingerprint
 from learner.training.options import Options
+from learner.training.position import Position
 from learner.training.preflight import Inputs
-from learner.training.run import Position, platform_facts
+from learner.training.saving import platform_facts
 from learner.training.stopping import MetricEarlyStopping
 from learner.util.json_values import decode
 
@@ -54,8 +55,7 @@ class Restored:
     @property
     def position(self) -> Position:
         """Where the run was."""
-        position = self.progress["position"]
-        return Position(**{**position, "left": tuple(position["left"])})
+        return Position.from_json(self.progress["position"])
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def differences(
     progress: Mapping[str, Any], fingerprint: Mapping[str, Any], inputs: Inputs, allow: Collection[str]
 ) -> list[str]:
     """What makes a checkpoint inside an epoch mean something else now. One at the end of an epoch has no such ties."""
-    position = Position(**progress["position"])
+    position = Position.from_json(progress["position"])
     if not position.batch:
         return []
     problems = []
@@ -277,13 +277,13 @@ def differences(
     before, where = saved_fingerprint(progress), f"the checkpoint of step {position.step} lies inside epoch "
     where += str(position.epoch)
     changed = changes(before, fingerprint).train_data
-    if changed and position.due != "epoch" and "data" not in allow:
+    if changed and position.pending != "epoch" and "data" not in allow:
         problems.append(
             f"{where}, and its position means other rows now: {'; '.join(changed)}. Resume with the data of before, "
             f"from the end of an epoch with checkpoint(epoch), or with allow=('data',): {ALLOWED['data']}"
         )
     had, have = before["settings"].get("metrics"), fingerprint["settings"]["metrics"]
-    if had != have and position.due != "epoch" and "metrics" not in allow:
+    if had != have and position.pending != "epoch" and "metrics" not in allow:
         problems.append(
             f"{where}, with the metrics {_listed(had)} of the train split in flight, and now there are "
             f"{_listed(have)}. Go on with those of before, from the end of an epoch, or with allow=('metrics',): "

@@ -11,7 +11,7 @@ from learner.optimizers.schedule_resolution import OF_RUN
 from learner.runs.journal import OBSERVER_KEYS
 from learner.steps.step import Step
 from learner.training.options import Options
-from learner.training.run import platform_facts
+from learner.training.saving import platform_facts
 from learner.util.distribution import versions
 from learner.util.json_values import encode
 from learner.util.text import name_of

@@ -1,10 +1,13 @@
-"""When a run stops before its end."""
+"""Stopping a run: who may ask for it, and the one place that knows the reason."""
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from learner.distributed.consensus import Consensus
+from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode
@@ -77,23 +80,191 @@ class MetricEarlyStopping:
 
 @dataclasses.dataclass
 class StopRequest:
-    """What signals ask of a run, from before it begins to its end.
+    """What signals request of a run, from before it begins to its end.
+
+    It has no lock: a signal handler runs in the middle of whatever the main thread does, and would wait forever for a
+    lock that this thread holds. Each method sets one attribute, which needs none.
 
     Attributes:
-      reason: why it is to stop, or `None`.
-      save: whether a checkpoint is wanted at the next opportunity.
+      reason: why the run has to stop, or None.
+      save: True if a checkpoint is requested.
     """
 
     reason: str | None = None
     save: bool = False
 
     def to_stop(self, reason: str) -> None:
-        """After the dispatch under way."""
+        """Request a stop after the current dispatch."""
         self.reason = reason
 
     def to_save(self) -> None:
-        """And to go on."""
+        """Request a checkpoint; training continues."""
         self.save = True
+
+
+class StopController:
+    """The reason why a run stops, and everything that can be one. Any thread may call it.
+
+    A stop request (a signal, an `Interrupter`, the time limit, another process) also interrupts a validation or a wait
+    for data. A decision (early stopping, a step that is not finite) takes effect between two dispatches.
+
+    Args:
+      request: the mailbox of signal handlers.
+      interrupter: the user's, if any.
+      time_limit: seconds of the whole run, or None.
+      began: when the run began, by `time.monotonic`.
+      consensus: with the other processes, or None. A request is then heeded when all of them know it.
+      reserve: returns the seconds that saving at the end will take.
+      status: returns what this process reports to the others besides its reason: `since`, `halted` and `pace`.
+
+    Attributes:
+      began: see above.
+    """
+
+    def __init__(
+        self,
+        request: StopRequest,
+        interrupter: "Interrupter | None" = None,
+        time_limit: float | None = None,
+        began: float | None = None,
+        consensus: Consensus | None = None,
+        reserve: Callable[[], float] = lambda: 0.0,
+        status: Callable[[], Mapping[str, Any]] = dict,
+    ):
+        self.began = time.monotonic() if began is None else began
+        self._request, self._interrupter, self._time_limit = request, interrupter, time_limit
+        self._consensus, self._reserve, self._status = consensus, reserve, status
+        self._lock = threading.Lock()
+        self._decision: str | None = None
+        self._ending = False
+        self._stopped_by = ""
+        self._ended_by: str | None = None
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def interrupt(self, reason: str) -> None:
+        """Request a stop, as a signal does."""
+        self._request.to_stop(reason)
+
+    def interrupt_once(self, reason: str) -> None:
+        """Request a stop unless one is requested already: the first reason is kept."""
+        with self._lock:
+            self._request.to_stop(self._request.reason or reason)
+
+    def request_save(self) -> None:
+        """Request a checkpoint; training continues."""
+        self._request.to_save()
+
+    def take_save_request(self) -> bool:
+        """Return True if a checkpoint was requested since the last call; with several processes, by any of them."""
+        source: Any = self._request if self._consensus is None else self._consensus
+        requested, source.save = bool(source.save), False
+        return requested
+
+    def decide(self, reason: str | None) -> None:
+        """End the run between two dispatches, if there is a reason. The first one is kept."""
+        with self._lock:
+            self._decision = self._decision or reason or None
+
+    # -- polling -------------------------------------------------------------------------------------------------------
+
+    @property
+    def stop_request(self) -> str | None:
+        """Why the run has to stop now, even within a validation or a wait for data; None if it need not."""
+        return self._own_request() if self._consensus is None else self._consensus.reason
+
+    @property
+    def stop_requested(self) -> bool:
+        """True if there is such a reason."""
+        return self.stop_request is not None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run ends before the next dispatch: a request, or else a decision; None if it continues."""
+        return self.stop_request or self._decision
+
+    @property
+    def decision(self) -> str | None:
+        """The decision that ends the run, or None."""
+        return self._decision
+
+    def _own_request(self) -> str | None:
+        if self._request.reason:
+            return self._request.reason
+        if self._interrupter is not None and self._interrupter.reason:
+            return f"interrupter: {self._interrupter.reason}"
+        return "time limit" if self._is_out_of_time() else None
+
+    def _is_out_of_time(self) -> bool:
+        """Return True if the rest of the time limit is needed to save and to end."""
+        if self._time_limit is None:
+            return False
+        reserve = max(self._reserve(), min(30.0, self._time_limit / 20))
+        return time.monotonic() - self.began >= self._time_limit - reserve
+
+    # -- several processes ---------------------------------------------------------------------------------------------
+
+    def sync(self, step: int | None = None) -> None:
+        """Exchange requests with the other processes, if it is time. Called by the loop's thread between dispatches."""
+        if self._consensus is None:
+            return
+        self._consensus.sync(self._local_status, step)
+        if self._consensus.reason is not None and self._request.reason is None:
+            self._request.to_stop(self._consensus.reason)
+
+    def _local_status(self) -> dict[str, Any]:
+        save, self._request.save = self._request.save, False
+        return {"reason": self._own_request(), "save": save, **self._status()}
+
+    @property
+    def may_have_halted(self) -> bool:
+        """False if no process has read a step that ends the run; they have to end at the same step."""
+        return self._consensus is None or self._consensus.halted
+
+    @property
+    def is_shared(self) -> bool:
+        """True if the run has several processes."""
+        return self._consensus is not None
+
+    def release(self) -> None:
+        """Free the thread that prepares data, which may wait for an agreement of the processes."""
+        if self._consensus is not None:
+            self._consensus.release()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ending(self) -> bool:
+        """True once the last step was dispatched."""
+        return self._ending
+
+    def begin_end(self) -> None:
+        """Record that no further step is dispatched."""
+        with self._lock:
+            self._ending = True
+
+    @property
+    def stopped_by(self) -> str:
+        """Why the loop ended."""
+        return self._stopped_by
+
+    def finish(self, reason: str) -> None:
+        """Record why the loop ended."""
+        with self._lock:
+            self._stopped_by = reason
+
+    def agree_on_end(self, hosts: ProcessGroup) -> None:
+        """Share the request of each process: one that could not save ends all of them."""
+        reasons = hosts.all_gather_json(self._request.reason, "end")
+        with self._lock:
+            self._ended_by = next(filter(None, reasons), None)
+
+    @property
+    def ended_by(self) -> str | None:
+        """The request that ends the process, or None. With several processes, a signal after the last exchange is
+        ignored, as it would end this process alone.
+        """
+        return self._ended_by if self.is_shared else self._request.reason
 
 
 class Interrupter:

@@ -4,26 +4,65 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from learner.util.ownership import ThreadOwned
+
 PARTS = ("compile", "data", "train", "valid", "save", "other")
 """What the time of a run is split into: compiling (and tracing) programs, waiting for batches while the device has
 nothing to do, the rest of the training steps, validations, waiting for checkpoints, and everything else."""
 
 
-class TimeBreakdown:
-    """What the loop's thread spends apart from steps.
+class StepTimeEstimator:
+    """Estimate the seconds of a step from when steps end. The estimate bounds how much is dispatched at once.
 
-    The device works while the loop prepares what comes next, so the time of steps is measured where they end: by the
-    worker, from the end of the step before, or from when the loop began to work for it. What is told here lies within
-    that time and is not the step's own.
+    The reporter's thread calls `measured`; the loop's, the feeder's and the watchdog's threads read single attributes,
+    each of which is one number and replaced at once.
 
     Args:
-      compiling: how many seconds of this thread went into programs so far.
-      clock: seconds from any moment on.
+      seconds: the time that one dispatch should take.
+      compilations: returns the number of compilations so far. A step that waited for one counts only until another
+        step was measured.
+
+    Attributes:
+      ended: the number of steps that have ended, those of validation included.
+      per_step: the estimate in seconds, or None before the first measurement.
+    """
+
+    def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
+        self._aim, self._compilations = seconds, compilations
+        self.per_step: float | None = None
+        self._compiled, self._rough = compilations(), True
+        self.ended = 0
+
+    def measured(self, steps: int, seconds: float) -> None:
+        """Record steps that ended."""
+        self.ended += steps
+        now, compiled = seconds / max(steps, 1), self._compilations()
+        waited, self._compiled = compiled != self._compiled, compiled
+        if self.per_step is None or self._rough:
+            self.per_step, self._rough = now, waited
+        elif not waited:
+            self.per_step = 0.5 * self.per_step + 0.5 * now
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps fit into the time of one dispatch; 1 before the first measurement."""
+        return 1 if self.per_step is None else max(1, int(self._aim / max(self.per_step, 1e-6)))
+
+
+class TimeBreakdown:
+    """Seconds that the loop's thread spends on anything but steps.
+
+    The device works while the loop prepares the next dispatch, so the reporter measures the time of a step where it
+    ends: from the end of the step before, or from when the loop began to work for it. The seconds counted here lie
+    within that time and are subtracted from it.
+
+    Args:
+      compiling: returns the seconds that this thread has spent on tracing and compiling programs.
+      clock: returns seconds from any origin.
 
     Attributes:
       data: seconds of waiting for batches.
       save: seconds of waiting for checkpoints.
-      worker_save: those of the worker, which holds the loop before long.
 
     >>> now = [0.0]
     >>> spent = TimeBreakdown(lambda: 0.0, lambda: now[0])
@@ -34,58 +73,88 @@ class TimeBreakdown:
     """
 
     def __init__(self, compiling: Callable[[], float], clock: Callable[[], float] = time.perf_counter):
-        self.data = self.save = self.worker_save = 0.0
+        self.data = self.save = 0.0
         self.compiling, self._clock = compiling, clock
-        self._told = self._of_steps
+        self._taken_before = self._of_steps
 
     @property
     def _of_steps(self) -> float:
         return self.data + self.compiling()
 
-    def apart(self) -> float:
-        """The seconds of compiling and of waiting for batches since this was last asked."""
-        before, self._told = self._told, self._of_steps
-        return self._told - before
+    def take_overhead(self) -> float:
+        """Return the seconds of compiling and of waiting for batches since the last call."""
+        before, self._taken_before = self._taken_before, self._of_steps
+        return self._taken_before - before
 
     def waited(self, idle: float, compiled: float) -> None:
-        """For a batch: `idle` seconds without work for the device. `compiled`: the `compiling` of before, as what was
-        compiled meanwhile is told apart.
+        """Count the wait for a batch: `idle` seconds without work for the device, less those of compiling since
+        `compiled`, the value of `compiling()` before the wait.
         """
         self.data += max(0.0, idle - (self.compiling() - compiled))
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Around what waits for a checkpoint."""
+        """Count the time of the block as waiting for a checkpoint."""
         began, compiled = self._clock(), self.compiling()
         try:
             yield
         finally:
             self.save += self._clock() - began - (self.compiling() - compiled)
 
-    @contextlib.contextmanager
-    def saving_on_worker(self) -> Iterator[None]:
-        """The same on the worker's thread."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self.worker_save += self._clock() - began
-
     def split(self, total: float, steps: Mapping[str, float]) -> dict[str, float]:
-        """Seconds by part, which add up to the `total`; `steps`: those of `train` and `valid`."""
+        """Return seconds by part, which add up to `total`. `steps`: the reporter's of `train`, `valid` and `save`;
+        a save that holds the reporter holds the loop soon after.
+        """
         parts, left = {}, total
         waits = {"compile": self.compiling(), "data": self.data}
-        # What is done beside something else is cut: steps while the loop compiles, saves while it goes on.
-        for name, seconds in {**waits, **steps, "save": self.save + self.worker_save}.items():
+        # Parts that overlap are cut: steps while the loop compiles, and saves while it trains.
+        for name, seconds in {**waits, **steps, "save": self.save + steps.get("save", 0.0)}.items():
             parts[name] = max(0.0, min(left, seconds))
             left -= parts[name]
         return {"total": total, **parts, "other": left}
 
 
-def said(seconds: Mapping[str, float]) -> str:
-    """The parts in words, without those that took nothing worth a word.
+class StepTimer(ThreadOwned):
+    """Mark where the time of each dispatch begins. It belongs to the loop's thread.
 
-    >>> said({"total": 12.0, "compile": 2.0, "data": 0.001, "train": 9.5, "valid": 0.4, "save": 0.0, "other": 0.099})
+    Args:
+      estimator: the reporter's estimate of the time of a step.
+      spent: the loop's seconds apart from steps.
+      now: the clock of steps, in seconds; the reporter has the same one.
+
+    Attributes:
+      since: when the loop began to work for the next dispatch.
+
+    >>> ticks = iter([1.0, 4.0])
+    >>> timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0), lambda: next(ticks))
+    >>> timer.begin()
+    >>> timer.lap(), timer.since
+    ((1.0, 0.0, 4.0), 4.0)
+    """
+
+    def __init__(
+        self, estimator: StepTimeEstimator, spent: TimeBreakdown, now: Callable[[], float] = time.perf_counter
+    ):
+        self.estimator, self.spent, self.now = estimator, spent, now
+        self.since = 0.0
+        self.claim()
+
+    def begin(self) -> None:
+        """Begin the next dispatch now, so that a validation or a hook before it is not part of its time."""
+        self.since = self.now()
+        self.spent.take_overhead()
+
+    def lap(self) -> tuple[float, float, float]:
+        """Return when the dispatch began, its seconds of compiling and waiting, and now, when the next one begins."""
+        since, overhead, self.since = self.since, self.spent.take_overhead(), self.now()
+        return since, overhead, self.since
+
+
+def format_breakdown(seconds: Mapping[str, float]) -> str:
+    """Return the parts as text, without those below one percent.
+
+    >>> seconds = {"total": 12.0, "compile": 2.0, "data": 0.001, "train": 9.5, "valid": 0.4, "save": 0.0, "other": 0.1}
+    >>> format_breakdown(seconds)
     'compile 2.0 s, train 9.5 s, valid 0.4 s'
     """
     parts = {name: value for name, value in seconds.items() if name in PARTS and value >= 0.01 * seconds["total"]}

@@ -82,7 +82,7 @@ if jax.process_index() == 1:
 
 
 def model():
-    hosts().meet("where is process 1?")
+    hosts().all_gather_json("where is process 1?")
 """
 
 

@@ -18,7 +18,7 @@ class Table:
         self.others = list(others)
         self.meetings = 0
 
-    def meet(self, word, what):
+    def all_gather_json(self, word, what):
         self.meetings += 1
         return [word, *({**QUIET, "step_time": 0.0, **other} for other in self.others)]
 
@@ -29,7 +29,7 @@ def agreement(*others, seconds_per_turn=0.01, step=0):
 
     def turn(at=None, **said):
         now[0] += seconds_per_turn
-        made.turn(lambda: {**QUIET, **said}, at)
+        made.sync(lambda: {**QUIET, **said}, at)
 
     return made, table, turn
 

@@ -208,16 +208,16 @@ def test_it_is_too_late_to_connect_when_jax_is_in_use():
 
 def test_alone_nobody_is_waited_for():
     here = hosts()
-    assert (type(here), here.index, here.count, here.meet({"a": 1})) == (SingleProcess, 0, 1, [{"a": 1}])
+    assert (type(here), here.index, here.count, here.all_gather_json({"a": 1})) == (SingleProcess, 0, 1, [{"a": 1}])
     here.agree("the seed", 1)
     here.fail("nobody hears")
-    assert here.meet("still") == ["still"]
+    assert here.all_gather_json("still") == ["still"]
 
     def refused():
         raise LearnerError("no room")
 
     with pytest.raises(LearnerError, match="no room"):
-        here.once(refused)
+        here.run_on_primary(refused)
 
 
 def test_a_difference_says_where_it_is():

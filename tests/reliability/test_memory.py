@@ -15,7 +15,7 @@ from learner import LearnerError, OutOfMemoryError
 from learner.metrics import CollectingMetric
 from learner.runs.history import History
 from learner.training.oom import MemoryFootprint, OomContext, explain_oom
-from learner.training.reporter import Call, Made, Pace, Worker
+from learner.training.reporter import Callback, Reporter, StepsDispatched, StepTimeEstimator
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -116,9 +116,9 @@ def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
     """The loop may hear of it first."""
     workers, failed = [], threading.Event()
 
-    class Seen(Worker):
-        def __init__(self, *rest):
-            super().__init__(*rest)
+    class Seen(Reporter):
+        def __init__(self, **rest):
+            super().__init__(**rest)
             workers.append(self)
 
     def valid_step(model, batch):
@@ -128,7 +128,7 @@ def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
             raise JaxRuntimeError("RESOURCE_EXHAUSTED: there is no room for what follows either")
         return line_step(model, batch)
 
-    monkeypatch.setattr("learner.training.session.Worker", Seen)
+    monkeypatch.setattr("learner.training.session.Reporter", Seen)
     change = lambda builder: builder.valid_every(steps=1).steps_per_dispatch(1)  # noqa: E731
     error = fails(build(tmp_path / "run", greedy_step(4), valid_step, change).fit, batches(), batches(8))
     assert error.part == "train"
@@ -138,10 +138,10 @@ def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
 
 def test_splits_that_are_read_together():
     none, held = jax.jit(greedy)(jnp.float32(1)), threading.Event()
-    worker = Worker({}, None, History(), (), Pace())
-    worker.put(Call(lambda: held.wait(60)))
+    worker = Reporter({}, None, History(), (), StepTimeEstimator())
+    worker.put(Callback(lambda: held.wait(60)))
     for split, values in (("train", jnp.zeros(3)), ("valid", none), ("train", none)):
-        worker.put(Made(split, 1, 1, 1, 1, 1, 1, 1, values))
+        worker.put(StepsDispatched(split, 1, 1, 1, 1, 1, 1, 1, values))
     held.set()
     with pytest.raises(OutOfMemoryError) as caught:
         worker.wait()

@@ -254,15 +254,15 @@ def test_the_error_is_one_of_ours():
 
 def test_a_step_is_told_once_however_far_the_loop_is(tmp_path, monkeypatch):
     """Journal and listeners name the step that the error names, and not the one that the loop had come to."""
-    third, read, take_off, calls = threading.Event(), worker._read, worker.Flight.take_off, []
+    third, read, acquire, calls = threading.Event(), worker._read, worker.InFlightLimiter.acquire, []
 
     def taking_off(flight, seconds=None):
         calls.append(seconds)
         if len(calls) == 3:  # two steps are under way
             third.set()
-        return take_off(flight, seconds)
+        return acquire(flight, seconds)
 
-    monkeypatch.setattr(worker.Flight, "take_off", taking_off)
+    monkeypatch.setattr(worker.InFlightLimiter, "acquire", taking_off)
     monkeypatch.setattr(worker, "_read", lambda made: third.wait(30) and read(made))
     memory = MemoryLogger()
     builder = quiet(tmp_path / "run").steps_per_dispatch(1).metric_loggers(memory)

@@ -58,20 +58,24 @@ def fine():
     here = hosts(TIMEOUT)
     say("who", [here.index, here.count])
     say("unused", not module.xla_bridge.backends_are_initialized())
-    say("words", here.meet({"from": here.index, "pair": (1, None)}))
-    say("many", [here.meet([here.index, n]) for n in range(50)] == [[[i, n] for i in range(COUNT)] for n in range(50)])
-    say("late", here.meet(time.sleep(0.5 * here.index)))
+    say("words", here.all_gather_json({"from": here.index, "pair": (1, None)}))
+    say(
+        "many",
+        [here.all_gather_json([here.index, n]) for n in range(50)]
+        == [[[i, n] for i in range(COUNT)] for n in range(50)],
+    )
+    say("late", here.all_gather_json(time.sleep(0.5 * here.index)))
     here.agree("the config", {"lr": 0.1, "layers": [1, 2]})
     say("differ", refusal(here.agree, "the config", {"lr": 0.1 * here.index, "layers": [1, 2], "seed": 0}))
-    say("elsewhere", refusal(here.meet, None, "save" if here.index == 1 else "turn"))
-    say("after", here.meet("still"))
-    say("once", here.once(lambda: ["only", here.index]))
+    say("elsewhere", refusal(here.all_gather_json, None, "save" if here.index == 1 else "turn"))
+    say("after", here.all_gather_json("still"))
+    say("once", here.run_on_primary(lambda: ["only", here.index]))
 
     def refused():
         raise LearnerError(f"no room, says process {here.index}")
 
-    say("refused", refusal(here.once, refused))
-    here.meet(None)
+    say("refused", refusal(here.run_on_primary, refused))
+    here.all_gather_json(None)
     if here.index == 0:
         say("keys", store())
     say("sum", float(multihost_utils.process_allgather(np.float32(here.index + 1)).sum()))
@@ -81,36 +85,36 @@ def fine():
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     else:
         client.blocking_key_value_get("heard", 5_000)
-    here.meet(None)
+    here.all_gather_json(None)
     say("heard", len(HEARD))
     say("again", refusal(connect))
     say("another", refusal(connect, f"localhost:{PORT}", COUNT + 1, INDEX))
     before = time.perf_counter()
     for _ in range(100):
-        here.meet("go on")
+        here.all_gather_json("go on")
     say("milliseconds", (time.perf_counter() - before) * 10)
     failing(hosts(TIMEOUT))
     here = hosts(TIMEOUT)
-    say("next run", here.meet(here.index))
+    say("next run", here.all_gather_json(here.index))
     if here.index == 0:
         module.leave("LearnerError: there is no such file")
     else:
-        say("left", seconds(here.meet, "and on"))
+        say("left", seconds(here.all_gather_json, "and on"))
         module.leave("because of process 0")
 
 
 def failing(here):
     """Process 1 fails while the others wait for it; then the others fail because of it, which is no new failure."""
-    here.meet("begin")
+    here.all_gather_json("begin")
     if here.index == 1:
         time.sleep(0.3)
         here.fail("CrashError: out of coffee")
         here.fail("not heard")
-        say("failed", [0, refusal(here.meet, "more")])
+        say("failed", [0, refusal(here.all_gather_json, "more")])
     else:
-        say("failed", seconds(here.meet, "more"))
+        say("failed", seconds(here.all_gather_json, "more"))
         here.fail("because of 1")
-        say("failed again", refusal(here.meet, "more"))
+        say("failed again", refusal(here.all_gather_json, "more"))
 
 
 def late():
@@ -118,22 +122,22 @@ def late():
     client = module.distributed.global_state.client
     for who in (COUNT - 1, 0):
         here = hosts(TIMEOUT)
-        here.meet("begin")
+        here.all_gather_json("begin")
         others = [index for index in range(COUNT) if index != who]
         if here.index == who:
             for index in others:
                 client.blocking_key_value_get(f"over/{who}/{index}", 60_000)
-        say("late", seconds(here.meet, "end"))
+        say("late", seconds(here.all_gather_json, "end"))
         client.key_value_set(f"over/{who}/{here.index}", "yes")
 
 
 def killed(who):
     """A process is killed while the others wait for it."""
     here = hosts(TIMEOUT)
-    here.meet("begin")
+    here.all_gather_json("begin")
     if here.index == who:
         os.kill(os.getpid(), signal.SIGKILL)
-    say("killed", seconds(here.meet, "end"))
+    say("killed", seconds(here.all_gather_json, "end"))
 
 
 def stuck():

@@ -16,7 +16,14 @@ from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 from learner.records import CompactRecorder
 from learner.strategies import SingleDevice
-from learner.training.dispatch_plan import decide_dispatch, describe, feeder_for, make_runner, monitor_of, refuse_parts
+from learner.training.dispatch_plan import (
+    check_recordable,
+    decide_dispatch,
+    describe,
+    feeder_for,
+    make_runner,
+    monitor_of,
+)
 from learner.training.feed import group as feed_module
 from learner.training.preflight import read_inputs
 
@@ -257,10 +264,10 @@ def test_a_model_that_no_process_has_whole_is_not_recorded():
     state = learner.init()
     several = dataclasses.replace(state, params={"a": apart, "b": everywhere, "c": np.ones(1)})
     options = LearnerBuilder("unused").with_file_checkpointer(record=CompactRecorder())._options
-    refuse_parts(options, state)
-    refuse_parts(options, dataclasses.replace(several, params={"b": everywhere}))
-    refuse_parts(LearnerBuilder("unused")._options, several)
+    check_recordable(options, state)
+    check_recordable(options, dataclasses.replace(several, params={"b": everywhere}))
+    check_recordable(LearnerBuilder("unused")._options, several)
     with pytest.raises(
         LearnerError, match=r"1 of their arrays lie in parts .*\(params.a\): leave it out, and use learner"
     ):
-        refuse_parts(options, several)
+        check_recordable(options, several)

@@ -555,7 +555,7 @@ def test_more_valid_batches_than_there_are_is_all_of_them(tmp_path):
 
 
 def test_a_validation_that_goes_on_and_on_is_warned_of_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("learner.training.run.MANY_BATCHES", 10)
+    monkeypatch.setattr("learner.training.validation.MANY_BATCHES", 10)
 
     def long():
         for _ in range(20):

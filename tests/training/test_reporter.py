@@ -30,7 +30,15 @@ from learner.runs.history import History
 from learner.runs.metric_logs import RunFiles
 from learner.steps.program import StepOutputs
 from learner.training import reporter as worker_module
-from learner.training.reporter import Call, Closed, EpochClosed, Flight, Made, Pace, Worker
+from learner.training.reporter import (
+    Callback,
+    EpochFinished,
+    InFlightLimiter,
+    Reporter,
+    SplitFinished,
+    StepsDispatched,
+    StepTimeEstimator,
+)
 
 WAIT = 30  # seconds after which something that should have happened is said to hang
 
@@ -90,7 +98,11 @@ def start():
 
     def make(*metrics, files=None, outlets=(), collected=None, history=None, **told):
         by_split = {split: metrics or (Loss(),) for split in ("train", "valid")}
-        workers.append(Worker(by_split, files, history or History(), outlets, Pace(), lambda: 5.0, collected, **told))
+        workers.append(
+            Reporter(
+                by_split, files, history or History(), outlets, StepTimeEstimator(), lambda: 5.0, collected, **told
+            )
+        )
         return workers[-1]
 
     yield make
@@ -108,7 +120,7 @@ def values_of(*numbers, buffer=4, rows=(), tail=()):
 def made(first, *numbers, split="train", epoch=1, batches=None, **values):
     count = len(numbers)
     last = first + count - 1
-    return Made(split, epoch, first, count, batches or count, last, 10, last, values_of(*numbers, **values))
+    return StepsDispatched(split, epoch, first, count, batches or count, last, 10, last, values_of(*numbers, **values))
 
 
 def put_all(worker, *items):
@@ -120,7 +132,7 @@ def put_all(worker, *items):
 def held(worker):
     """Keeps the worker busy until the returned event is set; what is put meanwhile is taken together."""
     entered, gate = threading.Event(), threading.Event()
-    worker.put(Call(lambda: (entered.set(), gate.wait(WAIT))))
+    worker.put(Callback(lambda: (entered.set(), gate.wait(WAIT))))
     assert entered.wait(WAIT)
     return gate
 
@@ -145,7 +157,7 @@ def test_what_came_before_steps_is_not_their_time(start):
     """A hook, or a validation, before the loop began to work for them."""
     seconds = Seconds()
     worker = start(Loss(), seconds)
-    worker._last -= 1000
+    vars(worker)["_last"] -= 1000
     put_all(worker, dataclasses.replace(made(1, 0.5), since=time.perf_counter() - 10))
     assert 10 <= seconds.last < 500
 
@@ -157,9 +169,9 @@ def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
     worker._pace.per_step = 50.0
 
     def long_ago():
-        worker._last -= 1000
+        vars(worker)["_last"] -= 1000
 
-    put_all(worker, Call(long_ago), made(1, 0.5, 0.25))
+    put_all(worker, Callback(long_ago), made(1, 0.5, 0.25))
     assert seconds.last == 100
 
 
@@ -172,11 +184,11 @@ def test_items_come_out_in_order_and_fill_files_history_and_listeners(start):
     worker.put(EpochStarted(1.0, 1, 3))
     worker.put(made(1, 0.5, 0.25))
     worker.put(made(3, 0.125))
-    worker.put(Call(lambda: seen.append(len(files.joined()))))
-    worker.put(Closed("train", 1, 3, None, {"Loss": jnp.float32(0.1)}))
+    worker.put(Callback(lambda: seen.append(len(files.joined()))))
+    worker.put(SplitFinished("train", 1, 3, None, {"Loss": jnp.float32(0.1)}))
     worker.put(made(1, 0.75, split="valid"))
-    worker.put(Closed("valid", 1, 3, None, {"Loss": jnp.float32(0.75)}))
-    worker.put(EpochClosed(1, 3))
+    worker.put(SplitFinished("valid", 1, 3, None, {"Loss": jnp.float32(0.75)}))
+    worker.put(EpochFinished(1, 3))
     worker.wait()
     assert files.joined() == [
         ("steps", "train", 1, {"Loss": [0.5, 0.25, 0.125]}, [1, 2, 1]),
@@ -194,7 +206,7 @@ def test_items_come_out_in_order_and_fill_files_history_and_listeners(start):
 def test_events_say_which_steps_they_are_about(start):
     outlet = ListenerThread()
     worker = start(outlets=[outlet])
-    worker.put(Made("train", 2, 31, 2, 6, 7, 9, 32, values_of(0.5, 0.25)))
+    worker.put(StepsDispatched("train", 2, 31, 2, 6, 7, 9, 32, values_of(0.5, 0.25)))
     worker.wait()
     (event,) = outlet.events
     told = event.split, event.epoch, event.first, event.count, event.in_epoch, event.total, event.step, event.time
@@ -206,9 +218,9 @@ def test_events_say_which_steps_they_are_about(start):
 def test_validations_inside_an_epoch_are_journalled_and_do_not_count_as_the_epochs_own(start):
     files, outlet = Files(), ListenerThread()
     worker = start(files=files, outlets=[outlet])
-    worker.put(Closed("valid", 1, 5, 5, {"Loss": jnp.float32(0.5)}))
-    worker.put(Closed("train", 1, 8, None, {"Loss": jnp.float32(0.25)}))
-    worker.put(EpochClosed(1, 8))
+    worker.put(SplitFinished("valid", 1, 5, 5, {"Loss": jnp.float32(0.5)}))
+    worker.put(SplitFinished("train", 1, 8, None, {"Loss": jnp.float32(0.25)}))
+    worker.put(EpochFinished(1, 8))
     worker.wait()
     assert files.calls == [
         ("close_split", "valid", 1, {"Loss": 0.5}, 5),
@@ -221,15 +233,15 @@ def test_validations_inside_an_epoch_are_journalled_and_do_not_count_as_the_epoc
 
 def test_numbers_of_hooks_are_a_split_of_their_own(start):
     worker = start()
-    worker.put(Closed("custom", 1, 5, None, {"norm": np.float32(0.1)}))
+    worker.put(SplitFinished("custom", 1, 5, None, {"norm": np.float32(0.1)}))
     worker.wait()
     assert worker.history["custom/norm"] == [0.1]
 
 
 def test_history_holds_the_shortest_decimal_of_a_float32(start):
     worker = start()
-    worker.put(Closed("train", 1, 1, None, {"Loss": jnp.float32(0.1)}))
-    worker.put(Closed("train", 2, 2, None, {"Loss": jnp.float32(jnp.nan)}))
+    worker.put(SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.1)}))
+    worker.put(SplitFinished("train", 2, 2, None, {"Loss": jnp.float32(jnp.nan)}))
     worker.wait()
     first, second = worker.history["train/Loss"]
     assert (first, str(second)) == (0.1, "nan")
@@ -238,10 +250,10 @@ def test_history_holds_the_shortest_decimal_of_a_float32(start):
 def test_put_soon_keeps_the_order_of_the_queue(start):
     order, gate = [], threading.Event()
     worker = start()
-    worker.put(Call(lambda: gate.wait(WAIT)))
-    worker.put(Call(lambda: order.append(1)))
-    worker.put_soon(Call(lambda: order.append(2)))
-    worker.put(Call(lambda: order.append(3)))
+    worker.put(Callback(lambda: gate.wait(WAIT)))
+    worker.put(Callback(lambda: order.append(1)))
+    worker.put_nowait(Callback(lambda: order.append(2)))
+    worker.put(Callback(lambda: order.append(3)))
     gate.set()
     worker.wait()
     assert order == [1, 2, 3]
@@ -250,9 +262,9 @@ def test_put_soon_keeps_the_order_of_the_queue(start):
 def test_close_does_what_is_queued(start):
     done, gate = [], threading.Event()
     worker = start()
-    worker.put(Call(lambda: gate.wait(WAIT)))
+    worker.put(Callback(lambda: gate.wait(WAIT)))
     for number in range(100):
-        worker.put(Call(lambda number=number: done.append(number)))
+        worker.put(Callback(lambda number=number: done.append(number)))
     gate.set()
     worker.close()
     assert done == list(range(100))
@@ -284,28 +296,28 @@ def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, mo
     handed = []
     q = worker._queue
     put = lambda entry: (handed.append(len(entry[0] or ())), q.put(entry))  # noqa: E731
-    worker._queue = types.SimpleNamespace(put=put, get=q.get, empty=q.empty)
-    monkeypatch.setattr(Flight, "together", 4)
+    vars(worker)["_queue"] = types.SimpleNamespace(put=put, get=q.get, empty=q.empty)
+    monkeypatch.setattr(InFlightLimiter, "read_batch_size", 4)
     for first in range(1, 7):
         worker.put(made(first, 0.5))
     assert handed == [4]
     worker.put(EpochStarted(1.0, 2, 3))
     assert handed == [4, 3]
     worker.put(made(7, 0.5))
-    monkeypatch.setattr(worker, "flight", types.SimpleNamespace(full=False, take_off=int, landed=print))
-    worker.take_off()
+    monkeypatch.setitem(vars(worker), "flight", types.SimpleNamespace(full=False, acquire=int, release=print))
+    worker.acquire()
     assert handed == [4, 3]
     worker.flight.full = True
-    worker.take_off()
+    worker.acquire()
     assert handed == [4, 3, 1]
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize(("seconds", "together"), [(1.0, 1), (0.006, 1), (0.002, 2), (0.001, 5), (0.0001, 16)])
 def test_dispatches_of_five_milliseconds_are_read_together(seconds, together):
-    flight = Flight()
-    flight.landed(1, seconds)
-    assert flight.together == together
+    flight = InFlightLimiter()
+    flight.release(1, seconds)
+    assert flight.read_batch_size == together
 
 
 def test_iteration_speed_has_a_line_for_each_step_whatever_the_dispatch(start):
@@ -340,7 +352,7 @@ def test_a_host_metric_is_told_steps_and_seconds_and_reset_after_a_split(start):
     worker.put(made(1, 0.5, 0.5))
     worker.wait()
     worker.put(made(3, 0.5))
-    worker.put(Closed("train", 1, 3, None, {"Loss": jnp.float32(0.5)}))
+    worker.put(SplitFinished("train", 1, 3, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
     assert (Told.told, Told.resets, worker.history["train/Told"]) == ([(2, True), (1, True)], 1, [3.0])
 
@@ -392,7 +404,7 @@ def test_speeds_leave_out_compiling_and_waiting_for_batches(start, monkeypatch, 
             worker.wait()
     if gate is not None:
         gate.set()
-    put_all(worker, Closed("train", 1, 4, None, {"Loss": jnp.float32(0.5)}))
+    put_all(worker, SplitFinished("train", 1, 4, None, {"Loss": jnp.float32(0.5)}))
     found = [worker.history[f"train/{name}"][0] for name in SPEEDS]
     np.testing.assert_allclose(found, [4 / seconds, 20 / seconds, 6 / seconds], rtol=1e-6)
     assert worker.spent["train"] == pytest.approx(seconds)
@@ -406,15 +418,15 @@ class Unknown(Loss):
 
 def test_a_value_that_is_not_defined_is_told_once(start):
     told = []
-    worker = start(Loss(), Unknown(), undefined=told.append)
+    worker = start(Loss(), Unknown(), warn=told.append)
     nan = {"Loss": jnp.float32(0.5), "Unknown": jnp.float32(jnp.nan)}
     for epoch, values in enumerate(({**nan, "Unknown": jnp.float32(1)}, {**nan, "Loss": jnp.float32(jnp.nan)}), 1):
-        worker.put(Closed("train", epoch, epoch, None, values))
+        worker.put(SplitFinished("train", epoch, epoch, None, values))
     worker.wait()
     assert told == []  # it has a number; where the loss has none, that is what is to be seen
     for split, epoch in (("train", 3), ("valid", 3), ("train", 4)):
-        worker.put(Closed(split, epoch, epoch, None, nan))
-    worker.put(Closed("custom", 4, 4, None, {"norm": np.float32(np.nan)}))
+        worker.put(SplitFinished(split, epoch, epoch, None, nan))
+    worker.put(SplitFinished("custom", 4, 4, None, {"norm": np.float32(np.nan)}))
     worker.wait()
     assert told == [
         "train/Unknown of epoch 3 is not defined (NaN), which is said once: there is nothing to know",
@@ -425,9 +437,9 @@ def test_a_value_that_the_run_had_before_it_was_resumed_is_not_told_again(start)
     told, history = [], History()
     history.record("valid", 1, 1, {"Loss": 0.5, "Unknown": float("nan")})
     history.record("valid", 1, 2, {"Loss": float("nan"), "Elsewhere": float("nan")})
-    worker = start(Loss(), Unknown(), Elsewhere(), undefined=told.append, history=history)
+    worker = start(Loss(), Unknown(), Elsewhere(), warn=told.append, history=history)
     nan = jnp.float32(jnp.nan)
-    put_all(worker, Closed("valid", 2, 3, None, {"Loss": jnp.float32(0.5), "Unknown": nan, "Elsewhere": nan}))
+    put_all(worker, SplitFinished("valid", 2, 3, None, {"Loss": jnp.float32(0.5), "Unknown": nan, "Elsewhere": nan}))
     assert [text.split(" of ")[0] for text in told] == ["valid/Elsewhere"]
 
 
@@ -438,8 +450,10 @@ class Elsewhere(Unknown):
 def test_where_there_is_no_loss_the_others_are_told(start):
     """Sequences that a model made have none."""
     told = []
-    worker = start(Loss(), Elsewhere(), undefined=told.append)
-    put_all(worker, Closed("valid", 1, 1, None, {"Loss": jnp.float32(jnp.nan), "Elsewhere": jnp.float32(jnp.nan)}))
+    worker = start(Loss(), Elsewhere(), warn=told.append)
+    put_all(
+        worker, SplitFinished("valid", 1, 1, None, {"Loss": jnp.float32(jnp.nan), "Elsewhere": jnp.float32(jnp.nan)})
+    )
     assert [text.split(" of ")[0] for text in told] == ["valid/Elsewhere"]
 
 
@@ -459,7 +473,7 @@ def test_text_metrics_are_text_and_have_no_column(start):
     files = Files()
     worker = start(Words(), Loss(), files=files)
     worker.put(made(1, 0.5))
-    worker.put(Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5), "Words": jnp.arange(3)}))
+    worker.put(SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5), "Words": jnp.arange(3)}))
     worker.wait()
     assert files.calls[0][3] == {"Loss": [0.5]}
     assert worker.history["train/Words"] == ["0-1-2"]
@@ -474,11 +488,11 @@ def test_collected_rows_are_joined_in_order_across_loops_tails_and_parts(start):
     tail = {"x": jnp.array([[[7, 8], [-1, -1]]], jnp.float32)}
     worker.put(made(3, 0.5, batches=2, buffer=1, rows=(tail,), tail=(rows(9),)))
     worker.put(made(4, 0.5, batches=3, buffer=1, tail=[(rows(10),), (rows(11, 12),), (rows(13),)]))
-    worker.put(Closed("train", 1, 4, None, {"Loss": jnp.float32(0.5)}))
+    worker.put(SplitFinished("train", 1, 4, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
     assert worker.history["train/Rows"] == [float(sum(i * i for i in range(1, 14)))]
     worker.put(made(5, 0.5, batches=1, buffer=1, tail=[(rows(2),)]))
-    worker.put(Closed("train", 2, 5, None, {"Loss": jnp.float32(0.5)}))
+    worker.put(SplitFinished("train", 2, 5, None, {"Loss": jnp.float32(0.5)}))
     worker.wait()
     assert worker.history["train/Rows"][1:] == [2.0]  # each split begins with none
 
@@ -490,7 +504,7 @@ def test_rows_of_several_shapes_are_refused(start):
     with pytest.raises(
         LearnerError, match=r"Rows collects rows of several shapes in the train split, \[\(2,\), \(3,\)\]"
     ):
-        put_all(worker, Closed("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
+        put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -506,7 +520,9 @@ def test_an_error_of_the_files_is_raised_in_the_loops_thread_with_its_own_traceb
     setattr(files, method, failing_writer)
     worker = start(files=files)
     with pytest.raises(OSError, match="No space left") as info:
-        put_all(worker, made(1, 0.5), Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5)}), EpochClosed(1, 1))
+        put_all(
+            worker, made(1, 0.5), SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}), EpochFinished(1, 1)
+        )
     assert info.value.errno == errno.ENOSPC
     assert "failing_writer" in [frame.name for frame in traceback.extract_tb(info.tb)]
     for again in (worker.check, worker.wait, lambda: worker.put(made(2, 0.5))):
@@ -523,7 +539,7 @@ def test_a_full_disk_surfaces_through_the_real_files(start, tmp_path, monkeypatc
     worker.wait()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(LearnerError, match=r"is full.*No space left on device: '.*Loss\.log'"):
-        put_all(worker, Closed("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
+        put_all(worker, SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
 
 
 def test_after_an_error_nothing_more_is_delivered(start):
@@ -531,14 +547,14 @@ def test_after_an_error_nothing_more_is_delivered(start):
     files.steps = failing_writer
     worker = start(files=files, outlets=[outlet])
     gate = threading.Event()
-    worker.put(Call(lambda: gate.wait(WAIT)))
+    worker.put(Callback(lambda: gate.wait(WAIT)))
     worker.put(made(1, 0.5))
-    worker.put(Call(lambda: done.append(1)))
+    worker.put(Callback(lambda: done.append(1)))
     worker.put(Message(0.0, 20, "later"))
     gate.set()
     with pytest.raises(OSError, match="No space left"):
         worker.wait()
-    worker.put_soon(Call(lambda: done.append(2)))
+    worker.put_nowait(Callback(lambda: done.append(2)))
     worker.close()
     assert (done, outlet.events, files.calls) == ([], [], [])
     with pytest.raises(OSError, match="No space left"):
@@ -550,7 +566,7 @@ def test_what_an_error_was_is_kept_whatever_its_kind(start):
         raise KeyboardInterrupt
 
     worker = start()
-    worker.put(Call(interrupted))
+    worker.put(Callback(interrupted))
     with pytest.raises(KeyboardInterrupt):
         worker.wait()
 
@@ -561,7 +577,7 @@ def test_a_failed_computation_surfaces_in_the_loop(start):
     deleted.table.delete()
     worker = start()
     with pytest.raises(RuntimeError, match="deleted"):
-        put_all(worker, Made("train", 1, 1, 1, 1, 1, 1, 1, deleted))
+        put_all(worker, StepsDispatched("train", 1, 1, 1, 1, 1, 1, 1, deleted))
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -597,12 +613,12 @@ def blocked(start, monkeypatch):
     def fill(call):
         try:
             for number in range(1000):
-                worker.put(Call(functools.partial(call, number)))
+                worker.put(Callback(functools.partial(call, number)))
                 count.append(number)
         except BaseException as error:
             errors.append(error)
 
-    worker.put(Call(hold))
+    worker.put(Callback(hold))
     assert entered.wait(WAIT)
     return worker, gate, spaces[0], count, errors, lambda call: threading.Thread(target=fill, args=(call,), daemon=True)
 
@@ -644,7 +660,7 @@ def test_put_soon_never_waits(blocked):
     thread.start()
     assert space.waiting.wait(WAIT)
     for number in range(1000):
-        worker.put_soon(Call(lambda number=number: done.append(number)))
+        worker.put_nowait(Callback(lambda number=number: done.append(number)))
     gate.set()
     thread.join(WAIT)
     worker.wait()
@@ -657,7 +673,7 @@ def flown(flight, landings, steps=200):
 
     def loop():
         for _ in range(steps):
-            flight.take_off()
+            flight.acquire()
             with changed:
                 counts["up"] += 1
                 most.append(counts["up"] - counts["down"])
@@ -669,7 +685,7 @@ def flown(flight, landings, steps=200):
         with changed:
             assert changed.wait_for(lambda: counts["up"] > counts["down"], WAIT)
             counts["down"] += 1  # before it lands: the thread may take off at once
-        flight.landed(1, landings)
+        flight.release(1, landings)
     thread.join(WAIT)
     assert not thread.is_alive()
     return max(most)
@@ -680,34 +696,34 @@ def flown(flight, landings, steps=200):
 )
 def test_flight_bounds_what_is_under_way_in_dispatches_and_seconds(seconds, bound):
     """At most 64, at most a tenth of a second of work, and always two."""
-    assert flown(Flight(), seconds) <= bound
+    assert flown(InFlightLimiter(), seconds) <= bound
 
 
 def test_flight_starts_with_two_as_long_as_nothing_is_known():
-    flight, third = Flight(), threading.Event()
-    flight.take_off()
-    flight.take_off()
-    thread = threading.Thread(target=lambda: (flight.take_off(), third.set()), daemon=True)
+    flight, third = InFlightLimiter(), threading.Event()
+    flight.acquire()
+    flight.acquire()
+    thread = threading.Thread(target=lambda: (flight.acquire(), third.set()), daemon=True)
     thread.start()
     assert flight._flying == 2
-    flight.landed(1, 10.0)
+    flight.release(1, 10.0)
     assert third.wait(WAIT)
     assert flight._flying == 2
 
 
 def test_fast_dispatches_may_fly_64_at_a_time():
-    flight = Flight()
-    flight.take_off()
-    flight.landed(1, 1e-5)
-    thread = threading.Thread(target=lambda: [flight.take_off() for _ in range(64)], daemon=True)
+    flight = InFlightLimiter()
+    flight.acquire()
+    flight.release(1, 1e-5)
+    thread = threading.Thread(target=lambda: [flight.acquire() for _ in range(64)], daemon=True)
     thread.start()
     thread.join(WAIT)
     assert not thread.is_alive()
 
 
 def test_a_flight_that_is_opened_holds_nobody():
-    flight = Flight()
-    thread = threading.Thread(target=lambda: [flight.take_off() for _ in range(1000)], daemon=True)
+    flight = InFlightLimiter()
+    thread = threading.Thread(target=lambda: [flight.acquire() for _ in range(1000)], daemon=True)
     thread.start()
     flight.open()
     thread.join(WAIT)
@@ -719,10 +735,10 @@ def test_a_worker_that_fails_lets_the_loop_go(start):
     files.steps = failing_writer
     worker = start(files=files)
     for number in (1, 2):
-        worker.flight.take_off()
+        worker.flight.acquire()
         if number == 2:
             worker.put(made(1, 0.5))
-    thread = threading.Thread(target=lambda: [worker.flight.take_off() for _ in range(100)], daemon=True)
+    thread = threading.Thread(target=lambda: [worker.flight.acquire() for _ in range(100)], daemon=True)
     thread.start()
     thread.join(WAIT)
     assert not thread.is_alive()
@@ -745,7 +761,7 @@ def test_a_worker_that_fails_lets_the_loop_go(start):
     ],
 )
 def test_pace_is_how_many_steps_fit_into_half_a_second(measured, steps):
-    pace = Pace()
+    pace = StepTimeEstimator()
     for count, seconds in measured:
         pace.measured(count, seconds)
     assert pace.steps == steps
@@ -753,7 +769,7 @@ def test_pace_is_how_many_steps_fit_into_half_a_second(measured, steps):
 
 def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known():
     compiled = [1]
-    pace = Pace(compilations=lambda: compiled[0])
+    pace = StepTimeEstimator(compilations=lambda: compiled[0])
     steps = []
     for seconds, compilations in ((5.0, 2), (0.1, 0), (0.3, 0), (5.0, 1), (0.2, 0)):
         compiled[0] += compilations
@@ -799,14 +815,14 @@ def test_metrics_of_steps_that_were_left_out_are_not_told(start):
         name, fields, per_step = "Norm", (), True
 
     told = []
-    worker = start(Loss(), Norm(), undefined=told.append)
+    worker = start(Loss(), Norm(), warn=told.append)
     values = {"Loss": jnp.float32(0.5), "Norm": jnp.float32(jnp.nan)}
     step = made(1, 0.5)
     overflow = jnp.full((4, 1), -128, jnp.float32)
     table = jnp.concatenate([jnp.zeros((4, 3)), overflow], axis=1)  # two metrics, the weight, and what is not finite
     worker.put(dataclasses.replace(step, values=StepOutputs(table, ())))
-    put_all(worker, Closed("valid", 1, 1, None, {"Loss": jnp.float32(0.5), "Norm": jnp.float32(1)}))
-    put_all(worker, Closed("train", 1, 1, None, values))
+    put_all(worker, SplitFinished("valid", 1, 1, None, {"Loss": jnp.float32(0.5), "Norm": jnp.float32(1)}))
+    put_all(worker, SplitFinished("train", 1, 1, None, values))
     assert told == []
-    put_all(worker, Closed("train", 2, 2, None, values))
+    put_all(worker, SplitFinished("train", 2, 2, None, values))
     assert len(told) == 1

@@ -30,7 +30,7 @@ from runs import (
     valid_data,
 )
 
-import learner.training.run
+import learner.training.stopping
 from learner import (
     Interrupter,
     LearnerError,
@@ -56,7 +56,9 @@ from learner.loggers import MemoryLogger, RunFiles, Webhook
 from learner.metrics import CollectingMetric, LearningRate
 from learner.runs.history import read_history
 from learner.training.feed.dispatches import Dispatch
-from learner.training.run import Position, Run
+from learner.training.position import Position
+from learner.training.saving import CheckpointSaver, SaveTimes
+from learner.training.stopping import StopController, StopRequest
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NAN = float("nan")
@@ -253,7 +255,8 @@ def clock(monkeypatch):
     passed = types.SimpleNamespace(seconds=0.0)
     standing = time.monotonic()
     stub = types.SimpleNamespace(monotonic=lambda: standing + passed.seconds)
-    monkeypatch.setattr("learner.training.run.time", stub)
+    monkeypatch.setattr("learner.training.stopping.time", stub)
+    monkeypatch.setattr("learner.training.saving.time", stub)
     return passed
 
 
@@ -332,17 +335,12 @@ def test_a_time_limit_saves_and_ends_before_it(tmp_path, clock, seconds, steps):
 
 @pytest.mark.parametrize(("saves", "passed", "over"), [([], 94, 0), ([], 95, 1), ([9, 2], 81, 0), ([9, 2], 82, 1)])
 def test_slow_saves_keep_more_of_the_time_back(tmp_path, clock, saves, passed, over):
-    ignore = types.SimpleNamespace(info=lambda *_: None, put_soon=lambda _: None, path=lambda _: tmp_path)
-    run = types.SimpleNamespace(
-        time_limit=100, longest_save=0.0, began=learner.training.run.time.monotonic(), best=None
-    )
-    run.store = run.log = run.worker = ignore
-    run.clock = time.time
-    for seconds in saves:  # also what a save waits for its turn
-        run.asked_at = {1: learner.training.run.time.monotonic() - seconds}
-        Run.saved(run, {"step": 1, "ends_epoch": 1}, 0.1)
+    saver = types.SimpleNamespace(best=None, _times=SaveTimes())
+    saver._times.longest = max(saves, default=0.0)
+    began = learner.training.stopping.time.monotonic()
+    stop = StopController(StopRequest(), None, 100, began, reserve=lambda: CheckpointSaver.reserve(saver))
     clock.seconds += passed
-    assert Run._out_of_time(run) == bool(over)
+    assert stop.stop_request == ("time limit" if over else None)
 
 
 def test_the_time_limit_of_a_job(tmp_path, monkeypatch):

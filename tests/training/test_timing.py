@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from learner.runs import Run
-from learner.training.timing import PARTS, TimeBreakdown, said
+from learner.training.timing import PARTS, TimeBreakdown, format_breakdown
 from tests.support.runs import batches, build_line, journal_of, quiet
 
 
@@ -21,16 +21,14 @@ def test_the_parts_add_up_and_nothing_is_told_twice():
     times = Times()
     times.compiled = 0.5  # before the run's first step
     spent = times.spent()
-    assert spent.apart() == 0.0
+    assert spent.take_overhead() == 0.0
     times.compiled = 1.5
     spent.waited(idle=3.0, compiled=0.5)  # one of the three seconds went into compiling
-    assert (spent.data, spent.apart(), spent.apart()) == (2.0, 3.0, 0.0)
+    assert (spent.data, spent.take_overhead(), spent.take_overhead()) == (2.0, 3.0, 0.0)
     with spent.saving():
         times.now, times.compiled = 4.0, 2.0
     assert spent.save == 3.5
-    with spent.saving_on_worker():
-        times.now = 4.25
-    parts = spent.split(20.0, {"train": 8.0, "valid": 1.0})
+    parts = spent.split(20.0, {"train": 8.0, "valid": 1.0, "save": 0.25})
     assert parts == {
         "total": 20.0,
         "compile": 2.0,
@@ -44,8 +42,7 @@ def test_the_parts_add_up_and_nothing_is_told_twice():
 
 def test_saving_beside_steps_is_no_time_of_its_own():
     spent = Times().spent()
-    spent.worker_save = 5.0
-    parts = spent.split(10.0, {"train": 8.0, "valid": 0.0})
+    parts = spent.split(10.0, {"train": 8.0, "valid": 0.0, "save": 5.0})
     assert (parts["save"], parts["other"], parts["total"]) == (2.0, 0.0, 10.0)
 
 
@@ -58,7 +55,7 @@ def test_steps_beside_compiling_are_no_time_of_their_own():
 
 def test_words_are_about_what_counts():
     seconds = {"total": 10.0, "compile": 0.0, "data": 0.04, "train": 7.0, "valid": 0.0, "save": 0.1, "other": 2.9}
-    assert said(seconds) == "train 7.0 s, save 0.1 s, other 2.9 s"
+    assert format_breakdown(seconds) == "train 7.0 s, save 0.1 s, other 2.9 s"
 
 
 class Slow:

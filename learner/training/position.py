@@ -1,0 +1,57 @@
+"""The position of a run, in Python numbers of the loop."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from learner.training.feed.dispatches import Dispatch
+
+SAVED_NAMES = {"pending": "due", "remaining_splits": "left"}
+"""The names of fields in checkpoints, where they differ."""
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run is.
+
+    Attributes:
+      epoch: the current epoch, from 1.
+      batch: micro-batches of it that were trained on.
+      step: optimizer steps of the whole run.
+      in_epoch: optimizer steps of this epoch.
+      pending: what the last step still requires: a `validation` inside an epoch, or the validation and the end of the
+        `epoch`; otherwise empty.
+      remaining_splits: the splits that the pending validation has still to read.
+    """
+
+    epoch: int = 1
+    batch: int = 0
+    step: int = 0
+    in_epoch: int = 0
+    pending: str = ""
+    remaining_splits: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "Position":
+        """Return the position of a checkpoint."""
+        fields = {field.name: saved[SAVED_NAMES.get(field.name, field.name)] for field in dataclasses.fields(cls)}
+        return cls(**{**fields, "remaining_splits": tuple(fields["remaining_splits"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position for a checkpoint."""
+        return {SAVED_NAMES.get(name, name): value for name, value in dataclasses.asdict(self).items()}
+
+    @property
+    def shown_epoch(self) -> int:
+        """The current epoch, or the last one if the next has not begun."""
+        return self.epoch if self.batch or self.epoch == 1 else self.epoch - 1
+
+    def advance(self, dispatch: Dispatch) -> None:
+        """Count a dispatch."""
+        self.batch += dispatch.batches
+        self.step += dispatch.steps
+        self.in_epoch += dispatch.steps
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch."""
+        self.epoch, self.batch, self.in_epoch = self.epoch + 1, 0, 0

@@ -1,0 +1,194 @@
+"""Validation: passes over the validation splits, and the decisions that follow from their values."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from learner.schedules import ReduceOnPlateau
+from learner.training.executor import Runner
+from learner.training.feed.dispatches import Feeder
+from learner.training.oom import OomContext
+from learner.training.position import Position
+from learner.training.reporter import Reporter, SplitFinished, StepsDispatched, ValidationAborted
+from learner.training.step_checks import Tracing
+from learner.training.stopping import MetricEarlyStopping, StopController
+from learner.training.timing import StepTimer
+from learner.util.ownership import ThreadOwned
+
+MANY_BATCHES = 1000  # of a validation of unknown length
+
+
+class Validator(ThreadOwned):
+    """Run validations, and apply early stopping and the plateau scheduler. It belongs to the loop's thread.
+
+    Args:
+      runner: the programs.
+      reporter: reads the values.
+      timer: of the loop.
+      stop: interrupts a validation.
+      feeders: of the splits, by name.
+      batches: in each split, or None where that is not known.
+      every: optimizer steps between validations inside an epoch, or None.
+      accumulate: micro-batches per optimizer step.
+      early_stopping: what may end the run.
+      plateau: the scheduler that looks at values, if any.
+      log: of the application.
+      warn: shows a warning to people.
+      validated_step: the optimizer step of the last complete validation, or None.
+
+    Attributes:
+      feeders: see above.
+      validated_step: see above.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        reporter: Reporter,
+        timer: StepTimer,
+        stop: StopController,
+        feeders: Mapping[str, Feeder],
+        batches: Mapping[str, int | None],
+        *,
+        every: int | None,
+        accumulate: int,
+        early_stopping: Sequence[MetricEarlyStopping],
+        plateau: ReduceOnPlateau | None,
+        log: logging.Logger,
+        warn: Callable[[str], None],
+        validated_step: int | None = None,
+    ):
+        self._runner, self._reporter, self._timer, self._stop = runner, reporter, timer, stop
+        self.feeders, self._batches = feeders, batches
+        self._every, self._accumulate = every, accumulate
+        self._early_stopping, self._plateau = early_stopping, plateau
+        self._log, self._warn = log, warn
+        self.validated_step = validated_step
+        self.claim()
+
+    def is_due(self, step: int, ends_epoch: bool) -> bool:
+        """Return True if a validation inside an epoch is due. The end of an epoch has a validation of its own."""
+        due = self._every is not None and step % self._every == 0
+        return due and bool(self.feeders) and not ends_epoch
+
+    def run_pending_validation(self, p: Position) -> bool:
+        """Run the validation that is pending at a position, if any, and apply early stopping and the plateau scheduler.
+        Return False if it was interrupted.
+        """
+        if p.pending and not self.validate(p, at_step=None if p.pending == "epoch" else p.step):
+            return False
+        if p.pending:
+            self._decide(p.step)
+        p.pending = ""
+        return True
+
+    def validate(self, p: Position, at_step: int | None) -> bool:
+        """Validate the remaining splits. This reads the state and changes nothing. Return False if interrupted."""
+        for split in p.remaining_splits:
+            # Before anything of this split is logged: a checkpoint of an interrupted validation returns to here.
+            self._reporter.mark_logs()
+            feeder, batches = self.feeders[split], self._batches[split]
+            before = self._sync if batches is not None else self._warn_if_endless(split, p.step)
+            with OomContext(split):
+                complete = validate_split(
+                    self._runner,
+                    feeder,
+                    self._reporter,
+                    self._timer,
+                    split,
+                    batches,
+                    p.epoch,
+                    p.step,
+                    at_step,
+                    lambda: self._stop.stop_requested,
+                    before,
+                )
+            if not complete:
+                return False
+            p.remaining_splits = p.remaining_splits[1:]
+        self.validated_step = p.step
+        return True
+
+    def _sync(self, done: int) -> None:
+        self._stop.sync()
+
+    def _warn_if_endless(self, split: str, step: int) -> Callable[[int], None]:
+        """Return the `before` of a validation of unknown length, which warns if that may not end."""
+        trained = (step - (self.validated_step or 0)) * self._accumulate
+        many = max(MANY_BATCHES, 10 * trained)
+        warned = False
+
+        def before(done: int) -> None:
+            nonlocal warned
+            self._stop.sync()
+            if done >= many and not warned:
+                warned = True
+                self._warn(
+                    f"the {split} data has given {done} batches and has not ended, and training {trained} since the "
+                    "last validation: a validation reads all of it, and valid_batches(n) limits that"
+                )
+
+        return before
+
+    def _decide(self, step: int) -> None:
+        """Apply early stopping and the plateau scheduler to the values of this step. Without them the loop does not
+        wait for values.
+        """
+        if not (self._early_stopping or self._plateau):
+            return
+        values = self._reporter.newest(at=step)
+        for stopping in self._early_stopping:
+            reason = stopping.update(values)
+            self._stop.decide(reason and f"early stopping: {reason}")
+        plateau = self._plateau
+        if plateau is not None and (rate := plateau.rate) != plateau.update(values):
+            self._log.info("step %d: learning rate %g -> %g", step, rate, plateau.rate)
+            self._runner.set_lr_scale(plateau.rate)
+
+    def get_state(self) -> dict[str, object]:
+        """Return the state of all decisions for a checkpoint, as JSON."""
+        return {
+            "early_stopping": [stopping.get_state() for stopping in self._early_stopping],
+            "plateau": None if self._plateau is None else self._plateau.get_state(),
+            "validated_step": self.validated_step,
+        }
+
+
+def validate_split(
+    runner: Runner,
+    feeder: Feeder,
+    reporter: Reporter,
+    timer: StepTimer,
+    split: str,
+    batches: int | None,
+    epoch: int = 1,
+    step: int = 0,
+    at_step: int | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+    before: Callable[[int], None] = lambda done: None,
+) -> bool:
+    """Run one pass over a validation split. Return False if it ended early because of `stop_requested()`.
+
+    `before(done)` is called before each dispatch with the number of batches so far.
+    """
+    tally, done, ended = runner.start("valid"), 0, False
+    timer.begin()
+    dispatches = feeder.open(1, 0, 0, 1, stop_requested)
+    try:
+        for dispatch in dispatches:
+            before(done)
+            if stop_requested():
+                break
+            ended = dispatch.ends_epoch
+            reporter.acquire()
+            with Tracing("valid_step", split, dispatch.shapes):
+                values = runner.valid(tally, dispatch)
+            first, done = done + 1, done + dispatch.steps
+            numbers = dispatch.steps, dispatch.batches, done, batches, step
+            reporter.put(StepsDispatched(split, epoch, first, *numbers, values, dispatch.rows, *timer.lap()))
+    finally:
+        dispatches.close()  # type: ignore[attr-defined]
+    if not ended:
+        reporter.put(ValidationAborted(split))
+        return False
+    reporter.put(SplitFinished(split, epoch, step, at_step, runner.values("valid", tally)))
+    return True

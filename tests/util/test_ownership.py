@@ -1,0 +1,75 @@
+"""Objects that only one thread may write to."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from learner.training.position import Position
+from learner.training.reporter import Reporter
+from learner.training.run import Run
+from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
+from learner.util.ownership import ThreadOwned
+
+
+class Counter(ThreadOwned):
+    def __init__(self):
+        self.count = 0
+
+
+def errors_of(write):
+    """The errors of `write()` in a thread of its own."""
+    errors = []
+
+    def guarded():
+        try:
+            write()
+        except AssertionError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=guarded, name="another")
+    thread.start()
+    thread.join()
+    return errors
+
+
+def test_another_thread_may_write_until_an_owner_claims_it():
+    counter = Counter()
+    assert errors_of(lambda: setattr(counter, "count", 1)) == []
+    counter.claim()
+    counter.count = 2
+    (error,) = errors_of(lambda: setattr(counter, "count", 3))
+    assert error == "the thread another sets count of a Counter, which belongs to another thread"
+    assert counter.count == 2
+
+
+def test_a_thread_may_take_over():
+    counter = Counter()
+    counter.claim()
+    assert errors_of(counter.claim) == []
+    with pytest.raises(AssertionError):
+        counter.count = 1
+
+
+def test_parts_of_a_run_have_owners():
+    timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
+    run = Run(*[None] * 3, Position(), *[None] * 8)
+    for write in (timer.begin, lambda: setattr(run, "tally", None)):
+        assert len(errors_of(write)) == 1
+
+
+def test_the_reporter_owns_itself():
+    reporter = Reporter({}, None, {}, (), StepTimeEstimator())
+    reporter.wait()
+    with pytest.raises(AssertionError, match="sets halted of a Reporter"):
+        reporter.halted = None
+    reporter.close()
+
+
+def test_without_the_variable_nothing_is_checked():
+    program = "from learner.util.ownership import ThreadOwned; print('__setattr__' in vars(ThreadOwned))"
+    environment = {name: value for name, value in os.environ.items() if name != "LEARNER_CHECK_OWNERS"}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
