@@ -223,7 +223,7 @@ def differing(found: Facts, expected: Facts) -> dict[str, int]:
 
 
 @dataclasses.dataclass
-class MetricAccumulator:
+class Tally:
     """The outcome over all runs."""
 
     kills: int = 0
@@ -273,7 +273,7 @@ class Chaos:
     def __init__(self, work: Path, commands: Commands):
         self.directory, self._cache, self._output = work / "run", work / "compilations", work / "output.txt"
         self._commands = commands
-        self.tally = MetricAccumulator()
+        self.tally = Tally()
 
     @contextlib.contextmanager
     def process(self) -> Iterator[Process]:

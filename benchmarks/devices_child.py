@@ -21,7 +21,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks import child, loops
-from benchmarks.workloads import RATE, ResidentBatches, Workload
+from benchmarks.workloads import RATE, Rows, Workload
 
 AXIS = "devices"
 HAND = {"replicated": "pmap", "sharded": "jit"}
@@ -191,7 +191,7 @@ def hand(workload: Workload, case: Case, epochs: int, mark: loops.Mark) -> loops
     for epoch in range(epochs):
         train_sums, valid_sums = (places.start(np.zeros(3, np.float32)) for _ in range(2))
         order = loops.order_of(len(train_rows["y"]), epoch)
-        shuffled: ResidentBatches = {k: v[order] for k, v in train_rows.items()}
+        shuffled: Rows = {k: v[order] for k, v in train_rows.items()}
         for batch in loops.batches(shuffled, workload.batch):
             arrays = _shares(places, *batch)
             leaves, train_sums = train(leaves, train_sums, *(places.put(arrays) if put else arrays))
@@ -228,7 +228,7 @@ class Tiny(nnx.Module):
 TINY = Workload("tiny", Tiny, lambda: (_tiny(), _tiny()), 16, 16, 1, 0)
 
 
-def _tiny() -> ResidentBatches:
+def _tiny() -> Rows:
     return {"x": np.ones((16, 8), np.float32), "y": np.zeros(16, np.int32)}
 
 
@@ -251,7 +251,7 @@ def _host_of_learner(case: Case) -> float:
     from learner.training.dispatch_plan import make_runner
     from learner.training.feed.dispatches import Dispatch
 
-    def step(model: Any, batch: ResidentBatches) -> Any:
+    def step(model: Any, batch: Rows) -> Any:
         return ClassificationOutput.from_logits(model(batch["x"]), batch["y"])
 
     strategy = _strategy(case)

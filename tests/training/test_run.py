@@ -1,5 +1,6 @@
 """What happens in a run: decisions, hooks, saves, and what goes wrong in its threads."""
 
+import queue
 import re
 import threading
 import time
@@ -30,6 +31,7 @@ from runs import (
     valid_data,
 )
 
+import learner.training.saving
 import learner.training.stopping
 from learner import (
     Interrupter,
@@ -341,6 +343,20 @@ def test_slow_saves_keep_more_of_the_time_back(tmp_path, clock, saves, passed, o
     stop = StopController(StopRequest(), None, 100, began, reserve=lambda: CheckpointSaver.reserve(saver))
     clock.seconds += passed
     assert stop.stop_request == ("time limit" if over else None)
+
+
+def test_a_save_takes_from_its_request_until_it_is_complete(tmp_path, clock):
+    """The reporter may take a while until it hands a save over, and a stop has to wait for that, too."""
+    reporter = types.SimpleNamespace(log=types.SimpleNamespace(info=lambda *_: None), report_save=lambda *_: None)
+    store = types.SimpleNamespace(path=lambda step: tmp_path / str(step))
+    saver = types.SimpleNamespace(store=store, best=None, _reporter=reporter, _times=SaveTimes())
+    saver._requested_at = queue.SimpleQueue()
+    progress = {"step": 1, "ends_epoch": 1, "position": {"epoch": 1}}
+    for seconds, longest in ((9, 9), (2, 9), (11, 11)):
+        saver._requested_at.put(learner.training.saving.time.monotonic())
+        clock.seconds += seconds
+        CheckpointSaver._saved(saver, progress, 0.1)
+        assert saver._times.longest == pytest.approx(longest)
 
 
 def test_the_time_limit_of_a_job(tmp_path, monkeypatch):
