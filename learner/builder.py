@@ -13,7 +13,7 @@ import jax
 
 from learner.checkpoint.load import makes_model, materialize, refuse_unknown
 from learner.checkpoint.options import CheckpointOptions
-from learner.errors import LearnerError, one_error
+from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
 from learner.learner import Learner
 from learner.loggers.exactly_once import ExactlyOnceLogger
@@ -67,7 +67,11 @@ class LearnerBuilder:
 
     def __init__(self, directory: str | Path, overwrite: bool = False):
         if not isinstance(directory, str | Path) or not str(directory):
-            raise LearnerError(f"the directory is {directory!r}; it needs a path, such as 'runs/digits'")
+            raise LearnerError(
+                f"the directory is {directory!r}; it needs a path, such as 'runs/digits'",
+                code="builder-directory-type",
+                directory=directory,
+            )
         self._options = Options(Path(directory), overwrite=bool(overwrite))
         self._num_epochs_set = False
 
@@ -102,11 +106,15 @@ class LearnerBuilder:
         metrics = self._options.train_metrics if kind == "train" else self._options.valid_metrics
         if kind not in metric.splits:
             raise LearnerError(
-                f"the metric {metric.name} has no meaning in the {kind} split, only in {', '.join(metric.splits)}"
+                f"the metric {metric.name} has no meaning in the {kind} split, only in {', '.join(metric.splits)}",
+                code="metric-wrong-split",
+                kind=kind,
             )
         if any(m.name == metric.name for m in metrics):
             raise LearnerError(
-                f"there are two metrics named {metric.name!r} in the {kind} split; give each a name of its own"
+                f"there are two metrics named {metric.name!r} in the {kind} split; give each a name of its own",
+                code="metric-name-twice",
+                kind=kind,
             )
         refuse_same_files([*(m.name for m in metrics), metric.name])
         metrics.append(metric)
@@ -125,13 +133,18 @@ class LearnerBuilder:
         if only is not None:
             if not isinstance(only, list | tuple):
                 kind = type(only).__name__
-                raise LearnerError(f"metric_loggers got only={kind}; it needs a list of loggers: only=[JsonLines()]")
+                raise LearnerError(
+                    f"metric_loggers got only={kind}; it needs a list of loggers: only=[JsonLines()]",
+                    code="logger-only-not-list",
+                    kind=kind,
+                )
             self._options.metric_files = False
         for logger in (*loggers, *(only or ())):
             if not isinstance(logger, Listener):
                 raise LearnerError(
                     f"a metric logger is a {type(logger).__name__}; it needs a learner.events.Listener, such as "
-                    "MemoryLogger()"
+                    "MemoryLogger()",
+                    code="logger-not-listener",
                 )
             own = logger.file if isinstance(logger, ExactlyOnceLogger) else None
             if own and any(
@@ -139,7 +152,8 @@ class LearnerBuilder:
             ):
                 raise LearnerError(
                     f"there are two loggers of {type(logger).__name__}; a run has one, as {own} in its directory keeps "
-                    "how far it got"
+                    "how far it got",
+                    code="logger-twice",
                 )
             self._options.loggers.append(logger)
         return self
@@ -149,14 +163,20 @@ class LearnerBuilder:
         file.
         """
         if renderer is not None and not isinstance(renderer, Listener):
-            raise LearnerError(f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None")
+            raise LearnerError(
+                f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None",
+                code="renderer-not-listener",
+            )
         self._options.renderer = renderer
         return self
 
     def application_logger(self, logger: logging.Logger | bool | None) -> Self:
         """The run's own log: `True` (default): `experiment.log`; a `logging.Logger`; or `None`: nowhere."""
         if not (logger is None or logger is True or isinstance(logger, logging.Logger)):
-            raise LearnerError(f"the application logger is {logger!r}; it needs True, None or a logging.Logger")
+            raise LearnerError(
+                f"the application logger is {logger!r}; it needs True, None or a logging.Logger",
+                code="logger-application-type",
+            )
         self._options.application_logger = logger
         return self
 
@@ -247,7 +267,10 @@ class LearnerBuilder:
         `Sharded(mesh, rules)`, which splits the model as well. It takes the place of `devices`.
         """
         if not isinstance(strategy, Strategy):
-            raise LearnerError(f"strategy got {strategy!r}; it needs Replicated(), Sharded(mesh, rules) or the like")
+            raise LearnerError(
+                f"strategy got {strategy!r}; it needs Replicated(), Sharded(mesh, rules) or the like",
+                code="strategy-type",
+            )
         self._options.devices = strategy
         return self
 
@@ -402,7 +425,7 @@ class LearnerBuilder:
         What is newer than it moves to `superseded/`. `allow`: see `resume`.
         """
         if (epoch is None) == (step is None):
-            raise LearnerError("checkpoint needs either epoch= or step=")
+            raise LearnerError("checkpoint needs either epoch= or step=", code="checkpoint-epoch-or-step")
         if epoch is not None and epoch not in ("best", "latest"):
             _whole("checkpoint(epoch=)", epoch, 1)
         if step is not None:
@@ -440,7 +463,9 @@ class LearnerBuilder:
         """
         refuse_unknown("initial_from", directory, which, step)
         if not isinstance(partial, bool):
-            raise LearnerError(f"partial of initial_from is {partial!r}; it needs True or False")
+            raise LearnerError(
+                f"partial of initial_from is {partial!r}; it needs True or False", code="builder-partial-type"
+            )
         self._options.initial = {"directory": absolute(directory), "which": which, "step": step, "partial": partial}
         return self
 
@@ -448,7 +473,8 @@ class LearnerBuilder:
         """Stops when a metric no longer improves; may be called for several."""
         if not isinstance(stopping, MetricEarlyStopping):
             raise LearnerError(
-                f"early_stopping got {stopping!r}; it needs MetricEarlyStopping('valid/Loss', patience=5)"
+                f"early_stopping got {stopping!r}; it needs MetricEarlyStopping('valid/Loss', patience=5)",
+                code="stopping-type",
             )
         self._options.early_stopping.append(copy.deepcopy(stopping))
         return self
@@ -456,7 +482,9 @@ class LearnerBuilder:
     def interrupter(self, interrupter: Interrupter) -> Self:
         """Lets other code stop the run: `Interrupter.stop(reason)` from any thread."""
         if not isinstance(interrupter, Interrupter):
-            raise LearnerError(f"interrupter got {interrupter!r}; it needs an Interrupter()")
+            raise LearnerError(
+                f"interrupter got {interrupter!r}; it needs an Interrupter()", code="builder-interrupter-type"
+            )
         self._options.interrupter = interrupter
         return self
 
@@ -470,12 +498,17 @@ class LearnerBuilder:
             end = os.environ.get("SLURM_JOB_END_TIME", "")
             if not end.isdigit():
                 raise LearnerError(
-                    "with_time_limit has no seconds and SLURM_JOB_END_TIME is not set: give with_time_limit(seconds)"
+                    "with_time_limit has no seconds and SLURM_JOB_END_TIME is not set: give with_time_limit(seconds)",
+                    code="builder-time-limit-missing",
                 )
             self._options.job_ends, self._options.time_limit = float(end), None
             return self
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            raise LearnerError(f"with_time_limit got {seconds!r}; it needs a number of seconds greater than 0")
+            raise LearnerError(
+                f"with_time_limit got {seconds!r}; it needs a number of seconds greater than 0",
+                code="builder-time-limit-value",
+                seconds=seconds,
+            )
         self._options.time_limit, self._options.job_ends = float(seconds), None
         return self
 
@@ -521,7 +554,11 @@ class LearnerBuilder:
             saved then, and `resume()` goes on from the last checkpoint.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-            raise LearnerError(f"watchdog got {seconds!r}; it needs a number of seconds greater than 0")
+            raise LearnerError(
+                f"watchdog got {seconds!r}; it needs a number of seconds greater than 0",
+                code="builder-watchdog-value",
+                seconds=seconds,
+            )
         self._options.watchdog = float(seconds)
         self._options.watchdog_ends = _one_of("watchdog(then=)", then, ("log", "end")) == "end"
         return self
@@ -557,7 +594,11 @@ class LearnerBuilder:
     def learner_class(self, kind: type[Learner]) -> Self:
         """Set the class that `build` makes an object of: a subclass of `Learner` with its own `loop`, for instance."""
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
-            raise LearnerError(f"learner_class got {kind!r}; it needs a subclass of learner.Learner")
+            raise LearnerError(
+                f"learner_class got {kind!r}; it needs a subclass of learner.Learner",
+                code="builder-learner-class-type",
+                kind=kind,
+            )
         self._options.learner_class = kind
         return self
 
@@ -618,7 +659,7 @@ class LearnerBuilder:
         elif parts.family is not None:
             problems += _optimizer_problems(optimizer, parts.family, parts.train, options)
         if problems or parts.family is None:
-            raise one_error(problems, "this learner cannot be built")
+            raise one_error(problems, "this learner cannot be built", code="learner-unbuildable")
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
                 self._add(Loss(), kind)
@@ -662,7 +703,7 @@ class _ModelParts:
         except NothingToTrainError as error:
             problems.append(explain_empty_trainable(options.freeze, trainable, error.family) or str(error))
         except LearnerError as error:
-            problems.append(str(error))
+            problems.append(Problem(error, code=error.code, **error.fields))
         return problems
 
     def define(self, family: ModelAdapter, options: Options, update: Callable[..., Any] | None) -> StepDefinition:
@@ -690,14 +731,23 @@ def _optimizer_problems(optimizer: Any, family: ModelAdapter, train: StepFn | No
 
 def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise LearnerError(f"{name} is {value!r}; it needs a whole number, {least} or more")
+        raise LearnerError(
+            f"{name} is {value!r}; it needs a whole number, {least} or more",
+            code="builder-number-value",
+            name=name,
+            value=value,
+            least=least,
+        )
     return value
 
 
 def _one_recorder(first: Recorder, record: Recorder | None) -> Recorder:
     """Return the recorder given as the first argument of `with_file_checkpointer`, unless there are two."""
     if record is not None:
-        raise LearnerError(f"with_file_checkpointer got two recorders, {first!r} and record={record!r}; give one")
+        raise LearnerError(
+            f"with_file_checkpointer got two recorders, {first!r} and record={record!r}; give one",
+            code="checkpoint-two-recorders",
+        )
     return first
 
 
@@ -708,31 +758,44 @@ def _allowed(allow: Any) -> dict[str, tuple[str, ...]]:
 
 def _one_of(name: str, value: Any, words: Sequence[str]) -> str:
     if value not in words:
-        raise LearnerError(f"{name} got {value!r}; it needs {' or '.join(map(repr, words))}")
+        raise LearnerError(
+            f"{name} got {value!r}; it needs {' or '.join(map(repr, words))}",
+            code="builder-choice-unknown",
+            name=name,
+            value=value,
+        )
     return str(value)
 
 
 def _hook(name: str, fn: Any) -> Callable[..., Any]:
     if not callable(fn):
-        raise LearnerError(f"{name} got {fn!r}; it needs a function (info, model)")
+        raise LearnerError(f"{name} got {fn!r}; it needs a function (info, model)", code="builder-hook-type", name=name)
     hook: Callable[..., Any] = fn
     return hook
 
 
 def _metric(metric: Any) -> MetricBase:
     if isinstance(metric, type) and issubclass(metric, MetricBase):
-        raise LearnerError(f"the metric {metric.__name__} is a class; pass an instance, {metric.__name__}()")
+        raise LearnerError(
+            f"the metric {metric.__name__} is a class; pass an instance, {metric.__name__}()",
+            code="metric-not-instance",
+        )
     if not isinstance(metric, MetricBase):
-        raise LearnerError(f"a metric is {metric!r}; it needs an instance of learner.metrics.Metric")
+        raise LearnerError(
+            f"a metric is {metric!r}; it needs an instance of learner.metrics.Metric", code="metric-type"
+        )
     if not metric.name:
-        raise LearnerError(f"the metric {type(metric).__name__} has no name; set the attribute `name`")
+        raise LearnerError(
+            f"the metric {type(metric).__name__} has no name; set the attribute `name`", code="metric-unnamed"
+        )
     return metric
 
 
 def _numeric(metric: Any) -> MetricBase:
     if not _metric(metric).numeric:
         raise LearnerError(
-            f"the metric {metric.name} gives a text, not a number; register it with metric_train or metric_valid"
+            f"the metric {metric.name} gives a text, not a number; register it with metric_train or metric_valid",
+            code="metric-text-not-number",
         )
     return _metric(metric)
 

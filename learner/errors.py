@@ -1,20 +1,69 @@
 """The one kind of error that `learner` raises for wrong input.
 
 A message names the part that is wrong, what was given and what is needed, so that it can be shown without a traceback:
-the command line prints it and exits with 2.
+the command line prints it and exits with 2. A code names the fault for programs, and stays where the words change.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+LONGEST_FIELD = 200  # characters of a field that is kept as text
 
 
 class LearnerError(ValueError):
     """Wrong input: an option, a model, an optimizer, data or a run directory that cannot be used as given.
 
+    Args:
+      message: for people; its words may change.
+      code: the name of the fault, which stays: `docs/reference/errors.md` has all of them. The default is for errors
+        that functions of the user raise; in `learner` every error has a code of its own.
+      fields: values that the message is made of. Numbers, texts, booleans and `None` are kept, paths become texts, and
+        anything else the beginning of its `repr`, so that an error holds no arrays and travels between processes.
+
     Attributes:
       problems: each of them, where the message joins several.
+      codes: the code of each of `problems`; of a single problem, its own.
+
+    >>> error = LearnerError("num_epochs is 0: give 1 or more", code="builder-number-value", name="num_epochs", value=0)
+    >>> error.code, error.fields
+    ('builder-number-value', {'name': 'num_epochs', 'value': 0})
     """
 
-    problems: tuple[str, ...] = ()
+    def __init__(self, message: object, /, *, code: str = "user", **fields: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.fields = {name: _plain(value) for name, value in fields.items()}
+        self.problems: tuple[str, ...] = ()
+        self.codes: tuple[str, ...] = (code,)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        # an exception is made anew from `args` alone, which have no code
+        return _bare, (type(self), self.args), self.__dict__
+
+
+def _bare(kind: type[LearnerError], args: tuple[Any, ...]) -> LearnerError:
+    return kind.__new__(kind, *args)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return repr(value)[:LONGEST_FIELD]
+
+
+class Problem(str):
+    """One of several problems, with the code and the fields of an error of its own."""
+
+    code: str
+    fields: dict[str, Any]
+
+    def __new__(cls, text: object, /, *, code: str, **fields: Any) -> "Problem":
+        problem = super().__new__(cls, text)
+        problem.code, problem.fields = code, fields
+        return problem
 
 
 class ProcessError(LearnerError):
@@ -32,27 +81,36 @@ class OutOfMemoryError(LearnerError):
       part: `train`, the name of a validation split, or `checkpoint`.
     """
 
-    def __init__(self, text: str, part: str):
-        super().__init__(text)
+    def __init__(self, message: str, part: str, /, *, code: str, **fields: Any) -> None:
+        super().__init__(message, code=code, **fields)
         self.part = part
 
 
-def one_error(problems: Sequence[str], title: str = "this cannot be trained") -> LearnerError:
-    """Joins several problems into one error.
+def one_error(problems: Sequence[str], title: str = "this cannot be trained", *, code: str) -> LearnerError:
+    """Join several problems into one error.
 
-    >>> print(one_error(["num_epochs is 0: give 1 or more", "the learning rate is -1.0: give a positive number"]))
+    Args:
+      problems: texts, which have the code of the whole; a `Problem` keeps its own in `error.codes`.
+      title: of the list of several.
+      code: of the error.
+
+    >>> problems = ["num_epochs is 0: give 1 or more", "the learning rate is -1.0: give a positive number"]
+    >>> print(one_error(problems, code="learner-untrainable"))
     this cannot be trained, 2 problems:
       1. num_epochs is 0: give 1 or more
       2. the learning rate is -1.0: give a positive number
-    >>> print(one_error(["num_epochs is 0: give 1 or more"]))
+    >>> print(one_error(problems[:1], code="learner-untrainable"))
     num_epochs is 0: give 1 or more
     """
+    texts = tuple(map(str, problems))  # a `Problem` becomes a plain text
     if len(problems) == 1:
-        return LearnerError(problems[0])
-    error = LearnerError(
-        "\n  ".join([f"{title}, {len(problems)} problems:"] + [f"{i}. {p}" for i, p in enumerate(problems, 1)])
-    )
-    error.problems = tuple(problems)
+        (only,) = problems
+        fields = only.fields if isinstance(only, Problem) else {}
+        return LearnerError(texts[0], code=only.code if isinstance(only, Problem) else code, **fields)
+    lines = [f"{title}, {len(texts)} problems:", *(f"{i}. {text}" for i, text in enumerate(texts, 1))]
+    error = LearnerError("\n  ".join(lines), code=code)
+    error.problems = texts
+    error.codes = tuple(each.code if isinstance(each, Problem) else code for each in problems)
     return error
 
 

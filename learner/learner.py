@@ -166,7 +166,7 @@ class Learner:
         places = None if self._strategy.resident else self._strategy
         state = self._step.init(self._optimizer.lr, self._options.seed, places)
         if self._step.family.fresh is not None and (wrong := init_problems(state.params)):
-            raise one_error(wrong)
+            raise one_error(wrong, code="learner-untrainable")
         return state
 
     def _shapes(self) -> TrainState:
@@ -194,10 +194,11 @@ class Learner:
         """
         if not 1 <= len(batches) <= self._step.accumulate:
             raise LearnerError(
-                f"train_step got {len(batches)} batches; a step has 1 to {self._step.accumulate} micro-batches"
+                f"train_step got {len(batches)} batches; a step has 1 to {self._step.accumulate} micro-batches",
+                code="step-batch-count",
             )
         if self._step.train is None and self._step.update is None:
-            raise LearnerError(no_step("train_step"))
+            raise LearnerError(no_step("train_step"), code="step-train-missing")
         self._resolve_alone()
         if not self._looked["train"]:
             self._look_at_train(state, batches[0])
@@ -210,10 +211,10 @@ class Learner:
     def valid_step(self, state: TrainState, batch: PyTree) -> dict[str, Any]:
         """The metrics of one validation batch by name, with its `weight`. The model is in eval mode."""
         if self._step.valid is None:
-            raise LearnerError(no_step("valid_step"))
+            raise LearnerError(no_step("valid_step"), code="step-valid-missing")
         if not self._looked["valid"]:
             if problems := check_valid(self._step, state, batch, GIVEN):
-                raise one_error(problems)
+                raise one_error(problems, code="learner-untrainable")
             self._looked["valid"] = True
         if not _is_traced(state, batch):
             with Tracing("valid_step", GIVEN, lambda: batch):
@@ -238,7 +239,7 @@ class Learner:
         """Reports what is wrong with the train step, and finds out whether it computes its own gradients."""
         problems, own_grads = check_train(self._step, state, batch)
         if problems:
-            raise one_error(problems)
+            raise one_error(problems, code="learner-untrainable")
         self._define(own_grads=own_grads)
         self._looked["train"] = True
 
@@ -273,7 +274,8 @@ class Learner:
         if self._fitted:
             raise LearnerError(
                 "this learner was fitted already; build a new one, with resume() to go on where it ended or "
-                "with another directory"
+                "with another directory",
+                code="learner-already-fitted",
             )
         here = hosts()
         with propagate_failures(here):
@@ -294,7 +296,8 @@ class Learner:
         if options.valid_every is not None and not inputs.valid:
             raise LearnerError(
                 f"valid_every is {options.valid_every}, and there is no validation data: give it to fit(train, valid) "
-                "or to build(..., valid=), or leave valid_every out"
+                "or to build(..., valid=), or leave valid_every out",
+                code="learner-valid-every-without-data",
             )
         if options.checkpoints is not None:
             inputs.source("train").keep_state()
@@ -396,7 +399,9 @@ class Learner:
         if not start.get("resume"):
             asked = " ".join(f"{key} {value}" for key, value in start.items())
             raise LearnerError(
-                f"there is no run in {place}, so there is no checkpoint of {asked}; resume() starts afresh there"
+                f"there is no run in {place}, so there is no checkpoint of {asked}; resume() starts afresh there",
+                code="resume-checkpoint-missing",
+                place=place,
             )
         return False
 
@@ -426,13 +431,14 @@ class Learner:
             raise LearnerError(
                 f"{place or 'the learning rate'}: {schedule!r} counts with the length of the run, which is known with "
                 "the training data: give it to build(..., train=), set num_steps(n), or use "
-                "schedule.resolved(num_steps=..., steps_per_epoch=...)"
+                "schedule.resolved(num_steps=..., steps_per_epoch=...)",
+                code="schedule-length-needed",
             )
         batches = None if data is None else source_of(data, "train", batch_size=options.batch_size).batches
         with jax.ensure_compile_time_eval():
             problems = self._resolve(batches)
         if problems:
-            raise one_error(problems)
+            raise one_error(problems, code="learner-untrainable")
 
     def _restored(
         self, differing: Differing = lambda progress: [], here: ProcessGroup = SINGLE_PROCESS
@@ -489,7 +495,8 @@ class Learner:
         if self._options.checkpoints is None:
             raise LearnerError(
                 "the run kept no best model: with_file_checkpointer(None) turns saving off. Leave it out, or use "
-                "result.model, the model after the last step"
+                "result.model, the model after the last step",
+                code="learner-best-not-kept",
             )
         store = open_store(self._options)
         damaged = []
@@ -508,7 +515,10 @@ class Learner:
         finally:
             store.close()
         why = "; ".join(damaged) or f"there is no checkpoint in {store.path(0).parent}"
-        raise LearnerError(f"the best model cannot be read: {why}. result.model is the model after the last step")
+        raise LearnerError(
+            f"the best model cannot be read: {why}. result.model is the model after the last step",
+            code="learner-best-unreadable",
+        )
 
     # -- without training ----------------------------------------------------------------------------------------------
 
@@ -522,7 +532,7 @@ class Learner:
         refuse_endless(inputs)
         first_batches = inputs.first_batches.items()
         if wrong := [p for split, first in first_batches for p in check_valid(self._step, runner.state, first, split)]:
-            raise one_error(wrong)
+            raise one_error(wrong, code="learner-untrainable")
         needs = MemoryFootprint(inputs.first_batches, bytes_of(runner.state))
         metrics = {split: self._options.metrics_of(split) for split in inputs.valid}
         timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
@@ -606,7 +616,9 @@ class Learner:
         """
         check_range(lowest, highest, steps, smoothing, diverges)
         if hosts().count > 1:
-            raise LearnerError("find_lr runs in one process; leave out what connects several of them")
+            raise LearnerError(
+                "find_lr runs in one process; leave out what connects several of them", code="process-find-lr-several"
+            )
         if self._options.initial is not None:
             self._take_initial()
         schedule = Exponential(lowest, highest / lowest, every=steps - 1)
@@ -622,7 +634,10 @@ class Learner:
                 raise KeyboardInterrupt
         losses = watcher.losses
         if not len(losses):
-            raise LearnerError("the first loss is not finite: look at the model and the data before the learning rate")
+            raise LearnerError(
+                "the first loss is not finite: look at the model and the data before the learning rate",
+                code="step-first-loss-nonfinite",
+            )
         return RangeTest(np.array([float(schedule(i)) for i in range(len(losses))]), losses, steps, smoothing)
 
     def profile(
@@ -649,11 +664,14 @@ class Learner:
         """
         first, last = check_steps(steps)
         if hosts().count > 1:
-            raise LearnerError("profile runs in one process; for several there is LearnerBuilder.profile")
+            raise LearnerError(
+                "profile runs in one process; for several there is LearnerBuilder.profile",
+                code="process-profile-several",
+            )
         if self._options.initial is not None:
             self._take_initial()
         if problem := problem_with(Path(directory)):
-            raise LearnerError(problem)
+            raise LearnerError(problem, code="profile-refused")
         found: list[Profile] = []
         failed: list[str] = []
         interrupter = Interrupter()
@@ -675,7 +693,9 @@ class Learner:
             if trial.fit().stopped_by == "ctrl-c":
                 raise KeyboardInterrupt
         if not found:
-            raise LearnerError(f"no step was profiled: {failed[0] if failed else 'nothing was trained'}")
+            raise LearnerError(
+                f"no step was profiled: {failed[0] if failed else 'nothing was trained'}", code="profile-no-step"
+            )
         return found[0]
 
     def predict(self, data: Any) -> Iterator[Any]:
@@ -684,7 +704,10 @@ class Learner:
         """
         runner, inputs = self._standing(data, shared=False)  # every process gives all rows
         if len(inputs.valid) > 1:
-            raise LearnerError(f"predict got several loaders ({', '.join(inputs.valid)}); it takes one")
+            raise LearnerError(
+                f"predict got several loaders ({', '.join(inputs.valid)}); it takes one",
+                code="learner-predict-several-loaders",
+            )
         check_predict(self._step, runner.state, next(iter(inputs.first_batches.values())))
         source = next(iter(inputs.valid.values()))
         try:
@@ -700,7 +723,7 @@ class Learner:
         all.
         """
         if self._step.valid is None:
-            raise LearnerError(no_step("valid_step"))
+            raise LearnerError(no_step("valid_step"), code="step-valid-missing")
         inputs = read_valid(self._options, data, self._strategy if shared else None)
         if self._runner is None:
             restored = self._restored() if self._goes_on() else None

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from codes import raises_code
 from flax import nnx
 from more_metrics import MAKE
 from runs import Net, batches, build_line, line, line_step, model_bits, quiet, tree_of, valid_data
@@ -118,14 +119,15 @@ OPTIONS = {
 NO_COUNT = [0, -1, 1.5, "3", None, True]
 
 
-def is_refused(name, part, *arguments):
+def is_refused(name, code, *arguments, field=None):
     shown = re.sub(r" at 0x[0-9a-f]+", "", f"{name}{arguments!r}")  # the same name in every process
-    return pytest.param(name, arguments, part, id=shown[:60])
+    fields = {} if field is None else {"name": field}
+    return pytest.param(name, arguments, code, fields, id=shown[:60])
 
 
 REFUSED = [
     *(
-        is_refused(name, rf"{name}.* is {re.escape(repr(value))}; it needs a whole number, 1 or more", value)
+        is_refused(name, "builder-number-value", value, field=name)
         for name in (
             "num_epochs",
             "num_steps",
@@ -136,84 +138,87 @@ REFUSED = [
         )
         for value in NO_COUNT
     ),
-    *(is_refused("with_batch_size", "with_batch_size is", value) for value in NO_COUNT),
-    *(is_refused("seed", "seed is .* 0 or more", value) for value in (-1, 0.5, "0", None)),
-    *(is_refused("every", "steps=", value, hook) for value in NO_COUNT),
-    *(is_refused("summary", r"summary\(depth=\) is", True, value) for value in (0, -1, 1.5, "3", True)),
-    is_refused("on_save_error", "on_save_error got 'die'; it needs 'raise' or 'warn'", "die"),
-    is_refused("on_nonfinite", "on_nonfinite got None; it needs 'raise' or 'stop' or 'skip' or 'ignore'", None),
-    *(is_refused("on_nonfinite", "in_a_row", "skip", value) for value in NO_COUNT),
-    is_refused("on_sigterm", "on_sigterm got 'die'; it needs 'exit' or 'return'", "die"),
-    *(is_refused("with_time_limit", "with_time_limit got", value) for value in (0, -1.0, "60", True)),
+    *(is_refused("with_batch_size", "builder-number-value", value, field="with_batch_size") for value in NO_COUNT),
+    *(is_refused("seed", "builder-number-value", value, field="seed") for value in (-1, 0.5, "0", None)),
+    *(is_refused("every", "builder-number-value", value, hook, field="every(steps=)") for value in NO_COUNT),
     *(
-        is_refused("profile", r"profile got steps=.*; it needs two numbers of steps, such as \(10, 20\)", value)
+        is_refused("summary", "builder-number-value", True, value, field="summary(depth=)")
+        for value in (0, -1, 1.5, "3", True)
+    ),
+    is_refused("on_save_error", "builder-choice-unknown", "die", field="on_save_error"),
+    is_refused("on_nonfinite", "builder-choice-unknown", None, field="on_nonfinite"),
+    *(
+        is_refused("on_nonfinite", "builder-number-value", "skip", value, field="on_nonfinite(in_a_row=)")
+        for value in NO_COUNT
+    ),
+    is_refused("on_sigterm", "builder-choice-unknown", "die", field="on_sigterm"),
+    *(is_refused("with_time_limit", "builder-time-limit-value", value) for value in (0, -1.0, "60", True)),
+    *(
+        is_refused("profile", "profile-steps-value", value)
         for value in (10, (20, 10), (10, 10), (-1, 5), (1.0, 5), (1, 5.0), (True, 5), (1, 2, 3), "ab", None)
     ),
-    *(is_refused("watchdog", "watchdog got", value) for value in (0, -1.0, "60", True, None, float("inf"))),
-    is_refused("watchdog", r"watchdog\(then=\) got 'stop'; it needs 'log' or 'end'", 60, "stop"),
-    is_refused("with_time_limit", "SLURM_JOB_END_TIME is not set"),
-    is_refused("every", "every got 3; it needs a function", 2, 3),
-    is_refused("on_epoch_end", "on_epoch_end got None; it needs a function", None),
-    is_refused("metrics", "the metric Accuracy is a class; pass an instance", Accuracy),
-    is_refused("metrics", "a metric is 'Accuracy'; it needs an instance", "Accuracy"),
-    is_refused("metrics", "two metrics named 'Accuracy' in the train split", Accuracy(), Accuracy()),
-    is_refused("metrics", "Nameless has no name", Nameless()),
-    is_refused("metrics", "'a/b' cannot be the name of a metric", Slashed()),
-    is_refused("metrics", "would share their files", TopKAccuracy(5), Loose()),
-    is_refused("metric_valid", "Learning Rate has no meaning in the valid split, only in train", LearningRate()),
-    is_refused("metric_train_numeric", "Words gives a text.*metric_train", Words()),
-    is_refused("metric_valid_numeric", "Words gives a text", Words()),
-    is_refused("metric_train_numeric", "is a class", Accuracy),
-    is_refused("metric_loggers", "a metric logger is a str; it needs a learner.events.Listener", "files"),
-    is_refused("metric_loggers", "MemoryLogger", MemoryLogger),
-    is_refused("renderer", "the renderer is 'rich'; it needs a Listener", "rich"),
-    is_refused("application_logger", "the application logger is 'log.txt'", "log.txt"),
-    is_refused("application_logger", "the application logger is False", False),
-    is_refused("devices", "devices asks for 9, and there are 8", 9),
-    is_refused("strategy", "strategy got 'Sharded'; it needs Replicated", "Sharded"),
-    is_refused("devices", "devices is 'gpu'", "gpu"),
-    is_refused("devices", "devices", 0),
-    is_refused("devices", "devices", []),
-    is_refused("devices", "devices", ["cpu"]),
-    *(is_refused("precision", r"precision got .*; it needs 'float32' or 'bfloat16'", v) for v in ("fp16", None, 16)),
-    is_refused("precision", "precision got <class .*Policy", Policy),
-    is_refused("precision", r"precision\(matmul=\) got 'tf32'; it needs 'default' or 'high'", "float32", "tf32"),
-    *(is_refused("remat", "remat got .*; it needs 'nothing_saveable' or", value) for value in ("dots", True, 3)),
-    is_refused("freeze", "is no regular expression", "("),
-    is_refused("freeze", "3 chooses no parameters", 3),
-    is_refused("remat", "which makes a policy of its arguments", "save_only_these_names"),
-    is_refused("with_file_checkpointer", "keep_last", 0),
-    is_refused("with_file_checkpointer", "keep_best", 1, -1),
-    is_refused("with_file_checkpointer", "keep_every", 1, 1, 0),
-    is_refused("with_file_checkpointer", "mode", 1, 1, None, "valid/Loss", "lowest"),
-    is_refused("with_file_checkpointer", "every_epochs", 1, 1, None, None, None, 0),
-    is_refused("with_file_checkpointer", "monitor", 1, 1, None, 7),
+    *(is_refused("watchdog", "builder-watchdog-value", value) for value in (0, -1.0, "60", True, None, float("inf"))),
+    is_refused("watchdog", "builder-choice-unknown", 60, "stop", field="watchdog(then=)"),
+    is_refused("with_time_limit", "builder-time-limit-missing"),
+    is_refused("every", "builder-hook-type", 2, 3, field="every"),
+    is_refused("on_epoch_end", "builder-hook-type", None, field="on_epoch_end"),
+    is_refused("metrics", "metric-not-instance", Accuracy),
+    is_refused("metrics", "metric-type", "Accuracy"),
+    is_refused("metrics", "metric-name-twice", Accuracy(), Accuracy()),
+    is_refused("metrics", "metric-unnamed", Nameless()),
+    is_refused("metrics", "run-metric-name-unusable", Slashed()),
+    is_refused("metrics", "run-metric-file-shared", TopKAccuracy(5), Loose()),
+    is_refused("metric_valid", "metric-wrong-split", LearningRate()),
+    is_refused("metric_train_numeric", "metric-text-not-number", Words()),
+    is_refused("metric_valid_numeric", "metric-text-not-number", Words()),
+    is_refused("metric_train_numeric", "metric-not-instance", Accuracy),
+    is_refused("metric_loggers", "logger-not-listener", "files"),
+    is_refused("metric_loggers", "logger-not-listener", MemoryLogger),
+    is_refused("renderer", "renderer-not-listener", "rich"),
+    is_refused("application_logger", "logger-application-type", "log.txt"),
+    is_refused("application_logger", "logger-application-type", False),
+    is_refused("devices", "device-too-few", 9),
+    is_refused("strategy", "strategy-type", "Sharded"),
+    is_refused("devices", "device-choice-malformed", "gpu"),
+    is_refused("devices", "device-choice-malformed", 0),
+    is_refused("devices", "device-choice-malformed", []),
+    is_refused("devices", "device-choice-malformed", ["cpu"]),
+    *(is_refused("precision", "precision-policy-unknown", v) for v in ("fp16", None, 16)),
+    is_refused("precision", "precision-policy-unknown", Policy),
+    is_refused("precision", "builder-choice-unknown", "float32", "tf32", field="precision(matmul=)"),
+    *(is_refused("remat", "step-remat-unknown", value) for value in ("dots", True, 3)),
+    is_refused("freeze", "params-pattern-malformed", "("),
+    is_refused("freeze", "params-match-type", 3),
+    is_refused("remat", "step-remat-policy-factory", "save_only_these_names"),
+    is_refused("with_file_checkpointer", "checkpoint-option-number", 0, field="keep_last"),
+    is_refused("with_file_checkpointer", "checkpoint-option-number", 1, -1, field="keep_best"),
+    is_refused("with_file_checkpointer", "checkpoint-option-number", 1, 1, 0, field="keep_every"),
+    is_refused("with_file_checkpointer", "checkpoint-mode-unknown", 1, 1, None, "valid/Loss", "lowest"),
+    is_refused("with_file_checkpointer", "checkpoint-option-number", 1, 1, None, None, None, 0, field="every_epochs"),
+    is_refused("with_file_checkpointer", "checkpoint-monitor-value", 1, 1, None, 7),
     *(
-        is_refused("with_file_checkpointer", "record of .* is .*; it needs a recorder", *(1, 1), *[None] * 6, value)
+        is_refused("with_file_checkpointer", "checkpoint-recorder-type", *(1, 1), *[None] * 6, value)
         for value in ("compact", CompactRecorder)
     ),
-    is_refused("checkpoint", "either epoch= or step="),
-    is_refused("checkpoint", "either epoch= or step=", 1, 6),
-    is_refused("checkpoint", r"checkpoint\(epoch=\) is 0", 0),
-    is_refused("checkpoint", r"checkpoint\(epoch=\) is 'newest'", "newest"),
-    is_refused("checkpoint", r"checkpoint\(step=\) is -1", None, -1),
-    is_refused("initial_from", "the directory of initial_from is ''; it needs a path", ""),
-    is_refused("initial_from", "the directory of initial_from is None", None),
+    is_refused("checkpoint", "checkpoint-epoch-or-step"),
+    is_refused("checkpoint", "checkpoint-epoch-or-step", 1, 6),
+    is_refused("checkpoint", "builder-number-value", 0, field="checkpoint(epoch=)"),
+    is_refused("checkpoint", "builder-number-value", "newest", field="checkpoint(epoch=)"),
+    is_refused("checkpoint", "builder-number-value", None, -1, field="checkpoint(step=)"),
+    is_refused("initial_from", "checkpoint-directory-type", "", field="initial_from"),
+    is_refused("initial_from", "checkpoint-directory-type", None, field="initial_from"),
     *(
-        is_refused("initial_from", "which of initial_from is", "a", value)
+        is_refused("initial_from", "checkpoint-which-unknown", "a", value, field="initial_from")
         for value in ("newest", 0, -1, 1.5, None, True)
     ),
-    is_refused("initial_from", "partial of initial_from is 'yes'; it needs True or False", "a", "best", "yes"),
+    is_refused("initial_from", "builder-partial-type", "a", "best", "yes"),
     *(
-        is_refused("initial_from", "step of initial_from is", "a", "best", False, value)
+        is_refused("initial_from", "checkpoint-step-value", "a", "best", False, value, field="initial_from")
         for value in (-1, 1.5, "3", True)
     ),
-    is_refused("early_stopping", "early_stopping got 5; it needs MetricEarlyStopping", 5),
-    *(
-        is_refused("learner_class", "learner_class got .*; it needs a subclass of learner.Learner", value)
-        for value in (dict, "Learner", None)
-    ),
-    is_refused("interrupter", "interrupter got <class .*; it needs an Interrupter", Interrupter),
+    is_refused("early_stopping", "stopping-type", 5),
+    *(is_refused("learner_class", "builder-learner-class-type", value) for value in (dict, "Learner", None)),
+    is_refused("interrupter", "builder-interrupter-type", Interrupter),
 ]
 
 
@@ -229,15 +234,15 @@ def test_each_option_returns_the_builder(tmp_path, name):
         assert getattr(builder, name)(*arguments) is builder
 
 
-@pytest.mark.parametrize(("name", "arguments", "part"), REFUSED)
-def test_a_wrong_value_is_refused_at_once(tmp_path, name, arguments, part):
-    with pytest.raises(LearnerError, match=part):
+@pytest.mark.parametrize(("name", "arguments", "code", "fields"), REFUSED)
+def test_a_wrong_value_is_refused_at_once(tmp_path, name, arguments, code, fields):
+    with raises_code(code, **fields):
         getattr(LearnerBuilder(tmp_path / "run"), name)(*arguments)
 
 
 @pytest.mark.parametrize("directory", ["", None, 3])
 def test_a_directory_that_is_none(directory):
-    with pytest.raises(LearnerError, match="the directory is"):
+    with raises_code("builder-directory-type"):
         LearnerBuilder(directory)
 
 
@@ -428,7 +433,7 @@ def test_functions_that_make_a_model(tmp_path, make):
 
 
 def test_linen_needs_parameters():
-    with pytest.raises(LearnerError, match="with 'params'"):
+    with raises_code("model-linen-variables"):
         Linen(linen(), {"batch_stats": {}})
 
 

@@ -1,16 +1,30 @@
 """How wrong input is told."""
 
-import pytest
+import collections
+import copy
+import pickle
+import re
 
-from learner.errors import LearnerError, near, one_error
+import jax.numpy as jnp
+import pytest
+from codes import MESSAGES, documented, messages, raises_code
+
+from learner.data.batcher import ItemError
+from learner.errors import LearnerError, OutOfMemoryError, Problem, near, one_error
+from learner.loggers.posts import RefusedError
+from learner.models.adapters import NothingToTrainError, adapter_of
 
 
 def test_one_problem_is_told_as_it_is():
-    assert str(one_error(["the rate is -1"])) == "the rate is -1"
+    assert str(one_error(["the rate is -1"], code="learner-unbuildable")) == "the rate is -1"
 
 
 def test_several_problems_are_counted_and_numbered():
-    error = one_error(["the rate is -1", "there is no model", "num_epochs is 0"], "this learner cannot be built")
+    error = one_error(
+        ["the rate is -1", "there is no model", "num_epochs is 0"],
+        "this learner cannot be built",
+        code="learner-unbuildable",
+    )
     assert str(error).splitlines() == [
         "this learner cannot be built, 3 problems:",
         "  1. the rate is -1",
@@ -20,7 +34,7 @@ def test_several_problems_are_counted_and_numbered():
 
 
 def test_wrong_input_is_a_value_error_of_its_own_kind():
-    error = one_error(["x"])
+    error = one_error(["x"], code="learner-unbuildable")
     assert type(error) is LearnerError
     assert isinstance(error, ValueError)
 
@@ -36,3 +50,86 @@ def test_wrong_input_is_a_value_error_of_its_own_kind():
 )
 def test_a_misspelt_name_gets_the_nearest_ones_or_all(name, known, hint):
     assert near(name, known) == hint
+
+
+# -- codes -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_error_has_a_code_in_the_source():
+    """A literal, or the code of another error that is passed on."""
+    sites = documented().sites()
+    assert len(sites) > 600
+    assert [f"{site.path}:{site.line}" for site in sites if site.code is None] == []
+
+
+def test_codes_are_in_kebab_case():
+    codes = {site.code for site in documented().sites() if site.code}
+    assert [code for code in codes if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", code)] == []
+
+
+def test_one_message_has_one_code_in_a_part():
+    """Messages that are values alone are of more than one fault."""
+    found = collections.defaultdict(set)
+    for site in documented().sites():
+        if site.code and re.sub(r"\{\w*(\.\.\.)?\}", "", site.template).strip(" :;,"):
+            found[site.code.split("-")[0], site.template].add(site.code)
+    assert {template: codes for (_, template), codes in found.items() if len(codes) > 1} == {}
+
+
+def test_the_messages_are_those_of_the_snapshot():
+    assert MESSAGES.read_text() == messages(), "look at the change, then run python tests/support/codes.py"
+
+
+def test_the_page_of_errors_is_up_to_date():
+    errors = documented()
+    assert errors.PAGE.read_text() == errors.page(), "run python docs/errors.py"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LearnerError("the rate is -1", code="optimizer-rate-value", value=-1),
+        OutOfMemoryError("no room", "train", code="device-out-of-memory", needed=3),
+        ItemError("item ", 1, " is empty", code="batch-items-differ", name="x"),
+        RefusedError(503, "busy", code="logger-post-refused"),
+        NothingToTrainError("no parameters", adapter_of({"w": jnp.ones(2)}), code="model-nothing-to-train"),
+        one_error(["a", Problem("b", code="data-type")], code="config-unusable"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_errors_travel(error, again):
+    other = again(error)
+    assert type(other) is type(error)
+    assert (str(other), other.args) == (str(error), error.args)
+    assert (other.code, other.fields, other.problems, other.codes) == (
+        error.code,
+        error.fields,
+        error.problems,
+        error.codes,
+    )
+    assert other.__dict__.keys() == error.__dict__.keys()
+
+
+def test_problems_keep_their_codes():
+    inner = Problem("b is 2", code="data-type", name="b")
+    assert one_error(["a is 1", inner], code="config-unusable").codes == ("config-unusable", "data-type")
+    only = one_error([inner], code="config-unusable")
+    assert (only.code, only.fields, str(only)) == ("data-type", {"name": "b"}, "b is 2")
+
+
+def test_errors_of_users_need_no_code():
+    error = LearnerError("no camera")
+    assert (error.code, error.fields, error.codes) == ("user", {}, ("user",))
+
+
+def test_fields_are_plain_values(tmp_path):
+    with raises_code("data-type", path=str(tmp_path), value=1.5, name=None) as raised:
+        raise LearnerError("x", code="data-type", path=tmp_path, value=1.5, name=None, array=jnp.zeros(1000), fn=len)
+    assert raised.value.fields["fn"] == "<built-in function len>"
+    assert len(raised.value.fields["array"]) <= 200
+
+
+def test_items_of_a_dataset_keep_the_code():
+    error = ItemError("item ", 1, " is empty", code="batch-items-differ", name="x").in_dataset([7, 12])
+    assert (str(error), error.code, error.fields) == ("item 12 is empty", "batch-items-differ", {"name": "x"})

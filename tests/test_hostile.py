@@ -53,6 +53,7 @@ ALLOWED = {
     "data/sources/database.py: __reduce__",
     "data/sources/files.py: importlib.import_module",
     "data/sources/text.py: __setstate__",
+    "errors.py: __reduce__",  # an error of a worker process is made by its own class, of its message and code
     "metrics/system.py: importlib.import_module",
     "reports/plots.py: importlib.import_module",
     "reports/tables.py: importlib.import_module",

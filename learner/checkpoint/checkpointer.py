@@ -94,11 +94,16 @@ class Checkpointer:
           TypeError: `info` cannot be JSON.
         """
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-            raise LearnerError(f"the step of a checkpoint is {step!r}; it needs a whole number, 0 or more")
+            raise LearnerError(
+                f"the step of a checkpoint is {step!r}; it needs a whole number, 0 or more",
+                code="checkpoint-step-value",
+                step=step,
+            )
         arrays, plain = _sides(state)
         if not arrays:
             raise LearnerError(
-                f"there are no arrays in the state, so nothing can be saved: it is {type(state).__name__}"
+                f"there are no arrays in the state, so nothing can be saved: it is {type(state).__name__}",
+                code="checkpoint-state-empty",
             )
         number = None if score is None else float(score)
         progress = {
@@ -129,20 +134,26 @@ class Checkpointer:
         for number in reversed(self._store.steps):
             try:
                 if number in self._store.damaged:
-                    raise DamagedError(self._store.damaged[number])
+                    raise DamagedError(self._store.damaged[number], code="checkpoint-damaged")
                 return self._read(like, number)
             except DamagedError as error:
                 warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=2)
-        raise LearnerError(f"there is no checkpoint in {self._store.path(0).parent}")
+        raise LearnerError(f"there is no checkpoint in {self._store.path(0).parent}", code="checkpoint-missing")
 
     def _read(self, like: PyTree, step: int) -> RestoredState:
         progress = self._store.progress(step)
         arrays, plain = _sides(like)
         if {"info", "numbers"} - progress.keys():
-            raise LearnerError(f"{self._store.path(step)} is a checkpoint of a run: use learner.load_checkpoint")
+            raise LearnerError(
+                f"{self._store.path(step)} is a checkpoint of a run: use learner.load_checkpoint",
+                code="checkpoint-of-run",
+            )
         if plain.keys() != progress["numbers"].keys():
             names = ", ".join(sorted(plain.keys() ^ progress["numbers"].keys()))
-            raise LearnerError(f"the checkpoint {self._store.path(step)} and the tree differ in the numbers {names}")
+            raise LearnerError(
+                f"the checkpoint {self._store.path(step)} and the tree differ in the numbers {names}",
+                code="checkpoint-numbers-differ",
+            )
         items = self._store.restore(step, {"model": {"state": stored_leaves(arrays)}})
         new = loaded_leaves(items["model"]["state"] or {}, arrays)
         new |= {name: type(x)(_number(progress["numbers"][name])) for name, x in plain.items()}
@@ -168,7 +179,8 @@ def _sides(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
     named = named_leaves(tree)
     if len(named) != len(jax.tree.leaves(tree)):
         raise LearnerError(
-            "two leaves of the state have the same path, as {'a.b': x} and {'a': {'b': y}} would: rename"
+            "two leaves of the state have the same path, as {'a.b': x} and {'a': {'b': y}} would: rename",
+            code="checkpoint-path-twice",
         )
     arrays = {name: x for name, x in named.items() if isinstance(x, jax.Array | np.ndarray | np.generic)}
     return arrays, {n: x for n, x in named.items() if isinstance(x, numbers.Real) and n not in arrays}

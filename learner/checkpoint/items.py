@@ -79,7 +79,8 @@ def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
         raise LearnerError(
             f"the random keys of the checkpoint are of the implementation {saved}, and those of this process are of "
             f"{impl}: set jax_default_prng_impl (or JAX_DEFAULT_PRNG_IMPL) to {saved} to resume, or begin another run "
-            "with the saved parameters (initial_from)"
+            "with the saved parameters (initial_from)",
+            code="checkpoint-key-implementation",
         )
     return jax.random.wrap_key_data(numbers, impl=impl)
 
@@ -121,7 +122,7 @@ def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str
 def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], what: str) -> None:
     """Raise one error that lists all differences; `what` names the checkpoint in the message."""
     if rows := differences(saved, needed):
-        raise LearnerError(difference_text(rows, what))
+        raise LearnerError(difference_text(rows, what), code="checkpoint-model-differs")
 
 
 def difference_text(rows: Sequence[str], what: str) -> str:

@@ -117,7 +117,10 @@ def load_checkpoint(
     """
     refuse_unknown("load_checkpoint", directory, which, step)
     if optimizer is not None and model is None:
-        raise LearnerError("load_checkpoint got an optimizer and no model; its state needs both: give model= too")
+        raise LearnerError(
+            "load_checkpoint got an optimizer and no model; its state needs both: give model= too",
+            code="checkpoint-model-missing",
+        )
     with contextlib.closing(store_of(directory)) as store:
         entry = store.find(None if step is not None else which, step)
         items, progress = read_items(store, entry, ("model", "optim", "scheduler"))
@@ -217,12 +220,26 @@ def _advice(optimizer: Any) -> str:
 def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
     """Raises `LearnerError` where arguments of the function `name` do not say which checkpoint is meant."""
     if not isinstance(directory, str | Path) or not str(directory):
-        raise LearnerError(f"the directory of {name} is {directory!r}; it needs a path, such as 'runs/digits'")
+        raise LearnerError(
+            f"the directory of {name} is {directory!r}; it needs a path, such as 'runs/digits'",
+            code="checkpoint-directory-type",
+            name=name,
+            directory=directory,
+        )
     number = isinstance(which, int) and not isinstance(which, bool) and which >= 1
     if which not in ("best", "latest") and not number:
-        raise LearnerError(f"which of {name} is {which!r}; it needs 'best', 'latest', or an epoch, 1 or more")
+        raise LearnerError(
+            f"which of {name} is {which!r}; it needs 'best', 'latest', or an epoch, 1 or more",
+            code="checkpoint-which-unknown",
+            name=name,
+        )
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise LearnerError(f"step of {name} is {step!r}; it needs a whole number, 0 or more")
+        raise LearnerError(
+            f"step of {name} is {step!r}; it needs a whole number, 0 or more",
+            code="checkpoint-step-value",
+            name=name,
+            step=step,
+        )
 
 
 def materialize(model: Any) -> Any:
@@ -253,12 +270,20 @@ def store_of(directory: str | Path) -> CheckpointStore:
         if store.steps:
             return store
     if isinstance(place, Path) and not place.is_dir():
-        raise LearnerError(f"there is no directory {directory} to take a checkpoint from")
+        raise LearnerError(
+            f"there is no directory {directory} to take a checkpoint from",
+            code="checkpoint-directory-missing",
+            directory=directory,
+        )
     if isinstance(place, Path) and (place / NAME).exists():
-        raise LearnerError(f"{directory} is one checkpoint; give the directory of its run, and step={place.name}")
+        raise LearnerError(
+            f"{directory} is one checkpoint; give the directory of its run, and step={place.name}",
+            code="checkpoint-directory-is-one",
+            directory=directory,
+        )
     elsewhere = _elsewhere(place) if isinstance(place, Path) else None
     hint = "" if elsewhere is None else f"; by its journal they went to {elsewhere}: give that directory"
-    raise LearnerError(f"there is no checkpoint in {directory}{hint}")
+    raise LearnerError(f"there is no checkpoint in {directory}{hint}", code="checkpoint-missing", directory=directory)
 
 
 def _elsewhere(directory: Path) -> str | None:
@@ -281,7 +306,7 @@ def read_items(
         _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
         items = store.read(entry.step, shapes)
     except DamagedError as error:
-        raise DamagedError(f"{error}; {store.others(entry.step)}") from None
+        raise DamagedError(f"{error}; {store.others(entry.step)}", code="checkpoint-damaged") from None
     parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}
     return {name: {part: items[name].get(part) or {} for part in parts[name]} for name in names}, progress
 
@@ -294,7 +319,10 @@ def _refuse_absurd(shapes: Any, what: str) -> None:
     except (AttributeError, OSError, ValueError):  # the system does not say it
         return
     if needed > room:
-        raise LearnerError(f"{what} says that its arrays take {needed} bytes, and there is memory for {room}")
+        raise LearnerError(
+            f"{what} says that its arrays take {needed} bytes, and there is memory for {room}",
+            code="checkpoint-too-large",
+        )
 
 
 def _unescaped(arrays: Arrays) -> Arrays:
@@ -335,7 +363,7 @@ def blank_state(family: ModelAdapter, optimizer: Any) -> TrainState:
     if optimizer is not None:
         optimizer = with_placeholder_schedules(optimizer)
         if problems := check_optimizer(optimizer, family.params, 1, own_grads=True):
-            raise one_error(problems)
+            raise one_error(problems, code="checkpoint-arguments-wrong")
         # The rate plays no part: its state is replaced by that of the checkpoint, and only its structure counts.
         first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731
         opt_state = jax.jit(first)(family.params)
@@ -391,7 +419,7 @@ class PathMatch:
         if rows := differences(saved, needed):
             shown = rows[:SHOWN] + ([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])
             title = f"{what} is of another model or optimizer; {len(rows)} arrays differ:"
-            raise LearnerError("\n  ".join([title, *shown]) + f"\n{advice}")
+            raise LearnerError("\n  ".join([title, *shown]) + f"\n{advice}", code="checkpoint-model-differs")
 
     def refuse_strangers(self, what: str) -> None:
         """An error where not one array fits."""
@@ -399,7 +427,10 @@ class PathMatch:
             here = [f"{path}: {why}" for path, why in self.left.items()]
             there = [f"{path}: unused" for path in self.unused]
             shown = [*here[:SHOWN], *there[:SHOWN]]
-            raise LearnerError(f"nothing in {what} fits this model, by path and shape:\n  " + "\n  ".join(shown))
+            raise LearnerError(
+                f"nothing in {what} fits this model, by path and shape:\n  " + "\n  ".join(shown),
+                code="checkpoint-nothing-fits",
+            )
 
     def items(self) -> dict[str, Arrays]:
         """The item `model` for the state: what fits from the checkpoint, on the host and cast where it has to be; else

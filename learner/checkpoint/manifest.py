@@ -57,15 +57,31 @@ def read_manifest(directory: Any) -> dict[str, Any]:
         content = json.loads(_text(path))
         expected = content.pop("sha256")
     except FileNotFoundError:
-        raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} is missing") from None
+        raise DamagedError(
+            f"the checkpoint {directory} is damaged: {NAME} is missing",
+            code="checkpoint-manifest-missing",
+            directory=directory,
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, LearnerError) as error:
-        raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} cannot be read ({error})") from None
+        raise DamagedError(
+            f"the checkpoint {directory} is damaged: {NAME} cannot be read ({error})",
+            code="checkpoint-manifest-unreadable",
+            directory=directory,
+        ) from None
     files = content.get("files")
     # A correct digest proves no good intent: names may not lead out of the directory.
     if expected == _digest(content) and not (isinstance(files, dict) and all(map(_is_inside, files))):
-        raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} names other files than its own")
+        raise DamagedError(
+            f"the checkpoint {directory} is damaged: {NAME} names other files than its own",
+            code="checkpoint-manifest-names",
+            directory=directory,
+        )
     if expected != _digest(content):
-        raise DamagedError(f"the checkpoint {directory} is damaged: {NAME} is not as it was written")
+        raise DamagedError(
+            f"the checkpoint {directory} is damaged: {NAME} is not as it was written",
+            code="checkpoint-manifest-changed",
+            directory=directory,
+        )
     return dict(content)
 
 
@@ -78,12 +94,28 @@ def refuse_damage(directory: Any) -> None:
     for name, (size, digest) in read_manifest(directory)["files"].items():
         path = directory / name
         if not path.is_file():
-            raise DamagedError(f"the checkpoint {directory} is damaged: {name} is missing")
+            raise DamagedError(
+                f"the checkpoint {directory} is damaged: {name} is missing",
+                code="checkpoint-file-missing",
+                directory=directory,
+                name=name,
+            )
         # The size is compared first: it finds a cut-off file without reading gigabytes.
         if (actual := path.stat().st_size if _is_local(path) else path.stat().length) != size:
-            raise DamagedError(f"the checkpoint {directory} is damaged: {name} has {actual} bytes and had {size}")
+            raise DamagedError(
+                f"the checkpoint {directory} is damaged: {name} has {actual} bytes and had {size}",
+                code="checkpoint-file-size",
+                directory=directory,
+                name=name,
+                size=size,
+            )
         if _sha256(path) != digest:
-            raise DamagedError(f"the checkpoint {directory} is damaged: {name} has other bytes than were written")
+            raise DamagedError(
+                f"the checkpoint {directory} is damaged: {name} has other bytes than were written",
+                code="checkpoint-file-changed",
+                directory=directory,
+                name=name,
+            )
 
 
 def is_ours(place: Any) -> bool:

@@ -48,34 +48,48 @@ class CheckpointOptions:
             optional = value is None and name not in ("keep_last", "keep_best")
             if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise LearnerError(
-                    f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more"
+                    f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more",
+                    code="checkpoint-option-number",
+                    name=name,
+                    value=value,
+                    least=least,
                 )
         seconds = self.every_seconds
         if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0):
             raise LearnerError(
-                f"every_seconds of with_file_checkpointer is {seconds!r}; it needs a number of seconds greater than 0"
+                f"every_seconds of with_file_checkpointer is {seconds!r}; it needs a number of seconds greater than 0",
+                code="checkpoint-every-seconds-value",
+                seconds=seconds,
             )
         if not (self.monitor is None or isinstance(self.monitor, str)):
             raise LearnerError(
-                f"monitor of with_file_checkpointer is {self.monitor!r}; it needs a metric by key, such as 'valid/Loss'"
+                f"monitor of with_file_checkpointer is {self.monitor!r}; it needs a metric by key, such as "
+                "'valid/Loss'",
+                code="checkpoint-monitor-value",
             )
         if not (self.record is None or isinstance(self.record, Recorder)):
             raise LearnerError(
-                f"record of with_file_checkpointer is {self.record!r}; it needs a recorder, such as CompactRecorder()"
+                f"record of with_file_checkpointer is {self.record!r}; it needs a recorder, such as CompactRecorder()",
+                code="checkpoint-recorder-type",
             )
         unknown = [name for name in self.record_items if name not in RECORDED]
         if unknown or not self.record_items or len(set(self.record_items)) < len(self.record_items):
             raise LearnerError(
                 f"record_items of with_file_checkpointer is {self.record_items!r}; it needs one or more of "
-                f"{', '.join(map(repr, RECORDED))}, each once"
+                f"{', '.join(map(repr, RECORDED))}, each once",
+                code="checkpoint-record-items-unknown",
             )
         if self.record is None and self.record_items != ("model",):
             raise LearnerError(
                 f"record_items of with_file_checkpointer is {self.record_items!r}, and nothing is recorded; give "
-                "record= too, such as CompactRecorder()"
+                "record= too, such as CompactRecorder()",
+                code="checkpoint-recorder-missing",
             )
         if self.mode not in (None, "min", "max"):
-            raise LearnerError(f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'")
+            raise LearnerError(
+                f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'",
+                code="checkpoint-mode-unknown",
+            )
 
     def due(self, ended: int | None, step: int, seconds: float) -> bool:
         """Return True if a save is due now.

@@ -212,9 +212,16 @@ class CheckpointStore:
         """
         assert self._retention is not None
         if not self._path.exists():
-            raise LearnerError(f"the directory {self._path} is gone: somebody removed it while the run went on")
+            raise LearnerError(
+                f"the directory {self._path} is gone: somebody removed it while the run went on",
+                code="checkpoint-directory-gone",
+            )
         if step in self.steps and not self._table.get(step, {}).get("at_stop"):
-            raise LearnerError(f"there is a checkpoint of step {step} in {self._path}, and it is not replaced")
+            raise LearnerError(
+                f"there is a checkpoint of step {step} in {self._path}, and it is not replaced",
+                code="checkpoint-step-exists",
+                step=step,
+            )
         # The records of a checkpoint that is replaced are listed now: afterwards the table names the new one.
         facts = {name: progress.get(name) for name in FACTS}
         replaced = self.records(step)
@@ -411,7 +418,7 @@ class CheckpointStore:
         if step in self._verified:
             return
         if problem := self._once(lambda: _damage(self.path(step))):
-            raise DamagedError(problem)
+            raise DamagedError(problem, code="checkpoint-damaged")
         self._verified.add(step)
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
@@ -423,13 +430,22 @@ class CheckpointStore:
             text = read_text(path) if self._is_local else path.read_text()
             progress: dict[str, Any] = dict(json.loads(text))
         except (OSError, ValueError, TypeError, RecursionError, LearnerError) as error:
-            raise DamagedError(f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})") from None
+            raise DamagedError(
+                f"the checkpoint {self.path(step)} is damaged: {PROGRESS} ({error})",
+                code="checkpoint-progress-unreadable",
+            ) from None
         # `True` is an int for `isinstance`; the file may come from anywhere.
         version = progress.get("format", FORMAT)
         if type(version) is not int:
-            raise DamagedError(f"the checkpoint {self.path(step)} is damaged: the format in {PROGRESS} is no number")
+            raise DamagedError(
+                f"the checkpoint {self.path(step)} is damaged: the format in {PROGRESS} is no number",
+                code="checkpoint-progress-format",
+            )
         if version > FORMAT:
-            raise LearnerError(f"the checkpoint {self.path(step)} was made by a newer version of learner")
+            raise LearnerError(
+                f"the checkpoint {self.path(step)} was made by a newer version of learner",
+                code="checkpoint-newer-version",
+            )
         return progress
 
     def differences(self, step: int, items: Mapping[str, Any]) -> list[str]:
@@ -486,7 +502,9 @@ class CheckpointStore:
                 yield
         except Exception as error:  # whatever Orbax meets in files that are not what they should be
             reason = " ".join(str(error).split())
-            raise DamagedError(f"the checkpoint {self.path(step)} is damaged: {reason}") from error
+            raise DamagedError(
+                f"the checkpoint {self.path(step)} is damaged: {reason}", code="checkpoint-damaged"
+            ) from error
 
     def metrics(self, step: int) -> dict[str, Any] | None:
         """The item `in_flight`, or `None`."""
@@ -509,7 +527,11 @@ class CheckpointStore:
         held = sum(path.stat().st_size if self._is_local else path.stat().length for path in place.rglob("*"))
         claimed = sum(int(np.prod(x.shape, dtype=object)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
         if claimed > MOST_PACKED * held:
-            raise LearnerError(f"{place} claims to hold {claimed} bytes in files of {held}: it is not what a run saved")
+            raise LearnerError(
+                f"{place} claims to hold {claimed} bytes in files of {held}: it is not what a run saved",
+                code="checkpoint-claims-too-much",
+                place=place,
+            )
 
     def _metadata(self, step: int) -> Any:
         return self._orbax.metadata(self.path(step)).item_metadata
@@ -524,7 +546,7 @@ class CheckpointStore:
         entries = self.entries
         self._refuse_damaged(epoch, step)
         if not entries:
-            raise LearnerError(f"there is no checkpoint in {self._path}")
+            raise LearnerError(f"there is no checkpoint in {self._path}", code="checkpoint-missing")
         if epoch == "latest":
             return entries[-1]
         if epoch == "best":
@@ -533,7 +555,9 @@ class CheckpointStore:
         if not wanted:
             asked = f"step {step}" if epoch is None else f"the end of epoch {epoch}"
             have = ", ".join(f"step {e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in entries)
-            raise LearnerError(f"there is no checkpoint of {asked} in {self._path}; there are: {have}")
+            raise LearnerError(
+                f"there is no checkpoint of {asked} in {self._path}; there are: {have}", code="checkpoint-not-found"
+            )
         return wanted[-1]
 
     def _refuse_damaged(self, epoch: int | str | None, step: int | None) -> None:
@@ -548,7 +572,7 @@ class CheckpointStore:
             doubt = f", and may be the one that was named ({epoch if epoch == 'best' else f'epoch {epoch}'})"
         for suspect in suspects:
             if suspect in self.damaged:
-                raise DamagedError(f"{self.damaged[suspect]}{doubt}; {self.others(suspect)}")
+                raise DamagedError(f"{self.damaged[suspect]}{doubt}; {self.others(suspect)}", code="checkpoint-damaged")
 
     def others(self, step: int) -> str:
         """Return a sentence that lists the other checkpoints."""
@@ -629,7 +653,9 @@ def _on_host(x: Any) -> np.ndarray:
 def _in_the_way(path: Path) -> LearnerError:
     return LearnerError(
         f"{path} is in the way: it has a name that a checkpoint needs, and learner did not write it. Nothing was "
-        "changed; move it away"
+        "changed; move it away",
+        code="checkpoint-path-in-the-way",
+        path=path,
     )
 
 

@@ -61,21 +61,36 @@ class RunConfig:
         for key in self._content:
             with self._problems.collect():
                 if key in COMMON_GUESSES:
-                    raise LearnerError(f"there is no option {key!r}: {_hint_for(key, self._content[key])}")
+                    raise LearnerError(
+                        f"there is no option {key!r}: {_hint_for(key, self._content[key])}",
+                        code="config-key-unknown",
+                        key=key,
+                    )
                 if key not in known:
-                    raise LearnerError(f"there is no option {key!r}: {near(key, [*beside, *known])}")
+                    raise LearnerError(
+                        f"there is no option {key!r}: {near(key, [*beside, *known])}",
+                        code="config-key-unknown",
+                        key=key,
+                    )
         for key in NEEDED:
             with self._problems.collect():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
-                    raise LearnerError(f"{key} is missing: give it in the config, or as --{key}=...")
+                    raise LearnerError(
+                        f"{key} is missing: give it in the config, or as --{key}=...",
+                        code="config-key-missing",
+                        key=key,
+                    )
         with self._problems.collect():
             if not isinstance(self._content.get("overwrite", False), bool):
-                raise LearnerError(f"overwrite is {self._content['overwrite']!r}: it needs true or false")
+                raise LearnerError(
+                    f"overwrite is {self._content['overwrite']!r}: it needs true or false", code="config-overwrite-type"
+                )
         with self._problems.collect():
             if self._content.get("devices") is not None and self._content.get("strategy") is not None:
                 raise LearnerError(
                     "devices and strategy both say where it runs: leave out one of them (--devices=null or "
-                    "--strategy=null), or name the devices inside of the strategy (--strategy.devices=2)"
+                    "--strategy=null), or name the devices inside of the strategy (--strategy.devices=2)",
+                    code="config-devices-and-strategy",
                 )
 
     def _read_parts(self) -> None:
@@ -272,4 +287,4 @@ def _hint_for(key: str, value: Any) -> str:
 
 def _check_rate(lr: Any) -> None:
     if not isinstance(lr, int | float) or isinstance(lr, bool) or not math.isfinite(lr):
-        raise LearnerError(f"lr is {lr!r}: it needs a number or a schedule")
+        raise LearnerError(f"lr is {lr!r}: it needs a number or a schedule", code="config-lr-type")

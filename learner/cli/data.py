@@ -39,7 +39,10 @@ def data(words: Sequence[str]) -> int:
         print(DATA, end="")
         return 0
     if len(line.positional) != 1:
-        raise LearnerError("learner data needs a config file: learner data CONFIG (learner data --help says more)")
+        raise LearnerError(
+            "learner data needs a config file: learner data CONFIG (learner data --help says more)",
+            code="cli-config-missing",
+        )
     own = dict(pair for pair in line.overrides if pair[0] in (*LIMITS, "output"))
     line.overrides = [pair for pair in line.overrides if pair[0] not in own]
     limits = {name: _limit(name, own.get(name, str(default))) for name, default in LIMITS.items()}
@@ -66,7 +69,9 @@ def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in content:
         with problems.collect():
             if key not in known:
-                raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
+                raise LearnerError(
+                    f"there is no option {key!r}: {near(key, known)}", code="config-key-unknown", key=key
+                )
     found: dict[str, DataSource] = {}
     seed = content.get("seed", DEFAULTS["seed"])
     for key, read in (("train", source), ("valid", sources)):
@@ -76,7 +81,7 @@ def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 found |= {f"{key}-{name}": s for name, s in part.items()} if isinstance(part, Mapping) else {key: part}
     with problems.collect():
         if not found and "train" not in content and "valid" not in content:
-            raise LearnerError("the config has no data: it needs train or valid")
+            raise LearnerError("the config has no data: it needs train or valid", code="config-data-missing")
     problems.raise_all()
     for name, each in found.items():
         yield name, _as_loader(each.make(), content.get("with_batch_size"))
@@ -93,7 +98,7 @@ def _as_loader(dataset: Any, batch_size: Any) -> Any:
 
 def _limit(name: str, text: str) -> int:
     if not text.isdecimal() or (not int(text) and name != "items"):
-        raise LearnerError(f"--{name} is {text!r}: give a whole number, 1 or more")
+        raise LearnerError(f"--{name} is {text!r}: give a whole number, 1 or more", code="cli-number-value", name=name)
     return int(text)
 
 
@@ -102,5 +107,7 @@ def _directory(path: str) -> Path:
     try:
         found.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LearnerError(f"the output is {found}, which cannot be a directory: {error}") from error
+        raise LearnerError(
+            f"the output is {found}, which cannot be a directory: {error}", code="cli-output-not-directory"
+        ) from error
     return found

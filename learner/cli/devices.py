@@ -32,11 +32,13 @@ def devices(words: Sequence[str]) -> int:
     options = dict(line.overrides)
     platform = options.pop("platform", None)
     for key in options:
-        raise LearnerError(f"there is no option --{key}: {near(key, ['platform'])}")
+        raise LearnerError(f"there is no option --{key}: {near(key, ['platform'])}", code="cli-option-unknown", key=key)
     if line.positional:
-        raise LearnerError(f"learner devices takes no arguments, and got {', '.join(line.positional)}")
+        raise LearnerError(
+            f"learner devices takes no arguments, and got {', '.join(line.positional)}", code="cli-arguments-unexpected"
+        )
     if platform not in (None, *PLATFORMS):
-        raise LearnerError(f"--platform is {platform!r}: {near(str(platform), PLATFORMS)}")
+        raise LearnerError(f"--platform is {platform!r}: {near(str(platform), PLATFORMS)}", code="cli-platform-unknown")
     print("\n".join([*table(_found(platform)), "", *choices()]))
     return 0
 
@@ -68,7 +70,9 @@ def _found(platform: str | None) -> list[Any]:
         return jax.devices() if platform is None else jax.devices(platform)
     except RuntimeError as error:  # of a platform that is not there, or that does not start
         where = "no device" if platform is None else f"no {platform}"
-        raise LearnerError(f"JAX finds {where} here: {' '.join(str(error).split())}") from error
+        raise LearnerError(
+            f"JAX finds {where} here: {' '.join(str(error).split())}", code="cli-platform-absent"
+        ) from error
 
 
 def _memory(device: Any) -> list[str]:

@@ -60,7 +60,11 @@ def evaluate(words: Sequence[str]) -> int:
         learner = config.learner(with_data=False)
         data = config.data("valid")
         if data is None:
-            raise LearnerError(f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...")
+            raise LearnerError(
+                f"{directory} has no validation data; say on what to evaluate: --valid.dataset=...",
+                code="cli-validation-data-missing",
+                directory=directory,
+            )
         splits = {f"valid-{name}": each for name, each in data.items()} if isinstance(data, dict) else {"valid": data}
         rows = [
             [f"{split}/{key}", _text(v)] for split, each in splits.items() for key, v in learner.evaluate(each).items()
@@ -78,11 +82,17 @@ def predict(words: Sequence[str]) -> int:
         return 0
     options = dict(line.overrides)
     if len(line.positional) != 2 or "output" not in options:
-        raise LearnerError("learner predict needs a run, data and a file: learner predict DIR DATA -o FILE")
+        raise LearnerError(
+            "learner predict needs a run, data and a file: learner predict DIR DATA -o FILE",
+            code="cli-predict-arguments",
+        )
     directory, data = line.positional
     output = Path(options["output"])
     if output.suffix != ".npz" or not output.parent.is_dir():
-        raise LearnerError(f"the output is {output}; it needs the name of an .npz file in a directory that exists")
+        raise LearnerError(
+            f"the output is {output}; it needs the name of an .npz file in a directory that exists",
+            code="cli-output-path",
+        )
     line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
     require_trust(directory, line)
     content = saved_config(directory, "predicts", call=".predict(data)")
@@ -115,7 +125,8 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
     by_row = {name: parts for name, parts in found.items() if [p.shape[:1] for p in parts] == [(n,) for n in rows]}
     if not by_row:
         raise LearnerError(
-            f"the output of the valid step ({', '.join(found)}) has no field with a row for each row of data"
+            f"the output of the valid step ({', '.join(found)}) has no field with a row for each row of data",
+            code="cli-output-without-rows",
         )
     return {name: np.concatenate(parts) for name, parts in by_row.items()}
 
@@ -123,7 +134,11 @@ def joined(outputs: Iterable[Any], rows: Sequence[int]) -> dict[str, np.ndarray]
 def _checkpoint_config(content: dict[str, Any], directory: str) -> RunConfig:
     """Return the config of a run for inspecting a checkpoint, by default the newest."""
     if not holds_run(Path(directory)):
-        raise LearnerError(f"{directory} holds no run: it has neither a journal nor checkpoints")
+        raise LearnerError(
+            f"{directory} holds no run: it has neither a journal nor checkpoints",
+            code="run-not-a-run",
+            directory=directory,
+        )
     checkpoint = {"checkpoint": "latest"} if content.get("checkpoint") is None else {}
     return RunConfig({**content, **checkpoint, "directory": directory, "renderer": None, "metric_loggers": None})
 

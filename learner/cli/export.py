@@ -53,11 +53,15 @@ def export(words: Sequence[str]) -> int:
         return _numbers(line)
     options = {key: text for key, text in line.overrides if key in OWN}
     if len(line.positional) != 1 or "output" not in options:
-        raise LearnerError("learner export needs a run and a file: learner export DIR -o FILE")
+        raise LearnerError(
+            "learner export needs a run and a file: learner export DIR -o FILE", code="cli-export-arguments"
+        )
     output, directory = Path(options["output"]), line.positional[0]
     recorder = dataclasses.replace(recorder_for(output), precision=options.get("precision", "full"))
     if not output.absolute().parent.is_dir():
-        raise LearnerError(f"the output is {output}; it needs the name of a file in a directory that exists")
+        raise LearnerError(
+            f"the output is {output}; it needs the name of a file in a directory that exists", code="cli-output-path"
+        )
     line.overrides = [(key, text) for key, text in line.overrides if key not in OWN]
     require_trust(directory, line)
     content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
@@ -77,16 +81,20 @@ def _numbers(line: CommandLine) -> int:
     options = dict(line.overrides)
     for key in options:
         if key not in NUMBERS:
-            raise LearnerError(f"there is no option --{key} of --format: {near(key, NUMBERS)}")
+            raise LearnerError(
+                f"there is no option --{key} of --format: {near(key, NUMBERS)}", code="cli-option-unknown", key=key
+            )
     if len(line.positional) != 1:
-        raise LearnerError("learner export needs one run: learner export DIR --format=csv")
+        raise LearnerError("learner export needs one run: learner export DIR --format=csv", code="cli-export-one-run")
     run, kind = Run(line.positional[0]), options["format"]
     if kind not in FORMATS:
-        raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}")
+        raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}", code="cli-format-unknown", kind=kind)
     output = Path(options.get("output", run.directory / f"numbers.{kind}"))
     if not output.absolute().parent.is_dir():
         what = "a name" if kind == TENSORBOARD else "the name of a file"
-        raise LearnerError(f"the output is {output}; it needs {what} in a directory that exists")
+        raise LearnerError(
+            f"the output is {output}; it needs {what} in a directory that exists", code="cli-output-path"
+        )
     if kind == TENSORBOARD:
         records = write_events(output, run)
         written_bytes = sum(path.stat().st_size for path in output.glob("*.exported"))

@@ -80,16 +80,23 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     place, names = f"--{key}.help", names_for(key)
     known = list(dict.fromkeys([*CONTEXT, *methods(LearnerBuilder)]))
     if key.partition(".")[0] not in known:
-        raise LearnerError(f"there is no option {key!r}: {near(key, known)}")
+        raise LearnerError(f"there is no option {key!r}: {near(key, known)}", code="config-key-unknown", key=key)
     value = content.get(key)
     path = path or str(value.get("class_path", "") if isinstance(value, Mapping) else value or "")
     if not path and names:
         return "\n".join([f"{key} is one of these, or of your own by import path:", *_signatures(key)])
     if not path:
-        raise LearnerError(f"{place} needs a class or a function: {place} CLASS")
+        raise LearnerError(
+            f"{place} needs a class or a function: {place} CLASS", code="cli-help-class-missing", place=place
+        )
     target = named(path, place, names)
     if not callable(target):
-        raise LearnerError(f"{place}: {path} is a {type(target).__name__}, which takes no arguments")
+        raise LearnerError(
+            f"{place}: {path} is a {type(target).__name__}, which takes no arguments",
+            code="config-target-not-callable",
+            place=place,
+            path=path,
+        )
     parser, _ = signature_parser(target, [*random_parameters(target)] if key == "model" else [])
     parser.usage = SUPPRESS
     return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"

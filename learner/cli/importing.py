@@ -36,11 +36,22 @@ def import_path(path: str, key: str) -> Any:
     """
     parts = path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise LearnerError(f"{key} is {path!r}; it needs an import path such as 'package.module.Name'")
+        raise LearnerError(
+            f"{key} is {path!r}; it needs an import path such as 'package.module.Name'",
+            code="config-path-malformed",
+            key=key,
+            path=path,
+        )
     value = _module(parts[0], key, path)
     if value is None:
         place = f"(looked in {os.getcwd()} and in what is installed)"
-        raise LearnerError(f"{key} is {path!r}, but there is no module {parts[0]!r} {place}")
+        raise LearnerError(
+            f"{key} is {path!r}, but there is no module {parts[0]!r} {place}",
+            code="config-module-missing",
+            key=key,
+            path=path,
+            place=place,
+        )
     for depth, part in enumerate(parts[1:], 1):
         found = getattr(value, part, None)
         if found is None and isinstance(value, ModuleType):
@@ -48,7 +59,10 @@ def import_path(path: str, key: str) -> Any:
         if found is None:
             raise LearnerError(
                 f"{key} is {path!r}, but {'.'.join(parts[:depth])} has no {part!r}: {near(part, _names(value))}"
-                f"{_shadowed(parts[0])}"
+                f"{_shadowed(parts[0])}",
+                code="config-name-missing",
+                key=key,
+                path=path,
             )
         value = found
     return value
@@ -78,7 +92,11 @@ def _broken(name: str, key: str, path: str, error: BaseException) -> LearnerErro
         frame = (user_frames or frames)[-1]
         location = f"{frame.filename}, line {frame.lineno}"
     return LearnerError(
-        f"{key} is {path!r}, but module {name} cannot be imported: {type(error).__name__}: {message} ({location})"
+        f"{key} is {path!r}, but module {name} cannot be imported: {type(error).__name__}: {message} ({location})",
+        code="config-import-failed",
+        key=key,
+        path=path,
+        name=name,
     )
 
 

@@ -65,7 +65,11 @@ a function of your own
     home = package_of(target)
     if home in sys.stdlib_module_names and not _computes(target, home):
         raise LearnerError(
-            f"{key} is {path}, of Python's module {home}, which no config needs: name a class or a function of your own"
+            f"{key} is {path}, of Python's module {home}, which no config needs: name a class or a function of "
+            "your own",
+            code="config-target-standard-library",
+            key=key,
+            path=path,
         )
     place = _place(key)
     if place is None:
@@ -74,12 +78,21 @@ a function of your own
     if inspect.isclass(target):
         _check_class(target, path, key, place, bases)
     elif home in sys.stdlib_module_names and place != "data":
-        raise LearnerError(f"{key} is {path}, a function of Python's module {home}: it makes no {place}")
+        raise LearnerError(
+            f"{key} is {path}, a function of Python's module {home}: it makes no {place}",
+            code="config-target-standard-library",
+            key=key,
+            path=path,
+            place=place,
+        )
     elif place not in METHODS or place == "data":  # others may be taken as they are, such as a schedule
         returned = _returned(target)
         if returned in (None, bool, int, float, str, bytes):
             raise LearnerError(
-                f"{key} is {path}, a function that returns {returned}: it needs one that makes the object"
+                f"{key} is {path}, a function that returns {returned}: it needs one that makes the object",
+                code="config-target-returns-other",
+                key=key,
+                path=path,
             )
 
 
@@ -88,13 +101,23 @@ def _check_class(target: type, path: str, key: str, place: str, bases: tuple[str
         return
     if place == "model":
         if issubclass(target, BaseException) or issubclass(target, tuple(import_path(base, base) for base in OTHERS)):
-            raise LearnerError(f"{key} is {path}, which is no model: it needs a class or a function that makes one")
+            raise LearnerError(
+                f"{key} is {path}, which is no model: it needs a class or a function that makes one",
+                code="config-target-no-model",
+                key=key,
+                path=path,
+            )
         return
     needed = tuple(import_path(base, base) for base in bases)
     methods = METHODS.get(place, ())
     if not issubclass(target, needed) and not any(_has(target, name) for name in methods):
         names = " or ".join([*(base.rpartition(".")[2] for base in bases), *(f"a class with {m}" for m in methods[:1])])
-        raise LearnerError(f"{key} is {path}, a class of another kind: it needs {names}")
+        raise LearnerError(
+            f"{key} is {path}, a class of another kind: it needs {names}",
+            code="config-target-other-kind",
+            key=key,
+            path=path,
+        )
 
 
 def _has(target: type, name: str) -> bool:

@@ -170,7 +170,11 @@ def _run(words: list[str]) -> int:
         print("learner", VERSION)
         return 0
     if command not in COMMANDS:
-        raise LearnerError(f"there is no command {command!r}: {near(command, list(COMMANDS))}")
+        raise LearnerError(
+            f"there is no command {command!r}: {near(command, list(COMMANDS))}",
+            code="cli-command-unknown",
+            command=command,
+        )
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
     with import_order(own=False):  # what ours need is not to be found in the current directory
         if not reading:

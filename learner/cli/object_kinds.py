@@ -66,12 +66,18 @@ schedule, such as Cosine
     if found == "optimizer" and kind == "lr":
         raise LearnerError(
             f"{key} is {path}, an optimizer, which belongs under optimizer: it needs a number or a schedule, such as "
-            "Cosine"
+            "Cosine",
+            code="config-optimizer-under-lr",
+            key=key,
+            path=path,
         )
     if found == "lr" and kind == "optimizer":
         raise LearnerError(
             f"{key} is {path}, a learning-rate schedule, which belongs under lr, of the run or of a group: it needs an "
-            "optimizer, such as AdamW"
+            "optimizer, such as AdamW",
+            code="config-schedule-under-optimizer",
+            key=key,
+            path=path,
         )
 
 

@@ -113,9 +113,19 @@ def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mappi
     """Return the option of a method that takes lists of objects by name, beside those without one."""
     for parameter, items in value.items():
         if parameter not in known:
-            raise LearnerError(f"{key} has no argument {parameter!r}: {near(str(parameter), known)}")
+            raise LearnerError(
+                f"{key} has no argument {parameter!r}: {near(str(parameter), known)}",
+                code="config-argument-unknown",
+                key=key,
+                parameter=parameter,
+            )
         if not isinstance(items, list):
-            raise LearnerError(f"{key}.{parameter} is a {type(items).__name__}; it needs a list")
+            raise LearnerError(
+                f"{key}.{parameter} is a {type(items).__name__}; it needs a list",
+                code="config-argument-not-list",
+                key=key,
+                parameter=parameter,
+            )
     given = {
         parameter: [
             _object(item, f"{key}.{parameter}.{i}", names_for(f"{name}.{parameter}")) for i, item in enumerate(items)
@@ -128,7 +138,7 @@ def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mappi
 
 def _switch(name: str, value: Any, key: str) -> Option:
     if not isinstance(value, bool):
-        raise LearnerError(f"{key} is {value!r}: it needs true or false")
+        raise LearnerError(f"{key} is {value!r}: it needs true or false", code="config-argument-not-bool", key=key)
     return Option(name, (((), Recipe(name, None)),) if value else (), value)
 
 
@@ -154,7 +164,9 @@ def _named(
     try:
         checked = check(method, given, key, key, skip=["self"], objects=objects(given))
     except LearnerError as error:
-        raise LearnerError(str(error) if by_name else str(error).replace(f"{key}.{first}", key, 1)) from error
+        raise LearnerError(
+            str(error) if by_name else str(error).replace(f"{key}.{first}", key, 1), code=error.code, **error.fields
+        ) from error
     call = Recipe(key, method, given, checked)
     values = {**mapped(given, Recipe.config), **checked.defaults}
     return call, values[first] if len(parameters) == 1 and not by_name else values

@@ -48,9 +48,13 @@ def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config
         key, equals, value = SHORT.get(word, word).removeprefix("--").partition("=")
         takes_value = bool(rest) and not rest[0].startswith("--")
         if word == "-":
-            raise LearnerError("standard input is not read: write the config to a file, and give its name")
+            raise LearnerError(
+                "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
+            )
         if word.startswith("-") and not word.startswith("--") and word not in SHORT:
-            raise LearnerError(f"there is no option {word}: options are --KEY=VALUE")
+            raise LearnerError(
+                f"there is no option {word}: options are --KEY=VALUE", code="cli-option-malformed", word=word
+            )
         if not word.startswith("-"):
             found.positional.append(word)
         elif key.endswith(".help"):
@@ -60,7 +64,7 @@ def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config
         elif equals or takes_value:
             found.overrides.append((key, value if equals else rest.pop(0)))
         else:
-            raise LearnerError(f"--{key} has no value: --{key}=VALUE")
+            raise LearnerError(f"--{key} has no value: --{key}=VALUE", code="cli-option-without-value", key=key)
     return found
 
 
@@ -88,7 +92,7 @@ def value_of(text: str) -> Any:
     try:
         value = parse_yaml(text) if text else ""
     except UnsafeYamlError as error:
-        raise LearnerError(f"the value {shown(text)} {error}") from error
+        raise LearnerError(f"the value {shown(text)} {error}", code="cli-value-malformed") from error
     except yaml.YAMLError:
         return text
     bare = isinstance(value, dict) and value and not any(value.values()) and ": " not in text
@@ -113,7 +117,7 @@ def override(config: dict[str, Any], key: str, value: Any) -> None:
     node: Any = config
     steps = key.split(".")
     if len(steps) > DEEPEST:
-        raise LearnerError(f"--{shown(key)} leads more than {DEEPEST} levels deep")
+        raise LearnerError(f"--{shown(key)} leads more than {DEEPEST} levels deep", code="cli-option-too-deep")
     for depth, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
         if isinstance(node, dict) and "class_path" in node and step not in ("class_path", "init_args"):
             node = node.setdefault("init_args", {})
@@ -130,7 +134,11 @@ def _index(node: Any, step: str, key: str) -> str | int:
     if not isinstance(node, list):
         return step
     if not step.isdecimal() or int(step) >= len(node):
-        raise LearnerError(f"--{key}: this is a list of {len(node)}; it needs a number from 0 to {len(node) - 1}")
+        raise LearnerError(
+            f"--{key}: this is a list of {len(node)}; it needs a number from 0 to {len(node) - 1}",
+            code="cli-list-index",
+            key=key,
+        )
     return int(step)
 
 

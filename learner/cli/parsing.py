@@ -37,9 +37,9 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
             hint = near(name, known) if name.startswith("-") else f"see {self.prog} --help"
-            raise LearnerError(f"{self.prog} takes no {word!r}: {hint}")
+            raise LearnerError(f"{self.prog} takes no {word!r}: {hint}", code="cli-word-unexpected", word=word)
         return found
 
     def error(self, message: str) -> NoReturn:
         """Raise `LearnerError`."""
-        raise LearnerError(f"{self.prog}: {message}; see {self.prog} --help")
+        raise LearnerError(f"{self.prog}: {message}; see {self.prog} --help", code="cli-usage")

@@ -3,14 +3,18 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from learner.errors import LearnerError, one_error
+from learner.errors import LearnerError, Problem, one_error
 from learner.util.text import masked
 
 
-def problem_texts(error: LearnerError) -> list[str]:
-    """Return the problems of an error, each with the notes about the work during which it occurred."""
+def problems_of(error: LearnerError) -> list[Problem]:
+    """Return the problems of an error, each with its code and with the notes about the work during which it occurred.
+
+    Their fields are left out, as they may contain what `masked` hides in the texts.
+    """
     doing = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("while "))
-    return [f"{problem}{doing}" for problem in error.problems or (error,)]
+    texts = error.problems or (str(error),)
+    return [Problem(f"{text}{doing}", code=code) for text, code in zip(texts, error.codes, strict=True)]
 
 
 @contextlib.contextmanager
@@ -18,14 +22,15 @@ def at_path(path: str) -> Iterator[None]:
     """Add the path in the config to the errors that are raised in the body.
 
     >>> with at_path("train.dataset"):
-    ...     raise LearnerError("there is no file a.csv")
+    ...     raise LearnerError("there is no file a.csv", code="data-file-missing")
     Traceback (most recent call last):
     learner.errors.LearnerError: train.dataset: there is no file a.csv
     """
     try:
         yield
     except LearnerError as error:
-        raise one_error([f"{path}: {problem}" for problem in problem_texts(error)], f"{path} cannot be used") from error
+        problems = [Problem(f"{path}: {problem}", code=problem.code) for problem in problems_of(error)]
+        raise one_error(problems, f"{path} cannot be used", code="config-unusable") from error
     except Exception as error:
         error.add_note(f"while making {path}")
         raise
@@ -36,9 +41,9 @@ class Problems:
 
     >>> problems = Problems()
     >>> with problems.collect():
-    ...     raise LearnerError("lr is 'fast'")
+    ...     raise LearnerError("lr is 'fast'", code="config-lr-type")
     >>> with problems.collect("train: "):
-    ...     raise LearnerError("it has no rows")
+    ...     raise LearnerError("it has no rows", code="data-without-rows")
     >>> problems.raise_all()
     Traceback (most recent call last):
     learner.errors.LearnerError: this config cannot be used, 2 problems:
@@ -47,7 +52,7 @@ class Problems:
     """
 
     def __init__(self) -> None:
-        self._found: list[str] = []
+        self._found: list[Problem] = []
 
     @contextlib.contextmanager
     def collect(self, prefix: str = "", secrets: Sequence[str] = ()) -> Iterator[None]:
@@ -55,7 +60,9 @@ class Problems:
         try:
             yield
         except LearnerError as error:
-            self._found += [masked(f"{prefix}{problem}", secrets) for problem in problem_texts(error)]
+            self._found += [
+                Problem(masked(f"{prefix}{problem}", secrets), code=problem.code) for problem in problems_of(error)
+            ]
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -63,4 +70,4 @@ class Problems:
     def raise_all(self) -> None:
         """Raise one `LearnerError` with all collected problems, if there are any."""
         if self._found:
-            raise one_error(self._found, "this config cannot be used")
+            raise one_error(self._found, "this config cannot be used", code="config-unusable")

@@ -35,7 +35,9 @@ def pop_process_options(line: CommandLine) -> dict[str, Any] | None:
     line.overrides = [(key, text) for key, text in line.overrides if key not in OPTIONS]
     switch = line.switches.pop("distributed", "false")
     if switch not in ("", "true", "false"):
-        raise LearnerError(f"--distributed is {switch!r}: it needs true or false, or nothing")
+        raise LearnerError(
+            f"--distributed is {switch!r}: it needs true or false, or nothing", code="cli-distributed-value"
+        )
     return given if given or switch != "false" else None
 
 

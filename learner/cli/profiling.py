@@ -34,7 +34,7 @@ def profile(words: Sequence[str]) -> int:
     own = {key: value if key == "output" else value_of(value) for key, value in line.overrides if key in OWN}
     line.overrides = [(key, value) for key, value in line.overrides if key not in OWN]
     if len(line.positional) != 1:
-        raise LearnerError("learner profile needs a config file: learner profile CONFIG")
+        raise LearnerError("learner profile needs a config file: learner profile CONFIG", code="cli-config-missing")
     config = RunConfig(changed(read_yaml(line.positional[0]), line), beside=OWN)
     steps = own.get("steps", (20, None))
     print(config.learner().profile(steps=steps, directory=own.get("output", "profile")))

@@ -113,11 +113,12 @@ def rate_plot(lr: Any, optimizer: Any, run: RunLength) -> tuple[Plot, list[str]]
     if run.steps is None:
         raise LearnerError(
             "the run's length is not known: the training data does not say how many batches it has, and there is no "
-            "num_steps: --num_steps=1000"
+            "num_steps: --num_steps=1000",
+            code="schedule-run-length-unknown",
         )
     resolved, problems = resolve_schedules(optimizer, run)
     if problems:
-        raise one_error(problems)
+        raise one_error(problems, code="cli-arguments-wrong")
     curves = {"learning rate": rates(schedule, run.steps)}
     lines = [summary, _length(run), *_lines(schedule, run.steps, curves["learning rate"][1])]
     for group, rate in schedules_of(resolved).items():
@@ -151,7 +152,7 @@ def _schedule(lr: Any, run: RunLength) -> tuple[ScheduleFn, str]:
         return Constant(float(lr)), f"{lr:g} in every step"
     schedule, problems = resolve(lr, run)
     if schedule is None or (problems := problems or check_schedule(schedule)):
-        raise one_error(problems)
+        raise one_error(problems, code="cli-arguments-wrong")
     return schedule, text_of(schedule)
 
 
@@ -174,7 +175,11 @@ def _output(line: CommandLine) -> str | None:
 
 def _config(line: CommandLine, command: str, beside: Sequence[str] = ()) -> RunConfig:
     if len(line.positional) != 1:
-        raise LearnerError(f"learner {command} needs a config file: learner {command} CONFIG")
+        raise LearnerError(
+            f"learner {command} needs a config file: learner {command} CONFIG",
+            code="cli-config-missing",
+            command=command,
+        )
     return RunConfig(changed(read_yaml(line.positional[0]), line), beside=beside)
 
 

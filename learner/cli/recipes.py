@@ -136,7 +136,12 @@ def recipe(
     if not given and not inspect.isclass(target) and (alone or not callable(target)):
         return Recipe(path, target)
     if not callable(target):
-        raise LearnerError(f"{key}: {path} is a {type(target).__name__}; only classes and functions take init_args")
+        raise LearnerError(
+            f"{key}: {path} is a {type(target).__name__}; only classes and functions take init_args",
+            code="config-target-not-callable",
+            key=key,
+            path=path,
+        )
     partial = partial and not inspect.isclass(target)
     place, kinds = f"{key}.init_args", config_kinds(target)
     places = argument_kinds(target)
@@ -190,7 +195,8 @@ def check_initialised(model: Recipe) -> None:
     if is_config(model.target) and not callable(getattr(model.target, "init", None)):
         raise LearnerError(
             f"model is {model.path}, a config without a method init(rngs) that makes the model: write one, or name a "
-            f"model that takes the config (init_args: {{config: ...}})"
+            f"model that takes the config (init_args: {{config: ...}})",
+            code="config-model-is-config",
         )
 
 
@@ -213,7 +219,12 @@ def named(path: str, key: str, names: Mapping[str, str] | None = None) -> Any:
     if "." in path or not names:
         return import_path(path, key)
     if path not in names:
-        raise LearnerError(f"{key}: there is no {path!r}: {near(path, list(names))} (your own by import path)")
+        raise LearnerError(
+            f"{key}: there is no {path!r}: {near(path, list(names))} (your own by import path)",
+            code="config-name-unknown",
+            key=key,
+            path=path,
+        )
     return import_path(names[path], key)
 
 
@@ -241,13 +252,26 @@ def _parts(value: Any, key: str) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if not isinstance(value, Mapping) or not isinstance(value.get("class_path"), str):
-        raise LearnerError(f"{key} is {value!r}; it needs an import path, or a mapping of class_path and init_args")
+        raise LearnerError(
+            f"{key} is {value!r}; it needs an import path, or a mapping of class_path and init_args",
+            code="config-recipe-type",
+            key=key,
+        )
     for name in value:
         if name not in ("class_path", "init_args"):
-            raise LearnerError(f"{key} has {name!r} beside class_path: arguments belong under init_args")
+            raise LearnerError(
+                f"{key} has {name!r} beside class_path: arguments belong under init_args",
+                code="config-argument-beside-class-path",
+                key=key,
+                name=name,
+            )
     given = value.get("init_args") or {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise LearnerError(f"{key}.init_args is {given!r}; it needs a mapping of arguments by name")
+        raise LearnerError(
+            f"{key}.init_args is {given!r}; it needs a mapping of arguments by name",
+            code="config-init-args-type",
+            key=key,
+        )
     return value["class_path"], dict(given)
 
 

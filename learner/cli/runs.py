@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.cli.parsing import Parser
-from learner.errors import LearnerError, one_error
+from learner.errors import LearnerError, Problem, one_error
 from learner.reports.pictures import AXES, picture
 from learner.reports.plots import package, refuse_path
 from learner.reports.report import write_report
@@ -93,7 +93,10 @@ def report(words: Sequence[str]) -> int:
     runs = find_runs(line.directories)
     output = Path(line.output) if line.output else Path(runs[0].directory if len(runs) == 1 else ".", "report.html")
     if output.suffix.lower() not in (".html", ".htm") or not output.absolute().parent.is_dir():
-        raise LearnerError(f"the output is {output}; it needs the name of an .html file in a directory that exists")
+        raise LearnerError(
+            f"the output is {output}; it needs the name of an .html file in a directory that exists",
+            code="cli-output-path",
+        )
     write_report(output, runs, line.title)
     print(printable(f"{output}: {size(output.stat().st_size)}, {count(len(runs), 'run')}"))
     return 0
@@ -117,9 +120,9 @@ def ask(words: Sequence[str]) -> int:
                 asking.ask(directory, line.what)
                 print(printable(f"{directory}: asked to {line.what}; the answer is in its experiment.log"))
             except LearnerError as error:
-                problems.append(str(error))
+                problems.append(Problem(error, code=error.code, **error.fields))
     if problems:
-        raise one_error(problems, "these were not asked")
+        raise one_error(problems, "these were not asked", code="cli-request-failed")
     return 0
 
 

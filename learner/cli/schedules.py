@@ -37,7 +37,7 @@ class OptaxSchedule:
         try:
             object.__setattr__(self, "_schedule", self.function(**settings))
         except ValueError as error:
-            raise LearnerError(f"{self!r}: {error}") from error
+            raise LearnerError(f"{self!r}: {error}", code="schedule-refused") from error
 
     def __call__(self, step: Any) -> Any:
         """Return the learning rate at `step`, an int or a traced int scalar."""

@@ -15,7 +15,7 @@ from learner.config.base import is_config
 from learner.config.fields import write
 from learner.config.safe_yaml import ConfigLoader
 from learner.config.types import shown
-from learner.errors import LearnerError, near, one_error
+from learner.errors import LearnerError, Problem, near, one_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,10 @@ def check(
     try:
         _, others = signature_parser(target, {*skip, *kinds})
     except Exception as error:  # whatever jsonargparse meets in code that is not ours
-        raise LearnerError(f"{what}: its signature cannot be read; it needs a class or a function ({error})") from error
+        raise LearnerError(
+            f"{what}: its signature cannot be read; it needs a class or a function ({error})",
+            code="config-signature-unreadable",
+        ) from error
     known = [*others, *kinds]
     required = _required(target)
     unknown = [] if _takes_anything(target) else [name for name in given if name not in known]
@@ -94,11 +97,11 @@ def check(
         values = {name: value for name, value in given.items() if name in others and name not in objects}
         parsed = _parse(parser, values, key, target)
     except LearnerError as error:
-        problems.append(str(error))
+        problems.append(Problem(error, code=error.code, **error.fields))
     if is_config(target) and not (problems or partial or objects):
         target.read_fields(given, key, problems)  # what its __post_init__ says
     if problems or parsed is None:
-        raise one_error(problems, f"{key} cannot be used")
+        raise one_error(problems, f"{key} cannot be used", code="config-arguments-mismatch")
     defaults = {} if partial else {name: _as_dict(parser.get_defaults().get(name)) for name in left_out}
     defaults = {name: default for name, default in defaults.items() if _comes_back(parser, values, name, default)}
     if not partial:
@@ -151,7 +154,7 @@ def _parse(parser: ArgumentParser, given: Mapping[str, Any], key: str, target: C
     try:
         parsed = _parse_object(parser, given)
     except Exception as error:  # whatever a type of the user's raises; it is about the argument
-        raise LearnerError(_message(str(error), given, key, target)) from error
+        raise LearnerError(_message(str(error), given, key, target), code="config-arguments-mismatch") from error
     return parsed
 
 

@@ -141,11 +141,18 @@ def source(value: Any, key: str, seed: int) -> DataSource:
     for name in value:
         with problems.collect():
             if name not in known and name not in PARTS:
-                raise LearnerError(f"{key} has no {name!r}: {near(str(name), [*PARTS, *known])}")
+                raise LearnerError(
+                    f"{key} has no {name!r}: {near(str(name), [*PARTS, *known])}",
+                    code="config-key-unknown",
+                    key=key,
+                    name=name,
+                )
     with problems.collect():
         if "dataset" not in value:
             raise LearnerError(
-                f"{key} has no 'dataset'; it needs the import path of a dataset, or of a loader in its place"
+                f"{key} has no 'dataset'; it needs the import path of a dataset, or of a loader in its place",
+                code="config-dataset-missing",
+                key=key,
             )
         found["dataset"] = _data(value["dataset"], f"{key}.dataset")
     with problems.collect():
@@ -173,7 +180,9 @@ def _data(value: Any, key: str) -> Recipe:
     if is_config(found.target) or is_config(type(found.target)):
         raise LearnerError(
             f"{key} is {found.path}, a config: it has settings, and no data. Name a class or a function that takes it "
-            "(init_args: {config: ...})"
+            "(init_args: {config: ...})",
+            code="config-dataset-is-config",
+            key=key,
         )
     return found
 
@@ -184,10 +193,19 @@ def _view(value: Any, path: str) -> Option:
     if isinstance(value, str):
         value = {value: {}}
     if not isinstance(value, Mapping) or len(value) != 1:
-        raise LearnerError(f"{path} is {value!r}: it needs one view, such as {{slice: {{stop: 100}}}}")
+        raise LearnerError(
+            f"{path} is {value!r}: it needs one view, such as {{slice: {{stop: 100}}}}",
+            code="config-view-malformed",
+            path=path,
+        )
     ((name, arguments),) = value.items()
     if name not in VIEWS:
-        raise LearnerError(f"{path}: there is no view {name!r}: {near(str(name), VIEWS)}")
+        raise LearnerError(
+            f"{path}: there is no view {name!r}: {near(str(name), VIEWS)}",
+            code="config-view-unknown",
+            path=path,
+            name=name,
+        )
     return option(Dataset, name, arguments, f"{path}.{name}", names() if name == "concat" else None)
 
 

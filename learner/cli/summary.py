@@ -39,12 +39,17 @@ def summary(words: Sequence[str]) -> int:
     if line is None:
         return 0
     if len(line.directory) != 1:
-        raise LearnerError("learner summary needs the directory of one run: learner summary DIR")
+        raise LearnerError(
+            "learner summary needs the directory of one run: learner summary DIR", code="cli-run-missing"
+        )
     if line.depth is not None:
-        raise LearnerError("learner summary takes --depth of a config file, and this is the directory of a run")
+        raise LearnerError(
+            "learner summary takes --depth of a config file, and this is the directory of a run",
+            code="cli-depth-of-run",
+        )
     directory = Path(line.directory[0])
     if not directory.is_dir():
-        raise LearnerError(f"there is no directory {directory}")
+        raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
     if line.json:
         print(json.dumps(encode(_everything(Run(directory))), indent=2, allow_nan=False))
         return 0
@@ -54,7 +59,8 @@ def summary(words: Sequence[str]) -> int:
             print_summary(ended, directory=directory)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise LearnerError(
-                f"{directory / 'summary.json'} is damaged: {error!r}. Without it, the values come from the journal"
+                f"{directory / 'summary.json'} is damaged: {error!r}. Without it, the values come from the journal",
+                code="run-summary-damaged",
             ) from error
         return 0
     run = Run(directory)
@@ -76,7 +82,9 @@ def _overview(words: Sequence[str]) -> int:
 
     line = split(words, ("json",))
     if len(line.positional) != 1:
-        raise LearnerError(f"learner summary takes one config file, and got {', '.join(line.positional)}")
+        raise LearnerError(
+            f"learner summary takes one config file, and got {', '.join(line.positional)}", code="cli-one-config"
+        )
     depth = [value_of(text) for key, text in line.overrides if key == "depth"]
     line.overrides = [(key, text) for key, text in line.overrides if key != "depth"]
     content = changed(read_yaml(line.positional[0]), line)

@@ -56,14 +56,19 @@ def fit(words: Sequence[str]) -> int:
         print(fit_help())
         return 0
     if len(line.positional) > 1:
-        raise LearnerError(f"learner fit takes one config file, and got {', '.join(line.positional)}")
+        raise LearnerError(
+            f"learner fit takes one config file, and got {', '.join(line.positional)}", code="cli-one-config"
+        )
     content = changed(read_yaml(line.positional[0]) if line.positional else {}, line)
     for switch, path in line.switches.items():
         if switch.endswith(".help"):
             print(key_help(switch.removesuffix(".help"), path, content))
             return 0
     if not content:
-        raise LearnerError("learner fit needs a config file: learner fit CONFIG (learner fit --help says more)")
+        raise LearnerError(
+            "learner fit needs a config file: learner fit CONFIG (learner fit --help says more)",
+            code="cli-config-missing",
+        )
     if "print_config" in line.switches:
         config = RunConfig(content)
         comment = textwrap.wrap(
@@ -98,14 +103,18 @@ def changed(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
     for key, text in line.overrides:
         override(content, key, value_of(text))
     if is_deep(content):
-        raise LearnerError(f"the config is nested more than {DEEPEST} levels deep")
+        raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
     return content
 
 
 def run_directory(line: CommandLine, command: str) -> str:
     """Return the `DIR` of a command."""
     if len(line.positional) != 1:
-        raise LearnerError(f"learner {command} needs the directory of one run: learner {command} DIR")
+        raise LearnerError(
+            f"learner {command} needs the directory of one run: learner {command} DIR",
+            code="cli-run-missing",
+            command=command,
+        )
     return line.positional[0]
 
 
@@ -116,19 +125,25 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
       LearnerError: there is no such run, or it was started from Python; then the message shows the call.
     """
     if not Path(directory).is_dir():
-        raise LearnerError(f"there is no directory {directory}")
+        raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
     path = Path(directory, "config.yaml")
     here = hosts()
     try:
         here.run_on_primary(lambda: _mend(path))
     except OSError as error:
-        raise LearnerError(f"the config file {path} cannot be read: {error}") from error
+        raise LearnerError(
+            f"the config file {path} cannot be read: {error}", code="config-unreadable", path=path
+        ) from error
     if not path.exists():
         if not Path(directory, "journal.jsonl").exists():
             raise LearnerError(
-                f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl"
+                f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl",
+                code="run-not-a-run",
+                directory=directory,
             )
-        raise LearnerError(FROM_PYTHON.format(directory=directory, does=does, options=options, call=call))
+        raise LearnerError(
+            FROM_PYTHON.format(directory=directory, does=does, options=options, call=call), code="run-from-python"
+        )
     if here.index == 0:
         print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
     return read_yaml(path)

@@ -30,7 +30,7 @@ def require_trust(directory: str, line: CommandLine) -> None:
     """
     given = line.switches.get(TRUST, "false")
     if given not in ("", "true", "false"):
-        raise LearnerError(f"--trust is {given!r}: it needs true or false, or nothing")
+        raise LearnerError(f"--trust is {given!r}: it needs true or false, or nothing", code="cli-trust-value")
     if given != "false":
         return
     doubts = [doubt for path in (Path(directory), Path(directory, "config.yaml")) if (doubt := doubt_about(path))]
@@ -41,7 +41,9 @@ def require_trust(directory: str, line: CommandLine) -> None:
         print(f"learner: {printable(problem)}. Run it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
-    raise LearnerError(f"{problem}. Read {Path(directory, 'config.yaml')} first; --trust runs it")
+    raise LearnerError(
+        f"{problem}. Read {Path(directory, 'config.yaml')} first; --trust runs it", code="cli-untrusted-config"
+    )
 
 
 def doubt_about(path: Path) -> str | None:

@@ -39,7 +39,9 @@ def watch(words: Sequence[str]) -> int:
         refuse_missing(module, "watch", "learner watch")
     _refuse_pipes()
     if not FASTEST <= line.refresh <= SLOWEST:
-        raise LearnerError(f"--refresh is {line.refresh:g}; it needs {FASTEST:g} to {SLOWEST:g} seconds")
+        raise LearnerError(
+            f"--refresh is {line.refresh:g}; it needs {FASTEST:g} to {SLOWEST:g} seconds", code="cli-refresh-value"
+        )
     from learner.reports.live.view import PlotView
     from learner.reports.live.watched import RunWatcher
 
@@ -48,7 +50,7 @@ def watch(words: Sequence[str]) -> int:
     watched.refresh()
     problems = [problem for metric in line.metric if (problem := watched.problem_with(metric))]
     if problems:
-        raise one_error(problems, "these metrics cannot be watched")
+        raise one_error(problems, "these metrics cannot be watched", code="cli-metrics-unknown")
     from learner.reports.live.app import watch as show
 
     return show(watched, view, line.refresh)
@@ -60,5 +62,7 @@ def _refuse_pipes() -> None:
         if stream is None or not stream.isatty():
             raise LearnerError(
                 f"learner watch needs a terminal, and standard {name} is none. Without one: learner summary DIR, "
-                "learner plot DIR METRIC, learner report DIR"
+                "learner plot DIR METRIC, learner report DIR",
+                code="cli-terminal-missing",
+                name=name,
             )

@@ -106,7 +106,7 @@ class Config:
         problems: list[str] = []
         config: Self = cls.read_fields(content, cls.__name__, problems)
         if problems:
-            raise one_error(problems, f"this is no {cls.__name__}")
+            raise one_error(problems, f"this is no {cls.__name__}", code="config-fields-wrong")
         return config
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -127,7 +127,9 @@ class Config:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise LearnerError(f"{type(self).__name__} cannot be saved as {os.fspath(path)}: {error}") from error
+            raise LearnerError(
+                f"{type(self).__name__} cannot be saved as {os.fspath(path)}: {error}", code="config-unsavable"
+            ) from error
 
     def _check_comes_back(self, content: Mapping[str, Any]) -> None:
         back = type(self).from_dict(content)
@@ -135,7 +137,9 @@ class Config:
             if repr(getattr(back, name)) != repr(getattr(self, name)):
                 raise LearnerError(
                     f"{type(self).__name__} cannot be saved: {name} is {shown(getattr(self, name))}, and would come "
-                    f"back as {shown(getattr(back, name))}; its type says too little"
+                    f"back as {shown(getattr(back, name))}; its type says too little",
+                    code="config-value-changes",
+                    name=name,
                 )
 
     @classmethod
@@ -154,7 +158,7 @@ class Config:
         config: Self = cls.read_fields(read_mapping(path, f"{cls.__name__} file"), cls.__name__, problems)
         if problems:
             problems = [f"{os.fspath(path)}: {problems[0]}"] if len(problems) == 1 else problems
-            raise one_error(problems, f"{os.fspath(path)} is no {cls.__name__}")
+            raise one_error(problems, f"{os.fspath(path)} is no {cls.__name__}", code="config-fields-wrong")
         return config
 
     @classmethod
@@ -212,13 +216,22 @@ def is_config(kind: Any) -> bool:
 def _check_class(cls: type[Config]) -> None:
     """Raise `LearnerError` for definitions in a subclass that would have no effect."""
     if "__init__" in vars(cls):
-        raise LearnerError(f"{cls.__name__} defines __init__: a config has fields, and __post_init__ for checks")
+        raise LearnerError(
+            f"{cls.__name__} defines __init__: a config has fields, and __post_init__ for checks",
+            code="config-defines-init",
+        )
     annotated = inspect.get_annotations(cls)
     if methods := [name for name in annotated if hasattr(Config, name)]:
-        raise LearnerError(f"{cls.__name__} has a field {methods[0]!r}, and every config a method: name it otherwise")
+        raise LearnerError(
+            f"{cls.__name__} has a field {methods[0]!r}, and every config a method: name it otherwise",
+            code="config-field-is-method",
+        )
     before = {field.name for field in dataclasses.fields(cls)}  # of the classes that it is derived from
     if bare := [name for name in vars(cls) if name in before and name not in annotated]:
-        raise LearnerError(f"{cls.__name__}.{bare[0]} has no type: a field with another default needs one, as before")
+        raise LearnerError(
+            f"{cls.__name__}.{bare[0]} has no type: a field with another default needs one, as before",
+            code="config-field-without-type",
+        )
 
 
 def _checked(fill: Callable[..., None]) -> Callable[..., None]:
@@ -233,7 +246,7 @@ def _checked(fill: Callable[..., None]) -> Callable[..., None]:
             problems.append(f"{cls.__name__} takes its fields by name, and got {arguments[0]!r} without one")
         values = _values(cls, given, cls.__name__, problems)
         if problems:
-            raise one_error(problems, f"this is no {cls.__name__}")
+            raise one_error(problems, f"this is no {cls.__name__}", code="config-fields-wrong")
         fill(self, **values)
 
     return __init__
@@ -241,7 +254,9 @@ def _checked(fill: Callable[..., None]) -> Callable[..., None]:
 
 def _refuse_deep(content: Any, cls: type[Config]) -> None:
     if is_deep(content):
-        raise LearnerError(f"{cls.__name__} is given values that are nested more than {DEEPEST} levels deep")
+        raise LearnerError(
+            f"{cls.__name__} is given values that are nested more than {DEEPEST} levels deep", code="config-too-deep"
+        )
 
 
 def fields_of(cls: type[Config]) -> dict[str, Field]:
@@ -255,7 +270,9 @@ def fields_of(cls: type[Config]) -> dict[str, Field]:
     try:
         kinds = typing.get_type_hints(cls)  # not before they are needed: a type may be defined later
     except Exception as error:  # whatever the names in an annotation mean
-        raise LearnerError(f"the types of the fields of {cls.__name__} cannot be read: {error}") from error
+        raise LearnerError(
+            f"the types of the fields of {cls.__name__} cannot be read: {error}", code="config-types-unreadable"
+        ) from error
     cls._known = {each.name: Field(kinds[each.name], _default(each)) for each in dataclasses.fields(cls) if each.init}
     return cls._known
 
@@ -285,7 +302,8 @@ def _derived(cls: type[Config]) -> Iterator[type[Config]]:
 def _check_suffix(path: str | os.PathLike[str]) -> None:
     if Path(path).suffix not in SUFFIXES:
         raise LearnerError(
-            f"{os.fspath(path)} ends with {Path(path).suffix!r}; a config needs one of {', '.join(SUFFIXES)}"
+            f"{os.fspath(path)} ends with {Path(path).suffix!r}; a config needs one of {', '.join(SUFFIXES)}",
+            code="config-suffix-unknown",
         )
 
 

@@ -27,18 +27,18 @@ def read_mapping(path: str | os.PathLike[str], what: str = "config file") -> dic
     try:
         content = read_bounded(path)
         if len(content) > LARGEST:
-            raise LearnerError(f"{named} has more than {LARGEST} bytes")
+            raise LearnerError(f"{named} has more than {LARGEST} bytes", code="config-file-too-large")
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
         beside = sorted(str(other) for other in Path(path).parent.glob("*") if other.suffix in SUFFIXES)
         hint = f": {near(str(path), beside)}" if beside else ""
-        raise LearnerError(f"there is no {what} {os.fspath(path)}{hint}") from error
+        raise LearnerError(f"there is no {what} {os.fspath(path)}{hint}", code="config-file-missing") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise LearnerError(f"{named} cannot be read: {error}") from error
+        raise LearnerError(f"{named} cannot be read: {error}", code="config-unreadable") from error
     mapping = _json(text, named) if Path(path).suffix == ".json" else _yaml(text, named)
     if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
         problem = "is empty" if mapping is None else f"is a {type(mapping).__name__}"
-        raise LearnerError(f"{named} {problem}; it needs a mapping of options by name")
+        raise LearnerError(f"{named} {problem}; it needs a mapping of options by name", code="config-not-mapping")
     return mapping
 
 
@@ -126,11 +126,11 @@ def _json(text: str, named: str) -> Any:
     except LearnerError:
         raise
     except ValueError as error:
-        raise LearnerError(f"{named} is not JSON: {error}") from error
+        raise LearnerError(f"{named} is not JSON: {error}", code="config-not-json") from error
     except RecursionError as error:
-        raise LearnerError(deep) from error
+        raise LearnerError(deep, code="config-too-deep") from error
     if is_deep(content):
-        raise LearnerError(deep)
+        raise LearnerError(deep, code="config-too-deep")
     return content
 
 
@@ -144,7 +144,7 @@ def _once(pairs: Iterable[tuple[str, Any]], named: str) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
-            raise LearnerError(f"{named} says {key!r} twice")
+            raise LearnerError(f"{named} says {key!r} twice", code="config-key-twice", key=key)
         content[key] = value
     return content
 
@@ -165,6 +165,6 @@ def _yaml(text: str, named: str) -> Any:
     try:
         return parse_yaml(text)
     except UnsafeYamlError as error:
-        raise LearnerError(f"{named} {error}") from error
+        raise LearnerError(f"{named} {error}", code="config-unsafe-yaml") from error
     except yaml.YAMLError as error:
-        raise LearnerError(f"{named} is not YAML: {_yaml_problem(error)}") from error
+        raise LearnerError(f"{named} is not YAML: {_yaml_problem(error)}", code="config-not-yaml") from error

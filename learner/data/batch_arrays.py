@@ -17,25 +17,35 @@ def batch_arrays(batch: PyTree, split: str) -> PyTree:
     """A batch as NumPy arrays with one common leading axis, or an error that says what is wrong with it."""
     leaves = named_leaves(batch)
     if not leaves:
-        raise LearnerError(f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}")
+        raise LearnerError(
+            f"a batch of the {split} data holds no arrays: it is {batch!r}{_yields(batch)}",
+            code="batch-empty-structure",
+            split=split,
+        )
     try:
         arrays = {name: np.asarray(as_array(leaf)) for name, leaf in leaves.items()}
     except ValueError as error:
-        raise LearnerError(f"a batch of the {split} data cannot be read as arrays: {error}") from error
+        raise LearnerError(
+            f"a batch of the {split} data cannot be read as arrays: {error}", code="batch-not-arrays", split=split
+        ) from error
     for name, array in arrays.items():
         if array.dtype.kind in "OUSMm" or array.dtype.names:
             raise LearnerError(
-                f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers{_yields(batch)}"
+                f"{field_text(name)} of a {split} batch has dtype {array.dtype}; batches hold numbers{_yields(batch)}",
+                code="batch-dtype",
+                split=split,
             )
     shapes = {name: array.shape for name, array in arrays.items()}
     if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
         shown = ", ".join(f"{field_text(name)} {list(shape)}" for name, shape in list(shapes.items())[:MOST_NAMED])
         shown += f" and {len(shapes) - MOST_NAMED} more" if len(shapes) > MOST_NAMED else ""
         raise LearnerError(
-            f"the arrays of a {split} batch need one common leading axis; they have {shown}{_yields(batch)}"
+            f"the arrays of a {split} batch need one common leading axis; they have {shown}{_yields(batch)}",
+            code="batch-axes-differ",
+            split=split,
         )
     if not next(iter(shapes.values()))[0]:
-        raise LearnerError(f"a batch of the {split} data has 0 rows")
+        raise LearnerError(f"a batch of the {split} data has 0 rows", code="batch-without-rows", split=split)
     return jax.tree.unflatten(jax.tree.structure(batch), list(arrays.values()))
 
 
@@ -64,7 +74,9 @@ def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
     raise LearnerError(
         f"{field_text(name)} of a {split} batch holds {wrong} ({array.dtype}), which is {wrong.astype(narrow.dtype)} "
         f"as {narrow.dtype}, with which JAX computes: give integers from {narrow.min} to {narrow.max}, or set the "
-        "option jax_enable_x64 of JAX"
+        "option jax_enable_x64 of JAX",
+        code="batch-integer-too-large",
+        split=split,
     )
 
 

@@ -38,22 +38,24 @@ class ItemError(LearnerError):
     Args:
       parts: of the message: texts, and the numbers of items in the batch.
 
-    >>> error = ItemError("item ", 1, " has no tokens")
+    >>> error = ItemError("item ", 1, " has no tokens", code="batch-item-without-tokens")
     >>> print(error)
     item 1 has no tokens
     >>> print(error.in_dataset([7, 12]))
     item 12 has no tokens
     """
 
-    def __init__(self, *parts: str | int) -> None:
-        super().__init__(*parts)
+    def __init__(self, *parts: str | int, code: str, **fields: Any) -> None:
+        super().__init__("", code=code, **fields)
+        self.args = parts
 
     def __str__(self) -> str:
         return "".join(map(str, self.args))
 
     def in_dataset(self, rows: Sequence[int]) -> "ItemError":
         """The same with the numbers that the items have in the dataset: `rows` are those of the batch."""
-        return ItemError(*(rows[part] if isinstance(part, int) else part for part in self.args))
+        parts = (rows[part] if isinstance(part, int) else part for part in self.args)
+        return ItemError(*parts, code=self.code, **self.fields)
 
 
 def stack(items: Sequence[Any]) -> Any:
@@ -72,12 +74,20 @@ def stack(items: Sequence[Any]) -> Any:
     structure: Any = flat[0][1]
     if not flat[0][0]:
         raise ItemError(
-            "item ", 0, f" is {items[0]!r}, which holds nothing: does a function of the data return nothing?"
+            "item ",
+            0,
+            f" is {items[0]!r}, which holds nothing: does a function of the data return nothing?",
+            code="batch-items-differ",
         )
     for number, (_, other) in enumerate(flat):
         if other != structure:
             raise ItemError(
-                "items of a batch differ in structure: item ", 0, f" is {structure}, item ", number, f" is {other}"
+                "items of a batch differ in structure: item ",
+                0,
+                f" is {structure}, item ",
+                number,
+                f" is {other}",
+                code="batch-items-differ",
             )
     try:
         return structure.unflatten([_join(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
@@ -109,13 +119,19 @@ def _check_shapes(items: Sequence[Any]) -> None:
                 parts += [f"{joint}{shape} in ", *numbered(numbers)]
             more = f", and {len(alike) - MOST_NAMED} more shapes" if len(alike) > MOST_NAMED else ""
             hint = "; give DataLoaderBuilder a batcher that pads or cuts them"
-            raise ItemError(f"items of a batch differ in shape: {field_name(path)} is ", *parts, more, hint) from None
+            raise ItemError(
+                f"items of a batch differ in shape: {field_name(path)} is ",
+                *parts,
+                more,
+                hint,
+                code="batch-item-shapes-differ",
+            ) from None
 
 
 def numbered(numbers: Sequence[int]) -> list[str | int]:
     """`item 3`, or `items 3, 5 and 8`; of many the first ones. Parts of an `ItemError`.
 
-    >>> str(ItemError(*numbered([3, 5, 8])))
+    >>> str(ItemError(*numbered([3, 5, 8]), code="batch-items-differ"))
     'items 3, 5 and 8'
     """
     shown, more = numbers[:MOST_NAMED], len(numbers) - MOST_NAMED

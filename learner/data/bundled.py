@@ -105,7 +105,12 @@ def stdlib_text(split: str, length: int = 128, stride: int | None = None, max_ro
     if max_rows is not None:
         starts = starts[: whole_number("max_rows", max_rows, least=1)]
     if not len(starts):
-        raise LearnerError(f"length is {length}: stdlib_text has {len(codes)} characters in {split!r}, give less")
+        raise LearnerError(
+            f"length is {length}: stdlib_text has {len(codes)} characters in {split!r}, give less",
+            code="data-length-too-large",
+            length=length,
+            split=split,
+        )
     windows = np.lib.stride_tricks.sliding_window_view(codes, length + 1)[starts]
     return ArrayDataset({"text": windows[:, :-1].copy(), "target": windows[:, 1:].copy()})
 
@@ -115,26 +120,40 @@ def _codes(modules: tuple[str, ...]) -> np.ndarray:
     try:
         source = b"".join((folder / name).read_bytes() for name in modules)
     except OSError as error:
-        raise LearnerError(f"stdlib_text reads Python's own source files, which this Python lacks: {error}") from error
+        raise LearnerError(
+            f"stdlib_text reads Python's own source files, which this Python lacks: {error}",
+            code="data-source-files-missing",
+        ) from error
     codes = np.frombuffer(source.replace(b"\r\n", b"\n"), np.uint8).astype(np.int32)
     return np.where(codes < 128, codes, np.int32(0))
 
 
 def _check_split(name: str, split: str) -> None:
     if split not in ("train", "valid"):
-        raise LearnerError(f"{name} has no split {split!r}: {near(str(split), ['train', 'valid'])}")
+        raise LearnerError(
+            f"{name} has no split {split!r}: {near(str(split), ['train', 'valid'])}",
+            code="data-split-unknown",
+            name=name,
+            split=split,
+        )
 
 
 def _sklearn(module: str) -> Any:
     try:
         return importlib.import_module(f"sklearn.{module}")
     except ModuleNotFoundError as error:
-        raise LearnerError(f"this data set comes with scikit-learn: {install_hint('examples')}") from error
+        raise LearnerError(
+            f"this data set comes with scikit-learn: {install_hint('examples')}", code="data-package-missing"
+        ) from error
 
 
 def _rows(split: str, target: np.ndarray, valid_fraction: float, seed: int, stratified: bool) -> np.ndarray:
     if not isinstance(valid_fraction, int | float) or not 0 < valid_fraction < 1:
-        raise LearnerError(f"valid_fraction is {valid_fraction!r}: give a number between 0 and 1")
+        raise LearnerError(
+            f"valid_fraction is {valid_fraction!r}: give a number between 0 and 1",
+            code="data-valid-fraction-value",
+            valid_fraction=valid_fraction,
+        )
     seed = whole_number("seed", seed, least=0)
     rows = np.arange(len(target))
     try:
@@ -142,6 +161,10 @@ def _rows(split: str, target: np.ndarray, valid_fraction: float, seed: int, stra
             rows, test_size=valid_fraction, random_state=seed, stratify=target if stratified else None
         )
     except ValueError as error:
-        raise LearnerError(f"valid_fraction is {valid_fraction} of {len(rows)} rows: {error}") from error
+        raise LearnerError(
+            f"valid_fraction is {valid_fraction} of {len(rows)} rows: {error}",
+            code="data-valid-fraction-value",
+            valid_fraction=valid_fraction,
+        ) from error
     rows = train if split == "train" else valid
     return np.sort(rows)

@@ -256,7 +256,9 @@ def _refuse_others(first: ArrayDataset, other: ArrayDataset, number: int) -> Non
         listed = "; ".join(f"{n} is {a.get(n, 'not there')} and {b.get(n, 'not there')}" for n in names)
         raise LearnerError(
             f"concat needs arrays of the same names, shapes and dtypes; in dataset 0 and dataset {number} "
-            f"{listed or f'the structures are {first._structure} and {other._structure}'}"
+            f"{listed or f'the structures are {first._structure} and {other._structure}'}",
+            code="data-concat-differs",
+            number=number,
         )
 
 
@@ -274,10 +276,13 @@ def as_dataset(data: Any) -> Any:
     if isinstance(data, tuple | str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise LearnerError(
             f"a loader cannot read a {type(data).__name__}: give a dict of arrays, an ArrayDataset, a list of items or "
-            "an object with __len__ and __getitem__ (iterables of batches need no loader: fit takes them as they are)"
+            "an object with __len__ and __getitem__ (iterables of batches need no loader: fit takes them as they are)",
+            code="data-dataset-type",
         )
     if len(data) == 0:
-        raise LearnerError(f"the {type(data).__name__} is empty: a loader needs at least one row")
+        raise LearnerError(
+            f"the {type(data).__name__} is empty: a loader needs at least one row", code="data-dataset-empty"
+        )
     return data
 
 
@@ -293,13 +298,20 @@ def _fields(arrays: Any) -> list[tuple[str, np.ndarray]]:
 def _common_length(arrays: Any) -> int:
     fields = _fields(arrays)
     if not fields:
-        raise LearnerError("an ArrayDataset got no arrays: give a dict of arrays with a common first axis")
+        raise LearnerError(
+            "an ArrayDataset got no arrays: give a dict of arrays with a common first axis", code="data-arrays-missing"
+        )
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in fields)
     if any(array.ndim == 0 for _, array in fields):
-        raise LearnerError(f"an ArrayDataset needs arrays [rows, ...], no scalars and no lists; it got {shapes}")
+        raise LearnerError(
+            f"an ArrayDataset needs arrays [rows, ...], no scalars and no lists; it got {shapes}",
+            code="data-arrays-type",
+        )
     lengths = {len(array) for _, array in fields}
     if len(lengths) > 1:
-        raise LearnerError(f"an ArrayDataset needs arrays with a common first axis; it got {shapes}")
+        raise LearnerError(
+            f"an ArrayDataset needs arrays with a common first axis; it got {shapes}", code="data-arrays-axes-differ"
+        )
     if lengths == {0}:
-        raise LearnerError(f"an ArrayDataset needs at least one row; it got {shapes}")
+        raise LearnerError(f"an ArrayDataset needs at least one row; it got {shapes}", code="data-dataset-empty")
     return lengths.pop()

@@ -45,13 +45,19 @@ def select_indices(rows: Any, length: int) -> Rows:
         found = np.flatnonzero(found)
     if found.ndim != 1 or not (found.dtype.kind in "iu" or found.size == 0):
         raise LearnerError(
-            f"select got {_short(rows)}: give the numbers of items, or {length} times true or false, one for each item"
+            f"select got {_short(rows)}: give the numbers of items, or {length} times true or false, one for each item",
+            code="data-select-type",
+            length=length,
         )
     if not found.size:
-        raise LearnerError("select got no rows: a view needs at least one item")
+        raise LearnerError("select got no rows: a view needs at least one item", code="data-view-empty")
     outside = found[(found < -length) | (found >= length)]
     if outside.size:
-        raise LearnerError(f"select got row {outside[0]} ({outside.size} are outside): there are {length} items")
+        raise LearnerError(
+            f"select got row {outside[0]} ({outside.size} are outside): there are {length} items",
+            code="data-row-outside",
+            length=length,
+        )
     found = found.astype(np.intp)
     return np.where(found < 0, found + length, found)
 
@@ -64,10 +70,19 @@ def slice_indices(start: int | None, stop: int | None, step: int, length: int) -
     """
     for name, value in (("start", start), ("stop", stop)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
-            raise LearnerError(f"slice got {name}={value!r}: give a whole number")
+            raise LearnerError(
+                f"slice got {name}={value!r}: give a whole number", code="data-slice-value", name=name, value=value
+            )
     found = range(length)[slice(start, stop, whole_number("the step of slice", step, least=1))]
     if not found:
-        raise LearnerError(f"slice({start}, {stop}, {step}) of {length} items has none: a view needs at least one")
+        raise LearnerError(
+            f"slice({start}, {stop}, {step}) of {length} items has none: a view needs at least one",
+            code="data-view-empty",
+            start=start,
+            stop=stop,
+            step=step,
+            length=length,
+        )
     return slice(found.start, found.stop, found.step)
 
 
@@ -92,7 +107,9 @@ def split_indices(length: int, fractions: Any, seed: int | None) -> list[Rows]:
     if (sizes < 1).any():
         raise LearnerError(
             f"split of {length} items in {list(shares)} leaves part {int(np.argmin(sizes))} without any: the parts "
-            f"would have {sizes.tolist()}"
+            f"would have {sizes.tolist()}",
+            code="data-split-part-empty",
+            length=length,
         )
     return _cut(length, sizes, "split", seed)
 
@@ -105,7 +122,12 @@ def fold_indices(length: int, k: int, seed: int | None) -> list[tuple[Rows, Rows
     """
     k = whole_number("k of k_fold", k, least=2)
     if k > length:
-        raise LearnerError(f"k_fold into {k}, and there are {length} items: give {length} or less")
+        raise LearnerError(
+            f"k_fold into {k}, and there are {length} items: give {length} or less",
+            code="data-folds-too-many",
+            k=k,
+            length=length,
+        )
     valid = _cut(length, [length // k + (number < length % k) for number in range(k)], "k_fold", seed)
     return [(np.setdiff1d(np.arange(length), rows, assume_unique=True), rows) for rows in valid]
 
@@ -118,12 +140,16 @@ def sample_indices(length: int, size: int | None, replacement: bool, weights: An
     """
     size = length if size is None else whole_number("the size of sample", size, least=1)
     if not isinstance(replacement, bool):
-        raise LearnerError(f"replacement is {replacement!r}: give True or False")
+        raise LearnerError(f"replacement is {replacement!r}: give True or False", code="data-replacement-type")
     share = None if weights is None else _weights(weights, length)
     there = length if share is None else int(np.count_nonzero(share))
     if not replacement and size > there:
         which = "items" if share is None else "items with a weight above 0"
-        raise LearnerError(f"sample of {size} from {there} {which}: give less, or replacement=True")
+        raise LearnerError(
+            f"sample of {size} from {there} {which}: give less, or replacement=True",
+            code="data-sample-too-large",
+            size=size,
+        )
     return _generator("sample", seed).choice(length, size, replacement, share)
 
 
@@ -136,7 +162,12 @@ def window_starts(length: int, size: int, stride: int | None) -> tuple[int, int,
     size = whole_number("the size of windows", size, least=1)
     stride = size if stride is None else whole_number("the stride of windows", stride, least=1)
     if size > length:
-        raise LearnerError(f"windows of {size} items, and there are {length}: give a size of {length} or less")
+        raise LearnerError(
+            f"windows of {size} items, and there are {length}: give a size of {length} or less",
+            code="data-windows-too-large",
+            size=size,
+            length=length,
+        )
     return size, stride, (length - size) // stride + 1
 
 
@@ -155,12 +186,16 @@ def _fractions(fractions: Any) -> tuple[float, ...]:
     try:
         shares = tuple(float(fraction) for fraction in fractions)
     except (TypeError, ValueError):
-        raise LearnerError(f"the fractions of split are {fractions!r}: {needed}") from None
+        raise LearnerError(f"the fractions of split are {fractions!r}: {needed}", code="data-fractions-value") from None
     if not shares or not all(share > 0 for share in shares):
-        raise LearnerError(f"the fractions of split are {list(shares)}: {needed}")
+        raise LearnerError(f"the fractions of split are {list(shares)}: {needed}", code="data-fractions-value")
     total = math.fsum(shares)
     if abs(total - 1) > 1e-6:
-        raise LearnerError(f"the fractions of split are {list(shares)}, which add up to {total:g}: {needed}")
+        raise LearnerError(
+            f"the fractions of split are {list(shares)}, which add up to {total:g}: {needed}",
+            code="data-fractions-sum",
+            total=total,
+        )
     return shares
 
 
@@ -170,11 +205,17 @@ def _weights(weights: Any, length: int) -> np.ndarray:
     except (TypeError, ValueError):
         found = np.array(None)
     if found.shape != (length,):
-        raise LearnerError(f"the weights of sample are {_short(weights)}: give {length} numbers, one for each item")
+        raise LearnerError(
+            f"the weights of sample are {_short(weights)}: give {length} numbers, one for each item",
+            code="data-weights-count",
+            length=length,
+        )
     wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
     if wrong.size or not found.sum() > 0:
         what = f"{found[wrong[0]]:g} for item {wrong[0]}" if wrong.size else "all 0"
-        raise LearnerError(f"the weights of sample are {what}: give numbers of 0 or more, and some above")
+        raise LearnerError(
+            f"the weights of sample are {what}: give numbers of 0 or more, and some above", code="data-weights-value"
+        )
     share: np.ndarray = found / found.sum()
     return share
 

@@ -155,7 +155,9 @@ class Filtered(View):
     def _rows(self) -> np.ndarray:
         kept = [n for n in range(len(self.inner[0])) if self._called(self._fn, self._read(0, n, 1))]
         if not kept:
-            raise LearnerError(f"{self._chain()}{self._said()} keeps none of {len(self.inner[0])} items")
+            raise LearnerError(
+                f"{self._chain()}{self._said()} keeps none of {len(self.inner[0])} items", code="data-filter-keeps-none"
+            )
         return np.array(kept, np.intp)
 
     def __len__(self) -> int:
@@ -229,6 +231,6 @@ def _augmentations(data: Any) -> int:
 
 def _name(fn: Any, what: str) -> str:
     if not callable(fn):
-        raise LearnerError(f"{what} got a {type(fn).__name__}: give a function of an item")
+        raise LearnerError(f"{what} got a {type(fn).__name__}: give a function of an item", code="data-function-type")
     of = fn.func if isinstance(fn, functools.partial) else fn
     return getattr(of, "__name__", type(of).__name__)

@@ -37,10 +37,13 @@ class DataLoaderBuilder:
 
     def __init__(self, batcher: Batcher | None = None) -> None:
         if batcher is not None and not callable(batcher):
-            raise LearnerError(f"batcher is a {type(batcher).__name__}: give a function of a list of items")
+            raise LearnerError(
+                f"batcher is a {type(batcher).__name__}: give a function of a list of items", code="data-batcher-type"
+            )
         if isinstance(batcher, type):
             raise LearnerError(
-                f"batcher is the class {batcher.__name__}: give an object of it, {batcher.__name__}(...)"
+                f"batcher is the class {batcher.__name__}: give an object of it, {batcher.__name__}(...)",
+                code="data-batcher-not-instance",
             )
         self._batcher = batcher
         self._batch_size: int | None = None
@@ -72,7 +75,7 @@ class DataLoaderBuilder:
     def drop_last(self, drop: bool = True) -> "DataLoaderBuilder":
         """Leave out the last batch of an epoch when it is not full; by default it is kept."""
         if not isinstance(drop, bool):
-            raise LearnerError(f"drop_last is {drop!r}: give True or False")
+            raise LearnerError(f"drop_last is {drop!r}: give True or False", code="data-drop-last-type")
         self._drop_last = drop
         return self
 
@@ -92,12 +95,15 @@ class DataLoaderBuilder:
         """
         data = as_dataset(dataset)
         if self._batch_size is None:
-            raise LearnerError("DataLoaderBuilder has no batch size: give it one with .batch_size(32)")
+            raise LearnerError(
+                "DataLoaderBuilder has no batch size: give it one with .batch_size(32)", code="data-batch-size-missing"
+            )
         plan = Plan(len(data), self._batch_size, self._seed, self._drop_last)
         if plan.num_batches == 0:
             raise LearnerError(
                 f"drop_last leaves nothing: the dataset has {plan.rows} rows and batch_size is {plan.batch_size}; "
-                "give a smaller batch_size, or drop_last(False)"
+                "give a smaller batch_size, or drop_last(False)",
+                code="data-drop-last-leaves-none",
             )
         return DataLoader(data, plan, self._reader(data, plan), self._batcher or stack)
 
@@ -244,7 +250,10 @@ class BatchIterator:
           LearnerError: not such a state, or one that lies outside the epoch.
         """
         if not isinstance(state, Mapping) or set(state) != {"epoch", "batch"}:
-            raise LearnerError(f'set_state got {state!r}: it needs what get_state gives, {{"epoch": 1, "batch": 0}}')
+            raise LearnerError(
+                f'set_state got {state!r}: it needs what get_state gives, {{"epoch": 1, "batch": 0}}',
+                code="data-state-malformed",
+            )
         before = self._batches
         self._open(state["epoch"], state["batch"])
         self._loader._epoch = self._epoch
@@ -257,6 +266,10 @@ class BatchIterator:
     def _open(self, epoch: int, start: int) -> None:
         epoch, start = whole_number("epoch", epoch, least=1), whole_number("start", start, least=0)
         if start > len(self._loader):
-            raise LearnerError(f"start is {start}: an epoch of this loader has {len(self._loader)} batches")
+            raise LearnerError(
+                f"start is {start}: an epoch of this loader has {len(self._loader)} batches",
+                code="data-start-outside",
+                start=start,
+            )
         self._epoch, self._batch = epoch, start
         self._batches = self._reader.read(epoch, start, self._share)

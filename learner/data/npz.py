@@ -41,18 +41,20 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
     """
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise LearnerError("it is no regular file")  # a named pipe would block
+            raise LearnerError("it is no regular file", code="npz-not-regular-file")  # a named pipe would block
         with zipfile.ZipFile(path) as archive:
             members = dict(members_of(archive, Path(path).stat().st_size))
             total = sum(_bytes_of(archive, info) for info in members.values())
             room = machine_memory() if memory is None else memory
             if total > room:
-                raise LearnerError(f"its arrays take {total} bytes, and there is memory for {room}")
+                raise LearnerError(
+                    f"its arrays take {total} bytes, and there is memory for {room}", code="npz-too-large", total=total
+                )
             return {name: _array(archive, info) for name, info in members.items()}
     except LearnerError as error:
-        raise LearnerError(f"{path} cannot be read as .npz: {error}") from None
+        raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from None
     except Exception as error:  # a damaged archive is told by errors of many kinds
-        raise LearnerError(f"{path} cannot be read as .npz: {error}") from error
+        raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from error
 
 
 def members_of(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
@@ -63,11 +65,16 @@ def members_of(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfi
         name = info.filename.removesuffix(".npy")
         packed += info.compress_size
         if name == info.filename or name in seen:
-            raise LearnerError(f"it has {info.filename!r}, which is {'there twice' if name in seen else 'no array'}")
+            raise LearnerError(
+                f"it has {info.filename!r}, which is {'there twice' if name in seen else 'no array'}",
+                code="npz-member-unexpected",
+            )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise LearnerError(f"{info.filename!r} is packed by a method that NumPy does not use")
+            raise LearnerError(
+                f"{info.filename!r} is packed by a method that NumPy does not use", code="npz-compression-unknown"
+            )
         if packed > size or info.file_size > LARGEST_RATIO * (info.compress_size + 1):
-            raise LearnerError(f"{info.filename!r} claims to hold more than the file can")
+            raise LearnerError(f"{info.filename!r} claims to hold more than the file can", code="npz-claims-too-much")
         seen.add(name)
         yield name, info
 
@@ -107,21 +114,37 @@ def read_header(stream: IO[bytes], size: int, name: str) -> Header:
     """
     start = stream.read(8)
     if start[:6] != b"\x93NUMPY" or start[6] not in READERS:
-        raise LearnerError(f"{name!r} is not an array of plain numbers")
+        raise LearnerError(f"{name!r} is not an array of plain numbers", code="npz-not-numbers", name=name)
     width, read = READERS[start[6]]
     length = stream.read(width)
     header = int.from_bytes(length, "little")
     if header > LONGEST_HEADER:
-        raise LearnerError(f"{name!r} has a header of {header} bytes; arrays of plain numbers need less")
+        raise LearnerError(
+            f"{name!r} has a header of {header} bytes; arrays of plain numbers need less",
+            code="npz-header-too-large",
+            name=name,
+        )
     shape, fortran, dtype = read(io.BytesIO(length + stream.read(header)))
     if dtype.hasobject or dtype.itemsize == 0:
-        raise LearnerError(f"{name!r} has the dtype {dtype}; it needs numbers (objects are not unpickled)")
+        raise LearnerError(
+            f"{name!r} has the dtype {dtype}; it needs numbers (objects are not unpickled)",
+            code="npz-not-numbers",
+            name=name,
+            dtype=dtype,
+        )
     found = Header(shape, fortran, dtype, 8 + width + header)
     there = size - found.start
     if found.bytes != there or min(shape, default=0) < 0:
-        raise LearnerError(f"{name!r} claims the shape {list(shape)} of {dtype}, {found.bytes} bytes, and has {there}")
+        raise LearnerError(
+            f"{name!r} claims the shape {list(shape)} of {dtype}, {found.bytes} bytes, and has {there}",
+            code="npz-size-mismatch",
+            name=name,
+            dtype=dtype,
+        )
     if 0 in shape:
-        raise LearnerError(f"{name!r} has the shape {list(shape)}: there is nothing in it")
+        raise LearnerError(
+            f"{name!r} has the shape {list(shape)}: there is nothing in it", code="npz-array-empty", name=name
+        )
     return found
 
 

@@ -59,7 +59,11 @@ class Pack:
         names = list(items[0]) if self._fields is None else self._fields
         for name in names:
             if name not in items[0]:
-                raise LearnerError(f"Pack: the items have no field {name!r}: {near(name, list(items[0]))}")
+                raise LearnerError(
+                    f"Pack: the items have no field {name!r}: {near(name, list(items[0]))}",
+                    code="data-field-missing",
+                    name=name,
+                )
         columns = {name: arrays("Pack", name, [item[name] for item in items]) for name in names}
         places, count = self._places(_common_lengths(columns))
         shape = (count, self._length)
@@ -85,7 +89,12 @@ class Pack:
         for number, length in enumerate(lengths):
             if not 0 < length <= self._length:
                 what = f"{length} tokens, and a row of {self!r} has {self._length}: cut it" if length else "no tokens"
-                raise ItemError("item ", number, f" has {what}; see to it before (dataset.map, dataset.filter)")
+                raise ItemError(
+                    "item ",
+                    number,
+                    f" has {what}; see to it before (dataset.map, dataset.filter)",
+                    code="batch-items-differ",
+                )
             row = next((r for r, (tokens, _) in enumerate(used) if tokens + length <= self._length), len(used))
             tokens, segment = used[row] if row < len(used) else (0, 0)
             used[row : row + 1] = [(tokens + length, segment + 1)]
@@ -93,7 +102,8 @@ class Pack:
         if self._rows is not None and len(used) > self._rows:
             raise LearnerError(
                 f"{len(lengths)} items with {sum(lengths)} tokens take {len(used)} rows, and {self!r} has "
-                f"{self._rows}: give more rows, or a smaller batch_size"
+                f"{self._rows}: give more rows, or a smaller batch_size",
+                code="data-pack-rows-exceeded",
             )
         return places, self._rows or len(used)
 
@@ -104,5 +114,11 @@ def _common_lengths(columns: Mapping[str, list[np.ndarray]]) -> list[int]:
         for number, (a, b) in enumerate(zip(columns[first], columns[name], strict=True)):
             if len(a) != len(b):
                 lengths = f" has {len(a)} tokens in {first} and {len(b)} in {name}"
-                raise ItemError("Pack: item ", number, lengths, ": give fields= with those that are equally long")
+                raise ItemError(
+                    "Pack: item ",
+                    number,
+                    lengths,
+                    ": give fields= with those that are equally long",
+                    code="data-pack-item-unfit",
+                )
     return [len(array) for array in columns[first]]

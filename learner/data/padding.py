@@ -50,7 +50,9 @@ class Pad:
         given = {"length": length, "multiple": multiple, "buckets": buckets}
         said = [name for name, size in given.items() if size is not None]
         if len(said) > 1:
-            raise LearnerError(f"Pad got {' and '.join(said)}: give one of length, multiple and buckets")
+            raise LearnerError(
+                f"Pad got {' and '.join(said)}: give one of length, multiple and buckets", code="data-pad-choice"
+            )
         self._length = None if length is None else whole_number("the length of Pad", length, least=1)
         self._multiple = None if multiple is None else whole_number("the multiple of Pad", multiple, least=1)
         self._buckets = None if buckets is None else _buckets(buckets)
@@ -75,7 +77,10 @@ class Pad:
             self._note(masks, name, np.arange(size) < lengths[:, None])
         taken = sorted(set(masks) & set(columns))
         if taken:
-            raise LearnerError(f"the items have a field {taken[0]!r} themselves: give Pad(mask=...) another name")
+            raise LearnerError(
+                f"the items have a field {taken[0]!r} themselves: give Pad(mask=...) another name",
+                code="data-pad-mask-exists",
+            )
         return {**batch, **masks}
 
     def __repr__(self) -> str:
@@ -86,7 +91,11 @@ class Pad:
         if self._fields is not None:
             for name in self._fields:
                 if name not in columns:
-                    raise LearnerError(f"Pad: the items have no field {name!r}: {near(name, list(columns))}")
+                    raise LearnerError(
+                        f"Pad: the items have no field {name!r}: {near(name, list(columns))}",
+                        code="data-field-missing",
+                        name=name,
+                    )
             return self._fields
         return [name for name, (first, *_) in columns.items() if not isinstance(first, Mapping) and np.ndim(first)]
 
@@ -100,7 +109,9 @@ class Pad:
         if longest > sizes[-1]:
             sizes_said = f" has length {longest}, and {self!r} has {sizes[-1]} at most"
             hint = ": cut it before (dataset.map), or give more"
-            raise ItemError(f"{name} of item ", int(lengths.argmax()), sizes_said, hint)
+            raise ItemError(
+                f"{name} of item ", int(lengths.argmax()), sizes_said, hint, code="data-pad-item-unfit", name=name
+            )
         return sizes[bisect.bisect_left(sizes, longest)]
 
     def _note(self, masks: dict[str, np.ndarray], name: str, mask: np.ndarray) -> None:
@@ -110,7 +121,9 @@ class Pad:
         if key in masks and not np.array_equal(masks[key], mask):
             raise LearnerError(
                 f"{name} has other lengths than the field before it, so one mask does not fit both: give Pad "
-                "mask='{field}_mask', or fields= with those that are equally long"
+                "mask='{field}_mask', or fields= with those that are equally long",
+                code="data-pad-lengths-differ",
+                name=name,
             )
         masks[key] = mask
 
@@ -120,14 +133,15 @@ def check_dicts(who: str, items: Sequence[Any]) -> None:
     for number, item in enumerate(items):
         if not isinstance(item, Mapping):
             hint = f" is a {type(item).__name__}: name it, such as dataset.map(lambda tokens: {{'text': tokens}})"
-            raise ItemError(f"{who} needs items that are dicts, and item ", number, hint)
+            raise ItemError(f"{who} needs items that are dicts, and item ", number, hint, code="batch-items-not-dicts")
         if set(item) != set(items[0]):
             raise ItemError(
                 *("items of a batch differ in fields: item ", 0, f" has {list(items[0])}, and item ", number),
                 f" has {list(item)}",
+                code="batch-items-differ",
             )
     if not items[0]:
-        raise LearnerError(f"{who} got items without fields")
+        raise LearnerError(f"{who} got items without fields", code="batch-items-without-fields")
 
 
 def arrays(who: str, name: str, column: Sequence[Any]) -> list[np.ndarray]:
@@ -135,10 +149,22 @@ def arrays(who: str, name: str, column: Sequence[Any]) -> list[np.ndarray]:
     found = [np.asarray(value) for value in column]
     for number, array in enumerate(found):
         if array.ndim == 0:
-            raise ItemError(f"{who}: {name} of item ", number, f" is {array.dtype} [], which has no axis to go along")
+            raise ItemError(
+                f"{who}: {name} of item ",
+                number,
+                f" is {array.dtype} [], which has no axis to go along",
+                code="data-item-field-unfit",
+                name=name,
+            )
         if array.shape[1:] != found[0].shape[1:]:
             shapes = (f"{list(found[0].shape)} in item ", 0, f" and {list(array.shape)} in item ", number)
-            raise ItemError(f"{who}: {name} is ", *shapes, ": they may differ in the first axis only")
+            raise ItemError(
+                f"{who}: {name} is ",
+                *shapes,
+                ": they may differ in the first axis only",
+                code="data-item-field-unfit",
+                name=name,
+            )
     return found
 
 
@@ -151,7 +177,13 @@ def filled(who: str, name: str, shape: tuple[int, int], column: Sequence[np.ndar
     except (OverflowError, TypeError, ValueError):
         fits = False
     if not fits:
-        raise LearnerError(f"{who} fills {name} with {value!r}, which is no {dtype}: give another value")
+        raise LearnerError(
+            f"{who} fills {name} with {value!r}, which is no {dtype}: give another value",
+            code="data-fill-value",
+            name=name,
+            value=value,
+            dtype=dtype,
+        )
     return np.full((*shape, *column[0].shape[1:]), rest)
 
 
@@ -162,12 +194,14 @@ def value_for(name: str, value: Any) -> Any:
 
 def _buckets(buckets: Any) -> list[int]:
     if isinstance(buckets, str) or not isinstance(buckets, Sequence | np.ndarray) or not len(buckets):
-        raise LearnerError(f"the buckets of Pad are {buckets!r}: give a list of lengths")
+        raise LearnerError(f"the buckets of Pad are {buckets!r}: give a list of lengths", code="data-buckets-value")
     return sorted({whole_number("a bucket of Pad", size, least=1) for size in buckets})
 
 
 def names_of(who: str, names: Any) -> list[str]:
     """`names` as a list, or a `LearnerError` where they are none."""
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
-        raise LearnerError(f"the fields of {who} are {names!r}: give a list of the names of fields")
+        raise LearnerError(
+            f"the fields of {who} are {names!r}: give a list of the names of fields", code="data-fields-value"
+        )
     return list(names)

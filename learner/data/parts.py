@@ -141,7 +141,9 @@ class ShardedBatches(Batches):
                 f"a batch of the {self._split} data has {rows} rows in this process, which makes {rows * share.count} "
                 f"in all {share.count}: they do not divide evenly over {share.multiple} devices, and no process has "
                 "all of them to compute the batch whole. Drop the last rows of an epoch or pad them with weight 0, or "
-                "pass data that has the whole batches in every process"
+                "pass data that has the whole batches in every process",
+                code="data-rows-uneven",
+                rows=rows,
             )
 
 
@@ -160,7 +162,10 @@ def refuse_small(rows: int | None, share: ProcessShard | None, split: str) -> No
     if share is not None and rows is not None and rows < share.count:
         raise LearnerError(
             f"the batches of the {split} data have {rows} rows, and {share.count} processes share them: batch sizes "
-            f"are global, give {share.multiple} or a multiple of it"
+            f"are global, give {share.multiple} or a multiple of it",
+            code="data-batch-size-uneven",
+            split=split,
+            rows=rows,
         )
 
 
@@ -177,6 +182,8 @@ def shards_itself(data: Any, share: ProcessShard, split: str) -> bool:
         raise LearnerError(
             f"the {split} data is a Grain DataLoader that reads shard {options.shard_index} of {options.shard_count}, "
             f"and this process has share {share.index} of {share.count}: give it grain.sharding.ShardOptions("
-            f"shard_index={share.index}, shard_count={share.count}, drop_remainder=True)"
+            f"shard_index={share.index}, shard_count={share.count}, drop_remainder=True)",
+            code="data-shard-differs",
+            split=split,
         )
     return True

@@ -195,10 +195,16 @@ def _check(batch: Any) -> None:
     """Grain would skip a batch that is `None`, and wait for ever for one that cannot be sent."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     if not leaves:
-        raise LearnerError(f"a batcher must return a dict (or another pytree) of arrays; it returned {batch!r}")
+        raise LearnerError(
+            f"a batcher must return a dict (or another pytree) of arrays; it returned {batch!r}",
+            code="data-batcher-returns-no-arrays",
+        )
     for path, leaf in leaves:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise LearnerError(f"a batcher must return arrays; {field_name(path)} is a {type(leaf).__name__}")
+            raise LearnerError(
+                f"a batcher must return arrays; {field_name(path)} is a {type(leaf).__name__}",
+                code="data-batcher-returns-no-arrays",
+            )
 
 
 def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
@@ -210,7 +216,9 @@ def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
         found = ", ".join(f"{field_name(path)} {list(leaf.shape)}" for path, leaf in leaves)
         raise LearnerError(
             f"a batcher must return a row for each item: it got {rows}, and returned {found}. One that puts several "
-            "items into a row, or leaves some out, says so by an attribute: any_rows = True"
+            "items into a row, or leaves some out, says so by an attribute: any_rows = True",
+            code="data-batcher-row-count",
+            rows=rows,
         )
 
 

@@ -38,10 +38,14 @@ class ProcessShard:
         for name, least in (("index", 0), ("count", 1), ("multiple", 1)):
             whole_number(f"the {name} of a Share", getattr(self, name), least)
         if self.index >= self.count:
-            raise LearnerError(f"the index of a Share is {self.index}: with a count of {self.count}, give less")
+            raise LearnerError(
+                f"the index of a Share is {self.index}: with a count of {self.count}, give less",
+                code="data-share-index",
+            )
         if self.multiple % self.count:
             raise LearnerError(
-                f"the multiple of a Share is {self.multiple}: every one of {self.count} shares needs as many devices"
+                f"the multiple of a Share is {self.multiple}: every one of {self.count} shares needs as many devices",
+                code="data-share-multiple",
             )
 
     def divides(self, rows: int) -> bool:
@@ -124,5 +128,11 @@ def whole_number(name: str, value: Any, least: int) -> int:
     learner.errors.LearnerError: batch_size is 0: give a whole number, 1 or more
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise LearnerError(f"{name} is {value!r}: give a whole number, {least} or more")
+        raise LearnerError(
+            f"{name} is {value!r}: give a whole number, {least} or more",
+            code="data-number-value",
+            name=name,
+            value=value,
+            least=least,
+        )
     return int(value)

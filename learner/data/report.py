@@ -75,7 +75,9 @@ class DatasetReport:
         self.whole = False
         self.batch_rows: int | None = None
         if not isinstance(seconds, int | float) or not seconds > 0:
-            raise LearnerError(f"seconds is {seconds!r}: give a number above 0")
+            raise LearnerError(
+                f"seconds is {seconds!r}: give a number above 0", code="data-seconds-value", seconds=seconds
+            )
         self._images: dict[str, list[np.ndarray]] = {}
         self._wanted = whole_number("items", items, least=0)
         self.took = self.first = 0.0
@@ -86,7 +88,7 @@ class DatasetReport:
         with contextlib.closing(found.batches) as batches:
             self._read(batches, whole_number("rows", rows, least=1), seconds, clock)
         if not self.rows:
-            raise LearnerError(f"the {split} data has no rows")
+            raise LearnerError(f"the {split} data has no rows", code="data-without-rows", split=split)
         if self.whole:
             self.num_rows = self.rows
 
@@ -148,7 +150,11 @@ class DatasetReport:
         chosen = field if field is not None else next(iter(self.image_fields()), "")
         images = self._images.get(chosen) or []
         if not images:
-            raise LearnerError(f"the {self.split} data has no images{f' in {field!r}' if field else ''}")
+            raise LearnerError(
+                f"the {self.split} data has no images{f' in {field!r}' if field else ''}",
+                code="data-without-images",
+                field=field,
+            )
         write_png(path, contact_sheet(images, columns))
         return len(images)
 

@@ -117,7 +117,10 @@ class Source(abc.ABC):
         return LearnerError(
             f"the {self.split} data is shorter than it was: the run goes on after batch {start} of epoch {epoch}, and "
             f"now the data ends {ends}. Pass the data that the run was trained on, or go on from the end of an epoch: "
-            "checkpoint(epoch)"
+            "checkpoint(epoch)",
+            code="resume-data-shorter",
+            start=start,
+            epoch=epoch,
         )
 
     @property
@@ -178,7 +181,9 @@ class Source(abc.ABC):
         try:
             first = batches.peek()
         except StopIteration:
-            raise LearnerError(f"the {self.split} data has no batches: the loader is empty") from None
+            raise LearnerError(
+                f"the {self.split} data has no batches: the loader is empty", code="data-without-batches"
+            ) from None
         self._kept, self.first_part, self._first = (epoch, batches), batches.part(), first
         return first
 
@@ -283,7 +288,8 @@ class _StatefulIterable(Source):
             raise LearnerError(
                 f"the {self.split} data ({type(holder).__name__}) does not take back the state that it had "
                 f"{_after(epoch, start)}: {error!r}. Pass the data that the run was trained on, or go on from the end "
-                "of an epoch: checkpoint(epoch)"
+                "of an epoch: checkpoint(epoch)",
+                code="resume-data-state-refused",
             ) from error
 
 
@@ -368,7 +374,8 @@ class _Iterable(_StatefulIterable):
             if start:
                 raise LearnerError(
                     f"{problem}. Pass the data that the run was trained on, or go on from the end of an epoch: "
-                    "checkpoint(epoch)"
+                    "checkpoint(epoch)",
+                    code="resume-data-differs",
                 ) from error
             warn(f"{problem}. It may have another order than without the interruption")
         return True
@@ -378,7 +385,8 @@ class _Iterable(_StatefulIterable):
         if self.share is not None and not self.own and shards_itself(made, self.share, self.split):
             raise LearnerError(
                 f"the function given as the {self.split} data returned a Grain DataLoader that reads a shard: pass "
-                "PerProcess(function), so that no rows are lost"
+                "PerProcess(function), so that no rows are lost",
+                code="data-function-returns-shard",
             )
         generators = generators_of(made)
         before = states_of(generators)  # making an iterator may draw the order of its epoch
@@ -455,7 +463,10 @@ class _OneShotIterator(_StatefulIterable):
             raise LearnerError(
                 f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to batch "
                 f"{start} of epoch {epoch}: pass a loader, a function that returns a new iterator, or an iterator "
-                "with get_state and set_state"
+                "with get_state and set_state",
+                code="resume-data-not-repeatable",
+                start=start,
+                epoch=epoch,
             )
 
     def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
@@ -467,7 +478,8 @@ class _OneShotIterator(_StatefulIterable):
             raise LearnerError(
                 f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, and it "
                 f"is needed again for {again}. Pass a loader, a list, or the generator function itself rather than its "
-                "result"
+                "result",
+                code="data-exhausted",
             )
         self._used = True
         return self._given(self._iterator, self._where(self._iterator))
@@ -513,14 +525,20 @@ def source_of(
     own = isinstance(data, PerProcess)
     data = adapt(data.data if isinstance(data, PerProcess) else data)
     if isinstance(data, DataLoaderBuilder):
-        raise LearnerError(f"the {split} data is a DataLoaderBuilder; call .build(dataset) on it")
+        raise LearnerError(
+            f"the {split} data is a DataLoaderBuilder; call .build(dataset) on it",
+            code="data-loader-not-built",
+            split=split,
+        )
     arrays = batch_size is not None and isinstance(data, Mapping | np.ndarray | jax.Array)
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
     if arrays or indexed or isinstance(data, Dataset):
         if batch_size is None:
             raise LearnerError(
                 f"the {split} data is a dataset ({type(data).__name__}), which has items but no batches; pass "
-                "DataLoaderBuilder().batch_size(n).build(dataset), or set with_batch_size(n)"
+                "DataLoaderBuilder().batch_size(n).build(dataset), or set with_batch_size(n)",
+                code="data-dataset-without-batches",
+                split=split,
             )
         builder = DataLoaderBuilder().batch_size(_own_size(batch_size, share, split) if own else batch_size)
         data = (builder if shuffle is None else builder.shuffle(shuffle)).build(data)
@@ -536,12 +554,16 @@ def source_of(
         raise LearnerError(
             f"the {split} data is {_described(data)}; it needs a loader: an iterable of batches, such as "
             "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})). With with_batch_size(n) a dict of arrays "
-            "is enough"
+            "is enough",
+            code="data-type",
+            split=split,
         )
     if isinstance(data, tuple) and len({np.shape(each)[1:] for each in data if isinstance(each, np.ndarray)}) > 1:
         raise LearnerError(
             f"the {split} data is a tuple of arrays of shapes {', '.join(str(list(np.shape(each))) for each in data)}, "
-            "which are no batches: name them, as in DataLoaderBuilder().batch_size(32).build({'x': x, 'y': y})"
+            "which are no batches: name them, as in DataLoaderBuilder().batch_size(32).build({'x': x, 'y': y})",
+            code="data-tuple-of-arrays",
+            split=split,
         )
     if isinstance(data, Iterable):
         own = own or (share is not None and shards_itself(data, share, split))
@@ -557,7 +579,10 @@ def _own_size(batch_size: int, share: ProcessShard | None, split: str) -> int:
     if batch_size % share.count:
         raise LearnerError(
             f"with_batch_size is {batch_size} over all processes, and the {split} data is PerProcess: give a multiple "
-            f"of {share.multiple}, so that each of {share.count} processes has as many rows"
+            f"of {share.multiple}, so that each of {share.count} processes has as many rows",
+            code="data-batch-size-uneven",
+            batch_size=batch_size,
+            split=split,
         )
     return batch_size // share.count
 
@@ -590,7 +615,9 @@ def _called(make: Callable[[], Any], split: str) -> Iterable[Any]:
     if not isinstance(made, Iterable):
         raise LearnerError(
             f"the function given as the {split} data returned {type(made).__name__}; it needs to return an iterator of "
-            "batches (or to be a generator function)"
+            "batches (or to be a generator function)",
+            code="data-function-returns-no-iterator",
+            split=split,
         )
     return made
 

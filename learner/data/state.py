@@ -58,7 +58,10 @@ def _encoded(x: Any, split: str, where: str) -> Any:
     raise LearnerError(
         f"the state of the {split} data cannot be stored in a checkpoint: {where or 'it'} is a {name}{of}. It may "
         "hold dicts, lists, tuples, numbers, texts, bytes and NumPy arrays of numbers; change what the iterator's "
-        "get_state (state_dict) returns, or train without checkpoints: with_file_checkpointer(None)"
+        "get_state (state_dict) returns, or train without checkpoints: with_file_checkpointer(None)",
+        code="data-state-not-storable",
+        split=split,
+        name=name,
     )
 
 

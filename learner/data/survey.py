@@ -64,7 +64,9 @@ def survey(data: Any, split: str) -> Survey:
     if not source.repeats:
         raise LearnerError(
             f"the {split} data is an iterator (or generator) that can be read once, and a report would use it up: pass "
-            "a loader, a list, or the generator function itself"
+            "a loader, a list, or the generator function itself",
+            code="data-iterator-used-up",
+            split=split,
         )
     name = type(data.data if isinstance(data, PerProcess) else data).__name__
     return Survey(name, _batches(source), None, source.batches, {})

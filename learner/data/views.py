@@ -172,7 +172,9 @@ class Views(abc.ABC):
         [0, 1, 2]
         """
         if part not in ("train", "valid"):
-            raise LearnerError(f"the part of fold is {part!r}: {near(str(part), ['train', 'valid'])}")
+            raise LearnerError(
+                f"the part of fold is {part!r}: {near(str(part), ['train', 'valid'])}", code="data-fold-part-unknown"
+            )
         pairs = list(self.k_fold(k, seed))
         return pairs[_which("fold", which, len(pairs))][part == "valid"]
 
@@ -253,5 +255,10 @@ class Views(abc.ABC):
 def _which(what: str, which: Any, count: int) -> int:
     number = whole_number(f"the number of the {what}", which, least=0)
     if number >= count:
-        raise LearnerError(f"{what} {number} of {count}: they count from 0, give less than {count}")
+        raise LearnerError(
+            f"{what} {number} of {count}: they count from 0, give less than {count}",
+            code="data-number-outside",
+            number=number,
+            count=count,
+        )
     return number

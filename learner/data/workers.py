@@ -38,14 +38,17 @@ def check_process() -> None:
     if _without_threads:
         raise LearnerError(
             "this process is a fork of one in which JAX ran, and JAX's threads are not in it, so it would wait for "
-            'ever: start it with multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is used'
+            'ever: start it with multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is used',
+            code="worker-forked-process",
         )
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):
         return
     if process.name.startswith(_OURS):
         os._exit(UNGUARDED)
-    raise LearnerError(f"the main script trains while a process that was started imports it: {_GUARD}")
+    raise LearnerError(
+        f"the main script trains while a process that was started imports it: {_GUARD}", code="worker-script-unguarded"
+    )
 
 
 def forks_workers(data: Any) -> bool:
@@ -103,15 +106,20 @@ def _try_import(script: str) -> None:
     if os.path.basename(script) == "<stdin>":
         raise LearnerError(
             "num_workers needs a script that worker processes can import, and this one came through standard input: "
-            f"save it in a file and {_GUARD}"
+            f"save it in a file and {_GUARD}",
+            code="worker-script-from-input",
         )
     process = multiprocessing.get_context("spawn").Process(target=os._exit, args=(READY,), name=TRIAL, daemon=True)
     process.start()
     process.join()
     if process.exitcode == UNGUARDED:
-        raise LearnerError(f"num_workers starts processes that import {script}, which trains when imported: {_GUARD}")
+        raise LearnerError(
+            f"num_workers starts processes that import {script}, which trains when imported: {_GUARD}",
+            code="worker-script-unguarded",
+        )
     if process.exitcode != READY:
         raise LearnerError(
             f"num_workers starts processes that import {script}, and that ended with exit code {process.exitcode} (its "
-            f"error, if it had one, is printed above): {_GUARD}"
+            f"error, if it had one, is printed above): {_GUARD}",
+            code="worker-script-ended",
         )

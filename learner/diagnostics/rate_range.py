@@ -188,4 +188,4 @@ def check_range(lowest: float, highest: float, steps: int, smoothing: float, div
     if not number(diverges) or diverges <= 1:
         problems.append(f"diverges is {diverges!r}; it needs a number greater than 1")
     if problems:
-        raise one_error(problems, "the range of rates cannot be tested")
+        raise one_error(problems, "the range of rates cannot be tested", code="learner-find-lr-arguments")

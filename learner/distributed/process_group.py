@@ -84,13 +84,17 @@ def connect(
         if explicit and (num_processes, process_id) != (state.num_processes, state.process_id):
             raise LearnerError(
                 f"this is process {state.process_id} of {state.num_processes} already: it cannot become process "
-                f"{process_id} of {num_processes}"
+                f"{process_id} of {num_processes}",
+                code="process-already-connected",
+                process_id=process_id,
+                num_processes=num_processes,
             )
         return
     if xla_bridge.backends_are_initialized():
         raise LearnerError(
             "JAX is in use already, and processes are connected before: call connect first, before any array is made "
-            "and before jax.devices() (an import may do it, too)"
+            "and before jax.devices() (an import may do it, too)",
+            code="process-jax-in-use",
         )
     if coordinator is not None and process_id:
         _reach(coordinator, process_id, timeout)
@@ -109,31 +113,55 @@ def connect(
         if explicit:
             raise
         raise LearnerError(
-            f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}"
+            f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}",
+            code="process-cluster-missing",
         ) from error
     except RuntimeError as error:
         if not explicit:
-            raise LearnerError(f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}") from error
-        raise LearnerError(f"process {process_id} could not be connected at {coordinator}: {error}") from error
+            raise LearnerError(
+                f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}",
+                code="process-cluster-unconnected",
+            ) from error
+        raise LearnerError(
+            f"process {process_id} could not be connected at {coordinator}: {error}",
+            code="process-unconnected",
+            process_id=process_id,
+            coordinator=coordinator,
+        ) from error
 
 
 def _check_given(given: dict[str, Any]) -> None:
     missing = [name for name, value in given.items() if value is None]
     if missing and len(missing) < len(given):
         absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
-        raise LearnerError(f"{absent}: coordinator, num_processes and process_id belong together")
+        raise LearnerError(
+            f"{absent}: coordinator, num_processes and process_id belong together", code="process-arguments-incomplete"
+        )
     if missing:
         return
     coordinator, num_processes, process_id = given.values()
     if not isinstance(coordinator, str) or not _port(coordinator):
-        raise LearnerError(f"coordinator is {coordinator!r}: give the address of process 0 as HOST:PORT")
+        raise LearnerError(
+            f"coordinator is {coordinator!r}: give the address of process 0 as HOST:PORT",
+            code="process-coordinator-malformed",
+            coordinator=coordinator,
+        )
     for name, value, least in (("num_processes", num_processes, 1), ("process_id", process_id, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise LearnerError(f"{name} is {value!r}: give a whole number, {least} or more")
+            raise LearnerError(
+                f"{name} is {value!r}: give a whole number, {least} or more",
+                code="data-number-value",
+                name=name,
+                value=value,
+                least=least,
+            )
     if process_id >= num_processes:
         raise LearnerError(
             f"process_id is {process_id} and num_processes is {num_processes}: processes count from 0 to "
-            f"{num_processes - 1}"
+            f"{num_processes - 1}",
+            code="process-id-outside",
+            process_id=process_id,
+            num_processes=num_processes,
         )
 
 
@@ -154,7 +182,9 @@ def _check_port_is_free(coordinator: str) -> None:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise LearnerError(
                 f"process 0 cannot listen at {coordinator}: something else on this machine does. Give another port, "
-                "the same to all processes"
+                "the same to all processes",
+                code="process-port-in-use",
+                coordinator=coordinator,
             ) from error
 
 
@@ -171,7 +201,11 @@ def _reach(coordinator: str, process_id: int, timeout: float) -> None:
                 raise LearnerError(
                     f"process {process_id} cannot reach the coordinator at {coordinator} after {timeout:g} s: {error}. "
                     "Process 0 has to run there, with the same arguments and --process_id 0, and the port has to be "
-                    "open between the machines"
+                    "open between the machines",
+                    code="process-coordinator-unreachable",
+                    process_id=process_id,
+                    coordinator=coordinator,
+                    timeout=timeout,
                 ) from error
         time.sleep(min(0.1, timeout))
 
@@ -224,7 +258,7 @@ class ProcessGroup(abc.ABC):
         # The value itself would be sent by all to all, and configs are long.
         digests = self.all_gather_json(hashlib.sha256(text.encode()).hexdigest(), what)
         if len(set(digests)) > 1:
-            raise LearnerError(_difference(what, self.all_gather_json(value, what)))
+            raise LearnerError(_difference(what, self.all_gather_json(value, what)), code="process-values-differ")
 
     def run_on_primary(self, function: Callable[[], Json]) -> Json:
         """Call `function` in process 0 alone, and return its result in every process: for work to be done once in a
@@ -239,7 +273,7 @@ class ProcessGroup(abc.ABC):
         if self.index:
             word = self.all_gather_json(None, ONCE)[0]
             if "raised" in word:
-                raise LearnerError(word["raised"])
+                raise LearnerError(word["raised"], code="process-once-failed")
             return word["returned"]
         try:
             returned = function()
@@ -298,7 +332,7 @@ class Connected(ProcessGroup):
         """See `ProcessGroup`."""
         text = json.dumps([what, word])
         if self._over:
-            raise ProcessError(self._over)
+            raise ProcessError(self._over, code="process-run-over")
         self._number += 1
         end = time.monotonic() + self._timeout
         prefix = f"{self._place}/{self._number}"
@@ -316,7 +350,8 @@ class Connected(ProcessGroup):
             where = ", ".join(f"process {index} at {name!r}" for index, (name, _) in enumerate(answers))
             raise ProcessError(
                 f"the processes of the run do different things: {where}. Their data must have equally many batches, "
-                "and hooks and metrics may not differ between them"
+                "and hooks and metrics may not differ between them",
+                code="process-order-differs",
             )
         return [word for _, word in answers]
 
@@ -360,7 +395,7 @@ class Connected(ProcessGroup):
         failed = self._failed()
         if failed:
             self._over = "; ".join(f"process {index} failed: {text}" for index, text in sorted(failed.items()))
-            raise ProcessError(self._over)
+            raise ProcessError(self._over, code="process-run-over")
 
     def _missed(self, prefix: str) -> ProcessError:
         came = {self.index, *self._under(prefix), *self._failed()}
@@ -374,7 +409,7 @@ class Connected(ProcessGroup):
         self._over = text
         if self.index:  # after the failure is stored: a late process must find that, not a complete set
             self._ask(self._client.key_value_delete, f"{prefix}/{self.index}")
-        return ProcessError(text)
+        return ProcessError(text, code="process-missing")
 
     def _failed(self) -> dict[int, str]:
         """Return the failed processes and their messages. Failures of earlier runs are ignored."""
@@ -394,7 +429,10 @@ class Connected(ProcessGroup):
 
     def _lost(self, error: Exception) -> ProcessError:
         reason = str(error).partition("\n")[0]
-        return ProcessError(f"process 0, through which the processes of the run meet, cannot be reached: {reason}")
+        return ProcessError(
+            f"process 0, through which the processes of the run meet, cannot be reached: {reason}",
+            code="process-coordinator-lost",
+        )
 
 
 def _tell(client: Any, index: int, run: int | None, text: str) -> None:

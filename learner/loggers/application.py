@@ -35,7 +35,10 @@ def open_application_log(directory: Path, setting: logging.Logger | bool | None,
     if isinstance(setting, logging.Logger):
         return setting
     if setting is not None and setting is not True:
-        raise LearnerError(f"application_logger got {setting!r}; it needs True, None or a logging.Logger")
+        raise LearnerError(
+            f"application_logger got {setting!r}; it needs True, None or a logging.Logger",
+            code="logger-application-type",
+        )
     # Not from getLogger: the registry of the standard library keeps every logger as long as the process lives.
     logger = logging.Logger("learner.run")
     logger.propagate = False

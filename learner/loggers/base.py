@@ -70,7 +70,7 @@ class RunLogger(Listener):
                 what = f"{name} of {type(self).__name__} is {value!r}"
                 problems.append(f"{what}; it needs a whole number, 1 or more{none}")
         if problems:
-            raise one_error(problems, f"{type(self).__name__} cannot be used")
+            raise one_error(problems, f"{type(self).__name__} cannot be used", code="logger-arguments-wrong")
         self.every_steps, self.every_epochs = every_steps, every_epochs
 
     def on_event(self, event: Event) -> None:
@@ -142,4 +142,6 @@ def refuse_missing(module: str, extra: str, what: str) -> None:
     """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:  # a directory of that name is no package
-        raise LearnerError(f"{what} needs {module}, which is not installed: {install_hint(extra)}")
+        raise LearnerError(
+            f"{what} needs {module}, which is not installed: {install_hint(extra)}", code="logger-package-missing"
+        )

@@ -149,5 +149,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         or not isinstance(state.get("splits"), dict)
         or not isinstance(state.get("names", {}), dict)
     ):
-        raise LearnerError(f"{path} is damaged: remove it, and the run is logged as a new one from here on")
+        raise LearnerError(
+            f"{path} is damaged: remove it, and the run is logged as a new one from here on",
+            code="logger-state-damaged",
+        )
     return state

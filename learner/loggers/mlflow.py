@@ -81,12 +81,15 @@ class MLflow(ExactlyOnceLogger):
         self.secrets = parts_of(tracking_uri)
         if tracking_uri is not None and not isinstance(tracking_uri, str):
             raise LearnerError(
-                f"tracking_uri of MLflow is of type {type(tracking_uri).__name__}; it needs a text, such as sqlite:///m.db"
+                f"tracking_uri of MLflow is of type {type(tracking_uri).__name__}; it needs a text, such as sqlite:///m.db",
+                code="logger-mlflow-uri-type",
             )
         if tracking_uri is not None and tracking_uri.startswith("http"):
             refuse_url(tracking_uri, "MLflow")
         if not isinstance(experiment, str) or not experiment:
-            raise LearnerError(f"experiment of MLflow is {experiment!r}; it needs a name")
+            raise LearnerError(
+                f"experiment of MLflow is {experiment!r}; it needs a name", code="logger-mlflow-experiment"
+            )
         self._retries, self._clock = Retries(retries, sleep=sleep), clock
         refuse_missing("mlflow", "mlflow", "MLflow")
         refuse_missing("PIL", "mlflow", "MLflow")
@@ -104,7 +107,7 @@ class MLflow(ExactlyOnceLogger):
         except LearnerError:
             raise
         except Exception as error:
-            raise LearnerError(without_user(f"{type(error).__name__}: {error}")) from None
+            raise LearnerError(without_user(f"{type(error).__name__}: {error}"), code="logger-mlflow-failed") from None
 
     def started(self, event: RunStarted) -> None:
         """Find the run, or create it."""

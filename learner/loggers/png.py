@@ -39,7 +39,8 @@ def pixels(picture: np.ndarray) -> np.ndarray:
     array = np.asarray(picture)
     if array.dtype != np.uint8 or array.shape[2:] not in ((), (3,)) or array.ndim < 2 or 0 in array.shape:
         raise LearnerError(
-            f"a picture is {array.dtype}{list(array.shape)}; it needs uint8 [height, width] or [height, width, 3]"
+            f"a picture is {array.dtype}{list(array.shape)}; it needs uint8 [height, width] or [height, width, 3]",
+            code="logger-picture-shape",
         )
     return array
 

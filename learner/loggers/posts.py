@@ -20,20 +20,24 @@ CONTENT = re.compile(r"[\t\x20-\x7e\x80-\xff]*")  # and 5.5
 
 
 class RefusedError(LearnerError):
-    """A request that the server refused; `code` is that of the answer, if there was one."""
+    """A request that the server refused; `status` is that of the answer, if there was one."""
 
-    def __init__(self, code: int | None, text: str):
-        super().__init__(text)
-        self.code = code
+    def __init__(self, status: int | None, message: str, /, *, code: str, **fields: Any) -> None:
+        super().__init__(message, code=code, **fields)
+        self.status = status
 
 
 def is_transient(error: Exception) -> bool:
     """Return True if a retry may succeed.
 
-    >>> is_transient(RefusedError(503, "busy")), is_transient(RefusedError(404, "not here"))
-    (True, False)
+    >>> is_transient(RefusedError(503, "busy", code="logger-post-refused"))
+    True
+    >>> is_transient(RefusedError(404, "not here", code="logger-post-refused"))
+    False
     """
-    return isinstance(error, RefusedError) and (error.code is None or error.code in (408, 429) or error.code >= 500)
+    return isinstance(error, RefusedError) and (
+        error.status is None or error.status in (408, 429) or error.status >= 500
+    )
 
 
 def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> None:
@@ -54,10 +58,10 @@ def post(url: str, data: bytes, headers: Mapping[str, str], timeout: float) -> N
         where = error.headers.get("Location") if 300 <= error.code < 400 else None
         if where is not None:
             answered += f" and points to {_shown(url, where)}, which is not followed: give the address that is meant"
-        raise RefusedError(error.code, answered) from None
+        raise RefusedError(error.code, answered, code="logger-post-refused") from None
     except (OSError, http.client.HTTPException) as error:
         why = short(str(getattr(error, "reason", None) or error))
-        raise RefusedError(None, f"{server_of(url)} cannot be reached: {why}") from None
+        raise RefusedError(None, f"{server_of(url)} cannot be reached: {why}", code="logger-post-failed") from None
 
 
 class _Timed(http.client.HTTPConnection):

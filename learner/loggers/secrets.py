@@ -32,7 +32,7 @@ def resolve(value: Any) -> Any:
     """
     problems = [problem for name in dict.fromkeys(_references(value)) if (problem := _problem(name))]
     if problems:
-        raise one_error(problems, "environment variables are missing")
+        raise one_error(problems, "environment variables are missing", code="logger-environment-missing")
     return _resolved(value)
 
 

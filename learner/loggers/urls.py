@@ -28,7 +28,10 @@ def refuse_url(url: object, what: str) -> None:
         shown = repr(url)
         if isinstance(url, str) and url:  # it may be secret, or be what belongs elsewhere, such as a token
             shown = repr(f"{scheme}://..." if "://" in url else "...")
-        raise LearnerError(f"{what} has the address {shown}; it needs one such as https://example.org/path")
+        raise LearnerError(
+            f"{what} has the address {shown}; it needs one such as https://example.org/path",
+            code="logger-address-malformed",
+        )
 
 
 def server_of(url: str) -> str:

@@ -54,7 +54,9 @@ class WandB(ExactlyOnceLogger):
     ):
         super().__init__(every_steps, every_epochs)
         if mode is not None and mode not in MODES:
-            raise LearnerError(f"mode of WandB is {mode!r}; it needs 'online', 'offline', or None")
+            raise LearnerError(
+                f"mode of WandB is {mode!r}; it needs 'online', 'offline', or None", code="logger-wandb-mode-unknown"
+            )
         refuse_missing("wandb", "wandb", "WandB")
         refuse_missing("PIL", "wandb", "WandB")
         self._project, self._name = resolve((project, name))

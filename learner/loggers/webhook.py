@@ -65,7 +65,7 @@ class Webhook(Listener):
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             problems.append(f"timeout of Webhook is {timeout!r}; it needs a number of seconds greater than 0")
         if problems:
-            raise one_error(problems, "Webhook cannot be used")
+            raise one_error(problems, "Webhook cannot be used", code="logger-arguments-wrong")
         self._url, self._on, self._timeout = url, chosen, float(timeout)
         self._headers = {"Content-Type": "application/json", "User-Agent": "learner", **(headers or {})}
         self.secrets = parts_of(url, *(headers or {}).values())

@@ -66,7 +66,8 @@ class Adapted(Metric):
         if not arguments or not all(isinstance(field, str) for field in arguments.values()):
             raise LearnerError(
                 f"the arguments of {self.name} are {arguments!r}; say which fields of the output it takes: "
-                "Adapted(metric, labels='targets', logits='logits')"
+                "Adapted(metric, labels='targets', logits='logits')",
+                code="metric-adapted-arguments",
             )
         self._arguments, self._take = arguments, take
         needed = tuple(dict.fromkeys(field for field in arguments.values() if field not in OPTIONAL))
@@ -102,7 +103,8 @@ class Adapted(Metric):
         if jnp.ndim(value):
             raise LearnerError(
                 f"{self.name} gives {list(jnp.shape(value))} numbers rather than one: derive a Metric with numeric = "
-                "False from Adapted, and write its text"
+                "False from Adapted, and write its text",
+                code="metric-adapted-not-a-number",
             )
         return jnp.asarray(value).astype(jnp.float32)
 
@@ -118,7 +120,8 @@ class _Clu:
             empty = _tried(kind.empty, self.name)
         if jax.tree_util.all_leaves([empty]):
             raise LearnerError(
-                f"an instance of {self.name} is no pytree; decorate the class with flax.struct.dataclass"
+                f"an instance of {self.name} is no pytree; decorate the class with flax.struct.dataclass",
+                code="metric-not-pytree",
             )
         empty = jax.tree.map(np.asarray, empty)
         self._empty = jax.tree.map(self._wide, empty)
@@ -197,7 +200,9 @@ def _merge_of(metric: Any, name: str) -> Callable[[Any, Any], None]:
     raise LearnerError(
         f"{name} cannot be merged: it does not say how the numbers of two devices or batches become one. Of "
         f"flax.nnx.metrics, Average, what derives from it, and Welford are known; {hint}, or write a "
-        "learner.metrics.Metric"
+        "learner.metrics.Metric",
+        code="metric-not-mergeable",
+        name=name,
     )
 
 
@@ -225,11 +230,15 @@ def _kind_of(metric: Any) -> _Clu | _Nnx:
         return _Clu(kind)
     if all(callable(getattr(kind, name, None)) for name in NNX):
         if isinstance(metric, type):
-            raise LearnerError(f"the metric {kind.__name__} is a class; pass an instance, {kind.__name__}()")
+            raise LearnerError(
+                f"the metric {kind.__name__} is a class; pass an instance, {kind.__name__}()",
+                code="metric-not-instance",
+            )
         return _Nnx(metric)
     raise LearnerError(
         f"Adapted got {metric!r}; it needs a class with {', '.join(CLU)} (CLU, metrax), or an object with "
-        f"{', '.join(NNX)} (flax.nnx.metrics)"
+        f"{', '.join(NNX)} (flax.nnx.metrics)",
+        code="metric-adapted-type",
     )
 
 
@@ -237,7 +246,7 @@ def _tried(make: Callable[[], Any], name: str) -> Any:
     try:
         return make()
     except NotImplementedError as error:
-        raise LearnerError(f"{name} has no state to begin with: {error}") from error
+        raise LearnerError(f"{name} has no state to begin with: {error}", code="metric-stateless", name=name) from error
 
 
 def _like(new: Any, old: Any) -> Any:

@@ -54,16 +54,30 @@ class Aggregate(Metric):
     ) -> None:
         self.name = name
         if not isinstance(metrics, Mapping) or not metrics:
-            raise LearnerError(f"metrics of {name} is {metrics!r}; it needs metrics by name: {{'a': Accuracy()}}")
+            raise LearnerError(
+                f"metrics of {name} is {metrics!r}; it needs metrics by name: {{'a': Accuracy()}}",
+                code="metric-combined-type",
+                name=name,
+            )
         for part in metrics.values():
             if not isinstance(part, Metric) or not part.numeric:
                 raise LearnerError(
-                    f"{name} is of {part!r}; it needs instances of learner.metrics.Metric that are numbers"
+                    f"{name} is of {part!r}; it needs instances of learner.metrics.Metric that are numbers",
+                    code="metric-combined-parts",
+                    name=name,
                 )
         if len({part.per_step for part in metrics.values()}) > 1:
-            raise LearnerError(f"{name} is of metrics of steps and of metrics of rows; it needs those of one kind")
+            raise LearnerError(
+                f"{name} is of metrics of steps and of metrics of rows; it needs those of one kind",
+                code="metric-combined-kinds",
+                name=name,
+            )
         if not callable(function):
-            raise LearnerError(f"function of {name} is {function!r}; it needs a function of {', '.join(metrics)}")
+            raise LearnerError(
+                f"function of {name} is {function!r}; it needs a function of {', '.join(metrics)}",
+                code="metric-combined-function-type",
+                name=name,
+            )
         self._metrics, self._function = dict(metrics), function
         parts = list(metrics.values())
         vars(self).update(
@@ -98,7 +112,11 @@ class Aggregate(Metric):
             raise LearnerError(
                 f"the function of {self.name} is traced: {', '.join(values)} have no numbers yet in it. Use "
                 "jnp.maximum(a, b) rather than max(a, b), jnp.where rather than if, and jnp rather than math and numpy "
-                f"({type(error).__name__})"
+                f"({type(error).__name__})",
+                code="metric-combined-function-traced",
             ) from error
         except TypeError as error:
-            raise LearnerError(f"the function of {self.name} cannot take {', '.join(values)}: {error}") from error
+            raise LearnerError(
+                f"the function of {self.name} cannot take {', '.join(values)}: {error}",
+                code="metric-combined-function-failed",
+            ) from error

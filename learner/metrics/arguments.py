@@ -43,7 +43,7 @@ def refuse(what: str, problems: Sequence[str | None]) -> None:
     """Raise `LearnerError` with all problems that are not None."""
     messages = [problem for problem in problems if problem]
     if messages:
-        raise one_error(messages, f"{what} cannot be made")
+        raise one_error(messages, f"{what} cannot be made", code="metric-arguments-wrong")
 
 
 def classes_problem(what: str, classes: Any) -> str | None:

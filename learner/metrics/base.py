@@ -268,7 +268,8 @@ class Mean:
         if weights.shape != values.shape[: weights.ndim]:
             raise LearnerError(
                 f"Mean.add got values of shape {values.shape} and weights of shape {weights.shape}; the weights need "
-                "the same shape, or the first of its axes"
+                "the same shape, or the first of its axes",
+                code="metric-weights-shape",
             )
         weights = jnp.broadcast_to(weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), values.shape)
         return type(self)(

@@ -149,13 +149,28 @@ class BLEU(Metric):
         eos_id: int | None = None,
     ) -> None:
         if smoothing not in SMOOTHING:
-            raise LearnerError(f"smoothing of BLEU is {smoothing!r}: {near(str(smoothing), list(SMOOTHING))}")
+            raise LearnerError(
+                f"smoothing of BLEU is {smoothing!r}: {near(str(smoothing), list(SMOOTHING))}",
+                code="metric-bleu-smoothing-unknown",
+                smoothing=smoothing,
+            )
         if not is_int(order) or order < 1:
-            raise LearnerError(f"order of BLEU is {order!r}; it needs a whole number of tokens, 1 or more")
+            raise LearnerError(
+                f"order of BLEU is {order!r}; it needs a whole number of tokens, 1 or more",
+                code="metric-bleu-order-value",
+                order=order,
+            )
         if value is not None and smoothing not in ("floor", "add-k"):
-            raise LearnerError(f"value of BLEU is {value!r}, but smoothing={smoothing!r} uses none; leave it out")
+            raise LearnerError(
+                f"value of BLEU is {value!r}, but smoothing={smoothing!r} uses none; leave it out",
+                code="metric-bleu-value-unused",
+                value=value,
+                smoothing=smoothing,
+            )
         if value is not None and not (is_number(value) and 0 < value < math.inf):
-            raise LearnerError(f"value of BLEU is {value!r}; it needs a positive number")
+            raise LearnerError(
+                f"value of BLEU is {value!r}; it needs a positive number", code="metric-bleu-value", value=value
+            )
         self._smoothing, self._order = smoothing, int(order)
         self._value = SMOOTHING[smoothing] if value is None else float(value)
         self._ends = Ends("BLEU", pad_id, eos_id)

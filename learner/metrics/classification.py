@@ -23,7 +23,11 @@ class _HitRate(Metric):
 
     def __init__(self, name: str, k: int, ignore_label: int | None) -> None:
         if ignore_label is not None and not is_int(ignore_label):
-            raise LearnerError(f"ignore_label of {name} is {ignore_label!r}; it needs the number of a label, or None")
+            raise LearnerError(
+                f"ignore_label of {name} is {ignore_label!r}; it needs the number of a label, or None",
+                code="metric-ignore-label-value",
+                name=name,
+            )
         self.name = name if ignore_label is None else f"{name} ignoring {ignore_label}"
         self._k = int(k)
         self.ignore_label = as_int(ignore_label)
@@ -57,10 +61,14 @@ class _HitRate(Metric):
             raise LearnerError(
                 f"{self.name} got {type(output).__name__} with logits {logits.dtype}{list(logits.shape)} and targets "
                 f"{targets.dtype}{list(targets.shape)}; it needs one class number for each row or token: integer "
-                f"targets of the logits' shape without the last axis{hint}"
+                f"targets of the logits' shape without the last axis{hint}",
+                code="metric-classification-shapes",
             )
         if logits.shape[-1] < self._k:
-            raise LearnerError(f"{self.name} got logits of {logits.shape[-1]} classes; it needs {self._k} or more")
+            raise LearnerError(
+                f"{self.name} got logits of {logits.shape[-1]} classes; it needs {self._k} or more",
+                code="metric-classes-too-few",
+            )
 
 
 class Accuracy(_HitRate):
@@ -113,7 +121,11 @@ class TopKAccuracy(_HitRate):
 
     def __init__(self, k: int = 5, ignore_label: int | None = None) -> None:
         if not is_int(k) or k < 1:
-            raise LearnerError(f"k of TopKAccuracy is {k!r}; it needs a whole number of classes, 1 or more")
+            raise LearnerError(
+                f"k of TopKAccuracy is {k!r}; it needs a whole number of classes, 1 or more",
+                code="metric-top-k-value",
+                k=k,
+            )
         super().__init__(f"Top-{k} Accuracy", k, ignore_label)
 
 

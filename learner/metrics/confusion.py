@@ -144,7 +144,11 @@ def _predicted(name: str, scores: Scores, threshold: float | None, top_k: int | 
     """bool `[rows, classes]`: which classes are predicted."""
     if top_k is not None:
         if scores.several:
-            raise LearnerError(f"{name} got several labels for each row; top_k is for one: use a threshold")
+            raise LearnerError(
+                f"{name} got several labels for each row; top_k is for one: use a threshold",
+                code="metric-top-k-multilabel",
+                name=name,
+            )
         # jax.lax.top_k orders -0.0 below 0.0; comparisons, as in argmax and NumPy, do not.
         logits = jnp.where(scores.logits == 0, 0, scores.logits)
         best = jax.lax.top_k(logits, top_k)[1].astype(jnp.int32)

@@ -193,7 +193,10 @@ def _groups(name: str, output: Any, by: str, most: int) -> Array:
     if not (jnp.issubdtype(group.dtype, jnp.integer) or group.dtype == bool) or not 1 <= group.ndim <= most:
         raise LearnerError(
             f"{name} got {by} {group.dtype}{list(group.shape)}; it needs the number of a group for each row: integers "
-            f"[batch]{', or [batch, length]' if most == 2 else ''}"
+            f"[batch]{', or [batch, length]' if most == 2 else ''}",
+            code="metric-group-type",
+            name=name,
+            by=by,
         )
     return as_int32(group)
 
@@ -205,7 +208,10 @@ def _collected(name: str, metric: CollectingMetric, output: Any, by: str) -> dic
         if leaf.shape[:1] != groups.shape:
             raise LearnerError(
                 f"{name} got {by} of shape {groups.shape}, and {metric.name} collects {leaf.dtype}{list(leaf.shape)}; "
-                "it needs one group for each row"
+                "it needs one group for each row",
+                code="metric-group-shape",
+                name=name,
+                by=by,
             )
     return {"rows": rows, "groups": groups}
 
@@ -229,7 +235,12 @@ def _part(name: str, output: Any, by: str, value: int) -> _Part:
         return _Part(output, own)
     mask = mask.astype(bool)
     if own.shape != mask.shape[: own.ndim] and mask.shape != own.shape[: mask.ndim]:
-        raise LearnerError(f"{name} got {by} of shape {own.shape} and a mask of shape {mask.shape}; they do not fit")
+        raise LearnerError(
+            f"{name} got {by} of shape {own.shape} and a mask of shape {mask.shape}; they do not fit",
+            code="metric-group-mask-shape",
+            name=name,
+            by=by,
+        )
     axes = max(own.ndim, mask.ndim)
     own, mask = (x.reshape(x.shape + (1,) * (axes - x.ndim)) for x in (own, mask))
     shape = np.broadcast_shapes(own.shape, mask.shape)
@@ -243,7 +254,10 @@ def _subset(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, val
     if number is None:
         raise LearnerError(
             f"value of Subset is {value!r}; it needs the number of a group: Subset({type(metric).__name__}(...), "
-            f"{by!r}, 0, 'cats')"
+            f"{by!r}, 0, 'cats')",
+            code="metric-subset-value",
+            value=value,
+            by=by,
         )
     wrapper.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
     undefined = f"no row of it has {by} = {value}, or {metric.undefined}"
@@ -257,12 +271,16 @@ def _by(
     """Says what a `By` is; the names of its groups."""
     _check(metric, "By")
     if not metric.numeric:
-        raise LearnerError(f"By got {metric.name}, which is no number; it needs one that is, or use Subset")
+        raise LearnerError(
+            f"By got {metric.name}, which is no number; it needs one that is, or use Subset",
+            code="metric-group-not-a-number",
+        )
     known = _named(names)
     if known is None:
         raise LearnerError(
             f"names of By is {names!r}; it needs a name for each group, by its number: {{0: 'cats', 1: 'dogs'}}, "
-            "or a list of the names of 0, 1 and so on: ['cats', 'dogs']"
+            "or a list of the names of 0, 1 and so on: ['cats', 'dogs']",
+            code="metric-group-names",
         )
     wrapper.name = f"{metric.name} by {by}"
     _copy_attributes(wrapper, metric, by, description=f"{metric.description}, by {by}")
@@ -277,16 +295,20 @@ def _copy_attributes(wrapper: MetricBase, metric: Metric | CollectingMetric, by:
 
 def _check(metric: Any, what: str) -> None:
     if not isinstance(metric, Metric | CollectingMetric):
-        raise LearnerError(f"{what} got {metric!r}; it needs an instance of a learner.metrics.Metric")
+        raise LearnerError(
+            f"{what} got {metric!r}; it needs an instance of a learner.metrics.Metric", code="metric-type"
+        )
     if getattr(metric, "per_step", False) or "loss" in metric.fields:
         raise LearnerError(
             f"{what} got {metric.name}, which is a number of the whole batch; it needs a metric of rows (the loss of a "
-            "group needs the losses of its rows)"
+            "group needs the losses of its rows)",
+            code="metric-group-whole-batch",
         )
     for part in all_within(metric):
         if isinstance(part, Adapted) and not part.masked:
             raise LearnerError(
                 f"{what} got {part.name}, which does not read the output's mask and would count the rows of all "
                 "groups; say which of its arguments that is: Adapted(metric, mask='mask', ...), or "
-                "sample_weights='mask' for those of metrax"
+                "sample_weights='mask' for those of metrax",
+                code="metric-group-mask-unread",
             )

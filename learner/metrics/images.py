@@ -28,7 +28,8 @@ class _OfImages(MeanMetric):
         if isinstance(data_range, bool) or not isinstance(data_range, int | float) or not 0 < data_range < math.inf:
             raise LearnerError(
                 f"data_range of {type(self).__name__} is {data_range!r}; it needs a positive number, from the smallest "
-                "value that a pixel may have to the largest: 1 for 0 to 1, 255 for bytes"
+                "value that a pixel may have to the largest: 1 for 0 to 1, 255 for bytes",
+                code="metric-data-range-value",
             )
         self._range = float(data_range)
 
@@ -40,7 +41,8 @@ class _OfImages(MeanMetric):
         if predictions.ndim not in (3, 4) or predictions.shape != targets.shape:
             raise LearnerError(
                 f"{self.name} got predictions of shape {predictions.shape} and targets of shape {targets.shape}; it "
-                "needs images of one shape: [batch, height, width] or [batch, height, width, channels]"
+                "needs images of one shape: [batch, height, width] or [batch, height, width, channels]",
+                code="metric-image-shapes",
             )
         kept = kept_rows(self.name, output, targets.shape[:1])
         around = (-1, *[1] * (targets.ndim - 1))
@@ -164,7 +166,8 @@ class MSSSIM(_OfImages):
         given, weights = weights, tuple(weights) if isinstance(weights, Iterable) else ()
         if not weights or not all(isinstance(w, int | float) and 0 <= w < math.inf for w in weights):
             raise LearnerError(
-                f"weights of MSSSIM is {given!r}; it needs a number for each scale, 0 or more: weights=(0.5, 0.5)"
+                f"weights of MSSSIM is {given!r}; it needs a number for each scale, 0 or more: weights=(0.5, 0.5)",
+                code="metric-msssim-weights",
             )
         self._weights = weights
         how = "" if window == 11 else f" of {window} pixels"
@@ -191,7 +194,12 @@ def _named(name: str, data_range: float) -> str:
 def _window(name: str, width: int, gaussian: bool) -> np.ndarray:
     """The weights along one axis; those of a window are their products."""
     if not is_int(width) or width < 3 or width % 2 == 0:
-        raise LearnerError(f"window of {name} is {width!r}; it needs an odd number of pixels, 3 or more")
+        raise LearnerError(
+            f"window of {name} is {width!r}; it needs an odd number of pixels, 3 or more",
+            code="metric-window-value",
+            name=name,
+            width=width,
+        )
     places = np.arange(width) - width // 2
     weights = np.exp(-(places**2) / (2 * 1.5**2)) if gaussian else np.ones(width)
     window: np.ndarray = weights / weights.sum()
@@ -202,7 +210,10 @@ def _large_enough(name: str, images: Array, least: int) -> None:
     if min(images.shape[1:3]) < least:
         raise LearnerError(
             f"{name} got images of {images.shape[1]} x {images.shape[2]} pixels; it needs {least} each way, or a "
-            "smaller window"
+            "smaller window",
+            code="metric-image-too-small",
+            name=name,
+            least=least,
         )
 
 

@@ -69,5 +69,9 @@ class Perplexity(MeanMetric):
 def _add_loss(name: str, state: Mean, output: Any, info: Info) -> Mean:
     loss = jnp.asarray(output.loss, jnp.float32)
     if loss.ndim:
-        raise LearnerError(f"{name} got a loss of shape {loss.shape}; it needs a scalar, the mean over the batch")
+        raise LearnerError(
+            f"{name} got a loss of shape {loss.shape}; it needs a scalar, the mean over the batch",
+            code="metric-loss-shape",
+            name=name,
+        )
     return state.add(loss, info.weight)

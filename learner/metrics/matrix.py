@@ -84,7 +84,8 @@ class MatrixMetric(Metric, abc.ABC):
         if scores.several and self._given != 1:
             raise LearnerError(
                 f"{self.name} got several labels for each row ({self._given} logits and as many targets); it needs one "
-                "class number for each"
+                "class number for each",
+                code="metric-matrix-multilabel",
             )
         none, size = len(self.classes), len(self.classes) + 1
         labels, counted = scores.labels.reshape(-1), scores.counted.reshape(-1)

@@ -16,11 +16,23 @@ class Monitor:
 
     def __init__(self, monitor: str, mode: str | None = None, min_delta: float = 0.0):
         if not isinstance(monitor, str):
-            raise LearnerError(f"monitor is {monitor!r}; it needs a metric by key, such as 'valid/Loss'")
+            raise LearnerError(
+                f"monitor is {monitor!r}; it needs a metric by key, such as 'valid/Loss'",
+                code="metric-monitor-value",
+                monitor=monitor,
+            )
         if mode not in (None, "min", "max"):
-            raise LearnerError(f"mode is {mode!r}; it needs 'min', 'max', or None for the metric's own direction")
+            raise LearnerError(
+                f"mode is {mode!r}; it needs 'min', 'max', or None for the metric's own direction",
+                code="metric-mode-unknown",
+                mode=mode,
+            )
         if not (isinstance(min_delta, int | float) and 0 <= min_delta < math.inf):
-            raise LearnerError(f"min_delta is {min_delta!r}; it needs a number that is 0 or more")
+            raise LearnerError(
+                f"min_delta is {min_delta!r}; it needs a number that is 0 or more",
+                code="metric-min-delta-value",
+                min_delta=min_delta,
+            )
         self.monitor, self.mode, self.min_delta = monitor, mode, float(min_delta)
         self.best: float | None = None
 

@@ -59,7 +59,11 @@ class _OfClasses(Metric):
 
     def __init__(self, classes: int, ignore_label: int | None = None) -> None:
         if not is_int(classes) or classes < 1:
-            raise LearnerError(f"classes of {type(self).__name__} is {classes!r}; it needs their number, 1 or more")
+            raise LearnerError(
+                f"classes of {type(self).__name__} is {classes!r}; it needs their number, 1 or more",
+                code="metric-classes-value",
+                classes=classes,
+            )
         self._classes, self.ignore_label = int(classes), as_int(ignore_label)
         self.name = self.short if ignore_label is None else f"{self.short} ignoring {ignore_label}"
 
@@ -75,7 +79,8 @@ class _OfClasses(Metric):
             raise LearnerError(
                 f"{self.name} got predictions {predicted.dtype}{list(predicted.shape)} and targets "
                 f"{true.dtype}{list(true.shape)}; it needs class numbers of one shape: integers [batch, height, width] "
-                "(scores become some by argmax, or by > 0)"
+                "(scores become some by argmax, or by > 0)",
+                code="metric-overlap-shapes",
             )
         counted = kept_rows(self.name, output, true.shape)
         true = as_int32(true)
@@ -174,10 +179,16 @@ class _Table(_OfClasses):
             or not all(isinstance(name, str) for name in names)
         ):
             raise LearnerError(
-                f"names of {type(self).__name__} is {names!r}; it needs a list of the names of the {classes} classes"
+                f"names of {type(self).__name__} is {names!r}; it needs a list of the names of the {classes} classes",
+                code="metric-class-names-type",
+                classes=classes,
             )
         if names is not None and len(names) != classes:
-            raise LearnerError(f"names of {type(self).__name__} has {len(names)} names; there are {classes} classes")
+            raise LearnerError(
+                f"names of {type(self).__name__} has {len(names)} names; there are {classes} classes",
+                code="metric-class-names-count",
+                classes=classes,
+            )
         self._names = [str(i) for i in range(classes)] if names is None else list(names)
 
     def compute(self, state: Overlap) -> Array:

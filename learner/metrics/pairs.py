@@ -74,13 +74,16 @@ def read_pairs(name: str, output: Any, outputs: int) -> tuple[Array, Array, Arra
         f"{targets.shape}"
     )
     if predictions.ndim < 1 or predictions.shape != targets.shape:
-        raise LearnerError(f"{message}; they must be the same, [batch, ...]")
+        raise LearnerError(f"{message}; they must be the same, [batch, ...]", code="metric-pair-shapes")
     counted = kept_rows(name, output, targets.shape)
     if outputs == 1 and predictions.ndim == 1:
         predictions, targets, counted = (x[:, None] for x in (predictions, targets, counted))
     if predictions.ndim < 2 or predictions.shape[-1] != outputs:
         last = predictions.shape[-1] if predictions.ndim > 1 else 1
-        raise LearnerError(f"{message}; it has outputs={outputs}, but each row has {last}: give outputs={last}")
+        raise LearnerError(
+            f"{message}; it has outputs={outputs}, but each row has {last}: give outputs={last}",
+            code="metric-outputs-count",
+        )
     return predictions.astype(jnp.float32), targets.astype(jnp.float32), counted
 
 

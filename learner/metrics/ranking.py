@@ -88,7 +88,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
         classes = None if self.classes is None else len(self.classes)
         scores = read_scores(self.name, output, classes, self.ignore_label)
         if problem := binary_problem(self.name, self._average, scores.classes):
-            raise LearnerError(problem)
+            raise LearnerError(problem, code="metric-ranking-fields")
         highest = 1 if scores.several else scores.classes - 1
         labels = jnp.where((scores.labels < 0) | (scores.labels > highest), NONE, scores.labels)
         labels = jnp.where(scores.counted, labels, UNCOUNTED)

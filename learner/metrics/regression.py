@@ -147,7 +147,9 @@ class QuantileLoss(MeanMetric):
 
     def __init__(self, q: float = 0.5) -> None:
         if not is_number(q) or not 0 < q < 1:
-            raise LearnerError(f"q of QuantileLoss is {q!r}; it needs a quantile between 0 and 1")
+            raise LearnerError(
+                f"q of QuantileLoss is {q!r}; it needs a quantile between 0 and 1", code="metric-quantile-value", q=q
+            )
         self.name = f"Quantile Loss {q:g}"
         self._q = float(q)
 
@@ -162,7 +164,9 @@ def _difference(name: str, output: Any) -> Array:
     if predictions.ndim < 1 or predictions.shape != targets.shape:
         raise LearnerError(
             f"{name} got {type(output).__name__} with predictions of shape {predictions.shape} and targets of shape "
-            f"{targets.shape}; they must be the same, [batch, ...]"
+            f"{targets.shape}; they must be the same, [batch, ...]",
+            code="metric-regression-shapes",
+            name=name,
         )
     return predictions.astype(jnp.float32) - targets.astype(jnp.float32)
 

@@ -26,7 +26,12 @@ def kept_rows(name: str, output: Any, shape: Sequence[int]) -> Array:
     if mask is None:
         return jnp.ones(shape, bool)
     if mask.shape != shape[: mask.ndim]:
-        raise LearnerError(f"{name} got a mask of shape {mask.shape}; it needs {shape}, or the first of these axes")
+        raise LearnerError(
+            f"{name} got a mask of shape {mask.shape}; it needs {shape}, or the first of these axes",
+            code="metric-mask-shape",
+            name=name,
+            shape=shape,
+        )
     return jnp.broadcast_to(mask.astype(bool).reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
 
 

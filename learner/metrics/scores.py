@@ -130,7 +130,9 @@ def decided(name: str, scores: Scores, threshold: float | None = None) -> Array:
     if threshold is not None and not scores.several and scores.classes != 2:
         raise LearnerError(
             f"{name} got one label for each row, of {scores.classes} classes; a threshold is for two classes, or for "
-            "several labels of a row"
+            "several labels of a row",
+            code="metric-threshold-classes",
+            name=name,
         )
     return scores.best(threshold)
 
@@ -143,15 +145,28 @@ def _check(name: str, output: Any, logits: Array, targets: Array, classes: int |
     one = logits.ndim >= 2 and logits.shape[:-1] == targets.shape and jnp.issubdtype(targets.dtype, jnp.integer)
     several = logits.ndim >= 1 and logits.shape == targets.shape
     if not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise LearnerError(f"{message}; it needs scores (floating-point logits), not predicted classes")
+        raise LearnerError(
+            f"{message}; it needs scores (floating-point logits), not predicted classes", code="metric-scores-needed"
+        )
     if not (one or several):
         raise LearnerError(
             f"{message}; it needs one class number for each row or token (integer targets of the logits' shape without "
-            "the last axis), or 0 and 1 for each label (targets of the logits' shape)"
+            "the last axis), or 0 and 1 for each label (targets of the logits' shape)",
+            code="metric-targets-shape",
         )
     if classes == 1 and not several:
-        raise LearnerError(f"{message}; with classes=1 it needs one score for each label, of one shape")
+        raise LearnerError(
+            f"{message}; with classes=1 it needs one score for each label, of one shape", code="metric-scores-shape"
+        )
     if classes not in (None, 1) and logits.shape[-1] != classes:
-        raise LearnerError(f"{message}; it has classes={classes}, and needs as many logits for each row")
+        raise LearnerError(
+            f"{message}; it has classes={classes}, and needs as many logits for each row",
+            code="metric-classes-mismatch",
+            classes=classes,
+        )
     if several and classes not in (None, 1) and logits.ndim < 2:
-        raise LearnerError(f"{message}; it needs a score for each of {classes} classes, or classes=1")
+        raise LearnerError(
+            f"{message}; it needs a score for each of {classes} classes, or classes=1",
+            code="metric-classes-mismatch",
+            classes=classes,
+        )

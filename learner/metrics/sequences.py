@@ -65,7 +65,8 @@ class TokenAccuracy(_HitsOfSequences):
         if predictions.ndim < 2 or predictions.shape != targets.shape or not integers:
             raise LearnerError(
                 f"{self.name} got predictions {predictions.dtype}{list(predictions.shape)} and targets "
-                f"{targets.dtype}{list(targets.shape)}; it needs token numbers of one shape: integers [batch, length]"
+                f"{targets.dtype}{list(targets.shape)}; it needs token numbers of one shape: integers [batch, length]",
+                code="metric-sequence-shapes",
             )
         counted = kept_rows(self.name, output, targets.shape)
         if self.pad_id is not None:

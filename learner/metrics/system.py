@@ -26,7 +26,11 @@ class _Reading(HostMetric):
 
     def __init__(self, every: float) -> None:
         if isinstance(every, bool) or not isinstance(every, int | float) or not 0 <= every < math.inf:
-            raise LearnerError(f"every of {type(self).__name__} is {every!r}; it needs seconds, 0 or more")
+            raise LearnerError(
+                f"every of {type(self).__name__} is {every!r}; it needs seconds, 0 or more",
+                code="metric-every-value",
+                every=every,
+            )
         self._every = every
         self._waited, self._now = math.inf, math.nan
         self.reset()
@@ -210,7 +214,9 @@ class GPUUse(_Reading):
         except nvml.NVMLError:
             count = 0
         if count and (absent := [gpu for gpu in gpus or () if gpu not in range(count)]):
-            raise LearnerError(f"gpus of GPUUse has {absent}; the machine's are {list(range(count))}")
+            raise LearnerError(
+                f"gpus of GPUUse has {absent}; the machine's are {list(range(count))}", code="metric-gpu-unknown"
+            )
         self._gpus = list(range(count)) if gpus is None or not count else list(gpus)
         self._total, self._count = 0.0, 0
         super().__init__(every)
@@ -251,4 +257,6 @@ def _package(name: str, metric: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = {"pynvml": "nvidia-ml-py"}.get(name, name)
-        raise LearnerError(f"{metric} needs {package}: {install_hint('system')}") from error
+        raise LearnerError(
+            f"{metric} needs {package}: {install_hint('system')}", code="metric-package-missing", package=package
+        ) from error

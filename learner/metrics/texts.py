@@ -49,13 +49,20 @@ class OnText(CollectingMetric):
         ends = getattr(metric, "_ends", None)
         if not isinstance(ends, Ends):
             needs = "WordErrorRate(), CharacterErrorRate(), BLEU(), RougeL() or ExactMatch()"
-            raise LearnerError(f"OnText got {metric!r}; it needs {needs}")
+            raise LearnerError(f"OnText got {metric!r}; it needs {needs}", code="metric-text-type")
         if not callable(decode):
-            raise LearnerError(f"decode of OnText is {decode!r}; it needs a function of a list of token numbers")
+            raise LearnerError(
+                f"decode of OnText is {decode!r}; it needs a function of a list of token numbers",
+                code="metric-decode-type",
+            )
         _decoded(decode, [], "OnText")  # rather now than at the end of an epoch
         units = metric.units if units is None else units
         if units not in UNITS:
-            raise LearnerError(f"units of OnText is {units!r}: {near(str(units), list(UNITS))}")
+            raise LearnerError(
+                f"units of OnText is {units!r}: {near(str(units), list(UNITS))}",
+                code="metric-units-unknown",
+                units=units,
+            )
         own = {name: getattr(metric, name) for name in ("higher_is_better", "unit", "description", "undefined")}
         vars(self).update(own)
         self.name = f"{metric.name} on Text" + ("" if units == metric.units else f" by {units}")
@@ -97,9 +104,17 @@ def _decoded(decode: Callable[[list[int]], str], ids: list[int], name: str) -> s
     try:
         text = decode(ids)
     except Exception as error:
-        raise LearnerError(f"decode of {name} cannot take {ids}: {type(error).__name__}: {error}") from error
+        raise LearnerError(
+            f"decode of {name} cannot take {ids}: {type(error).__name__}: {error}",
+            code="metric-decode-failed",
+            name=name,
+        ) from error
     if not isinstance(text, str):
-        raise LearnerError(f"decode of {name} returned {type(text).__name__} for {ids}; it needs to return a str")
+        raise LearnerError(
+            f"decode of {name} returned {type(text).__name__} for {ids}; it needs to return a str",
+            code="metric-decode-returns-no-text",
+            name=name,
+        )
     return text
 
 

@@ -49,10 +49,15 @@ class Ends:
     def __post_init__(self) -> None:
         for what, value in (("pad_id", self.pad_id), ("eos_id", self.eos_id)):
             if value is not None and not is_int(value):
-                raise LearnerError(f"{what} of {self.name} is {value!r}; it needs the number of a token, or None")
+                raise LearnerError(
+                    f"{what} of {self.name} is {value!r}; it needs the number of a token, or None",
+                    code="metric-token-value",
+                    value=value,
+                )
         if self.pad_id is not None and self.pad_id == self.eos_id:
             raise LearnerError(
-                f"pad_id and eos_id of {self.name} are both {self.eos_id}; give eos_id alone: nothing behind it counts"
+                f"pad_id and eos_id of {self.name} are both {self.eos_id}; give eos_id alone: nothing behind it counts",
+                code="metric-token-both",
             )
 
     @property
@@ -73,11 +78,14 @@ class Ends:
         """
         predictions, targets = self._ids(output, "predictions"), self._ids(output, "targets")
         if len(predictions) != len(targets):
-            raise LearnerError(f"{self.name} got {len(predictions)} predictions and {len(targets)} targets")
+            raise LearnerError(
+                f"{self.name} got {len(predictions)} predictions and {len(targets)} targets", code="metric-token-counts"
+            )
         mask = rows_mask(output)
         if mask is not None and mask.shape not in (targets.shape, targets.shape[:1]):
             raise LearnerError(
-                f"{self.name} got a mask of shape {mask.shape}; it needs {targets.shape} or {targets.shape[:1]}"
+                f"{self.name} got a mask of shape {mask.shape}; it needs {targets.shape} or {targets.shape[:1]}",
+                code="metric-mask-shape",
             )
         rows = jnp.ones(len(targets), bool) if mask is None else mask.astype(bool)
         of_targets = of_predictions = None
@@ -91,7 +99,8 @@ class Ends:
             raise LearnerError(
                 f"{self.name} got predictions of shape {predictions.shape} and a mask of shape {of_predictions.shape}; "
                 "where they are as long as they like, give the output a prediction_mask of their shape, or give the "
-                "metric pad_id or eos_id and the output a mask of rows"
+                "metric pad_id or eos_id and the output a mask of rows",
+                code="metric-mask-shape",
             )
         return self._tokens(predictions, of_predictions, rows), self._tokens(targets, of_targets, rows), rows
 
@@ -100,7 +109,9 @@ class Ends:
         if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
             raise LearnerError(
                 f"{self.name} got {type(output).__name__} with {field} {ids.dtype}{list(ids.shape)}; it needs token "
-                "numbers: integers [batch, length]"
+                "numbers: integers [batch, length]",
+                code="metric-token-shape",
+                field=field,
             )
         return as_int32(ids)
 

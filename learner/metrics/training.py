@@ -151,6 +151,8 @@ def _known(name: str, what: str, info: Info) -> Array:
     value = getattr(info, what)
     if value is None:
         raise LearnerError(
-            f"{name} needs `info.{what}`, which is there in training only; register it with metric_train"
+            f"{name} needs `info.{what}`, which is there in training only; register it with metric_train",
+            code="metric-training-only",
+            name=name,
         )
     return jnp.asarray(value, jnp.float32)

@@ -34,8 +34,8 @@ class NothingToTrainError(LearnerError):
       family: of the model.
     """
 
-    def __init__(self, text: str, family: "ModelAdapter") -> None:
-        super().__init__(text)
+    def __init__(self, message: str, family: "ModelAdapter", /, *, code: str, **fields: Any) -> None:
+        super().__init__(message, code=code, **fields)
         self.family = family
 
 
@@ -131,7 +131,8 @@ def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
     raise LearnerError(
         f"{what}; {'; '.join(parts) or 'the containers are of other types'}. Every variable must exist before "
         "training: "
-        "make it in the model's __init__ (or run the model once before building the learner)"
+        "make it in the model's __init__ (or run the model once before building the learner)",
+        code="model-structure-changed",
     )
 
 
@@ -262,7 +263,8 @@ class Linen:
 
         if "params" not in variables:
             raise LearnerError(
-                f"Linen got variables with {sorted(variables)}; it needs what module.init returns, with 'params'"
+                f"Linen got variables with {sorted(variables)}; it needs what module.init returns, with 'params'",
+                code="model-linen-variables",
             )
         self.module = module
         self.variables: dict[str, Any] = dict(flax.core.unfreeze(variables))
@@ -521,7 +523,8 @@ def _refuse_same_names(names: list[str]) -> None:
     if twice:
         raise LearnerError(
             f"two leaves of the model are named {', '.join(twice)}, as {{'a.b': x}} and {{'a': {{'b': y}}}} would be; "
-            "give them other names"
+            "give them other names",
+            code="model-leaf-name-twice",
         )
 
 
@@ -533,7 +536,9 @@ def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
                 f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these "
                 "would become two arrays "
                 "that train apart. Hold it once and use it in both places (or copy it with jnp.copy if they "
-                "should be two)"
+                "should be two)",
+                code="model-array-shared",
+                name=name,
             )
 
 
@@ -565,12 +570,13 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
         raise LearnerError(
             f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, "
             "variables) with "
-            "variables = module.init(key, example_input)"
+            "variables = module.init(key, example_input)",
+            code="model-linen-without-variables",
         )
     family = kind(model, trainable)
     family.name = type(model.module if isinstance(model, Linen) else model).__name__
     if not jax.tree.leaves(family.params):
-        raise NothingToTrainError(_no_parameters(model, family, trainable), family)
+        raise NothingToTrainError(_no_parameters(model, family, trainable), family, code="model-nothing-to-train")
     return family
 
 
@@ -646,7 +652,9 @@ def refuse_abstract(model: Any) -> None:
         raise LearnerError(
             f"the model ({type(model).__name__}) has shapes in place of arrays ({', '.join(shapes[:3])}{more}), as "
             "nnx.eval_shape and jax.eval_shape make them: pass the function that makes the model, "
-            "build(lambda: Model(...), ...); where the strategy splits models, each device makes its part of the arrays"
+            "build(lambda: Model(...), ...); where the strategy splits models, each device makes its part of the "
+            "arrays",
+            code="model-only-shapes",
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learner.errors import LearnerError
+from learner.errors import LearnerError, Problem
 from learner.models.adapters import LinenAdapter, ModelAdapter, by_path, is_instance_of
 from learner.models.matching import Match, chosen, match_text, matcher
 from learner.util.trees import named_leaves
@@ -55,7 +55,7 @@ def check_freeze_patterns(frozen: Sequence[Match], family: ModelAdapter, model: 
         try:
             chosen(pattern, leaves | others, "freeze:")
         except LearnerError as error:
-            problems.append(str(error))
+            problems.append(Problem(error, code=error.code, **error.fields))
     return problems
 
 

@@ -32,19 +32,25 @@ def matcher(match: Match) -> Callable[[str, Any], bool]:
     """
     if callable(match) and not isinstance(match, type):
         if not _takes_path_and_array(match):
-            raise LearnerError(f"the predicate {name_of(match)} cannot be called with (path, array), as it has to be")
+            raise LearnerError(
+                f"the predicate {name_of(match)} cannot be called with (path, array), as it has to be",
+                code="params-predicate-signature",
+            )
         return match
     patterns = patterns_of(match)
     if not patterns or not all(map(_is_pattern, patterns)):
         raise LearnerError(
             f"{match!r} chooses no parameters: give a regular expression for their paths, a list of such, or a "
-            "predicate (path, array) -> bool"
+            "predicate (path, array) -> bool",
+            code="params-match-type",
         )
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise LearnerError(f"{pattern!r} is no regular expression: {error}") from error
+            raise LearnerError(
+                f"{pattern!r} is no regular expression: {error}", code="params-pattern-malformed", pattern=pattern
+            ) from error
     return lambda path, _: any(re.search(pattern, path) for pattern in patterns)
 
 
@@ -92,9 +98,12 @@ def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
     for pattern in [] if callable(match) else patterns_of(match):
         if not any(re.search(pattern, path) for path in leaves):
             text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-            raise LearnerError(f"{what} {text!r} matches no parameter: {near_path(text, list(leaves))}")
+            raise LearnerError(
+                f"{what} {text!r} matches no parameter: {near_path(text, list(leaves))}",
+                code="params-pattern-unmatched",
+            )
     paths = [path for path, leaf in leaves.items() if matches(path, leaf)]
     if not paths:
         some = ", ".join(list(leaves)[:8]) + (" and others" if len(leaves) > 8 else "")
-        raise LearnerError(f"{what} {match_text(match)} chooses no parameter of {some}")
+        raise LearnerError(f"{what} {match_text(match)} chooses no parameter of {some}", code="params-match-empty")
     return paths

@@ -98,7 +98,7 @@ def take(tree: PyTree, *chosen: Choice) -> tuple[PyTree, PyTree]:
     if not chosen:
         problems.append('take got nothing to take: give it paths, such as take(grads, "conv1")')
     if problems:
-        raise one_error(problems, "this cannot be taken")
+        raise one_error(problems, "this cannot be taken", code="params-take-unmatched")
 
     def side(which: bool) -> PyTree:
         keep = lambda path, x: x if (path_name(path) in chosen_paths) == which else None  # noqa: E731
@@ -111,7 +111,9 @@ def _is_chosen(choice: Choice, name: str, leaf: Array) -> bool:
     if isinstance(choice, str):
         return name == choice or name.startswith(choice + ".")
     if not callable(choice):
-        raise LearnerError(f"take got {choice!r}; it needs paths (text) or predicates (path, array) -> bool")
+        raise LearnerError(
+            f"take got {choice!r}; it needs paths (text) or predicates (path, array) -> bool", code="params-take-type"
+        )
     return bool(choice(name, leaf))
 
 
@@ -196,7 +198,7 @@ def _replaced(tree: PyTree, new: dict[str, Array]) -> PyTree:
         elif (here := _described(old[name])) != _described(x):
             problems.append(f"{name} of the model is {here}, and {_described(x)} was given")
     if problems:
-        raise one_error(problems, "these are other parameters")
+        raise one_error(problems, "these are other parameters", code="params-differ")
     return jax.tree_util.tree_map_with_path(lambda path, x: new.get(path_name(path), x), tree)
 
 

@@ -53,7 +53,9 @@ class Ema(OptimizerFactory):
 
     def __post_init__(self) -> None:
         if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay < 1:
-            raise LearnerError(f"decay of Ema is {self.decay!r}; it needs a number from 0 to below 1")
+            raise LearnerError(
+                f"decay of Ema is {self.decay!r}; it needs a number from 0 to below 1", code="optimizer-ema-decay-value"
+            )
         _check(self.optimizer, "Ema", start=(self.start, 0))
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
@@ -136,4 +138,10 @@ def _check(optimizer: Any, name: str, **numbers: tuple[Any, int]) -> None:
     refuse_no_function(optimizer, f"the optimizer of {name}")
     for argument, (value, least) in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < math.inf:
-            raise LearnerError(f"{argument} of {name} is {value!r}; it needs a whole number, {least} or more")
+            raise LearnerError(
+                f"{argument} of {name} is {value!r}; it needs a whole number, {least} or more",
+                code="optimizer-number-value",
+                name=name,
+                value=value,
+                least=least,
+            )

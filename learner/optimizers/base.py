@@ -42,6 +42,6 @@ the rate: optax.adamw, or partial(optax.adamw, weight_decay=1e-4)
     """
     needs = "it needs a function of the rate: optax.adamw, or partial(optax.adamw, weight_decay=1e-4)"
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
-        raise LearnerError(f"{what} is already built, with its rate inside; {needs}")
+        raise LearnerError(f"{what} is already built, with its rate inside; {needs}", code="optimizer-already-built")
     if not callable(optimizer):
-        raise LearnerError(f"{what} is {optimizer!r}; {needs}")
+        raise LearnerError(f"{what} is {optimizer!r}; {needs}", code="optimizer-type")

@@ -55,7 +55,11 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         limit = getattr(self, "clip_norm", None)
         if limit is not None and not limit > 0:
-            raise LearnerError(f"clip_norm of {type(self).__name__} is {limit!r}; it needs a positive number")
+            raise LearnerError(
+                f"clip_norm of {type(self).__name__} is {limit!r}; it needs a positive number",
+                code="optimizer-clip-norm-value",
+                limit=limit,
+            )
 
     def __call__(self, learning_rate: Any) -> Any:
         """The optimizer at this rate, a float or a traced scalar."""
@@ -69,7 +73,7 @@ class OptimizerConfig:
         try:
             transformation = self.function(learning_rate=learning_rate, **settings)
         except ValueError as error:
-            raise LearnerError(f"{self!r}: {error}") from error
+            raise LearnerError(f"{self!r}: {error}", code="optimizer-refused") from error
         return (
             transformation if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), transformation)
         )

@@ -50,10 +50,17 @@ class Clipped(OptimizerFactory):
         refuse_no_function(self.optimizer, "the optimizer of Clipped")
         limits = {name: getattr(self, name) for name in ("norm", "tensor_norm", "value", "adaptive")}
         if not any(limit is not None for limit in limits.values()):
-            raise LearnerError(f"Clipped got no limit; it needs one of {', '.join(limits)}")
+            raise LearnerError(
+                f"Clipped got no limit; it needs one of {', '.join(limits)}", code="optimizer-clip-limit-missing"
+            )
         for name, limit in limits.items():
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
-                raise LearnerError(f"{name} of Clipped is {limit!r}; it needs a positive number")
+                raise LearnerError(
+                    f"{name} of Clipped is {limit!r}; it needs a positive number",
+                    code="optimizer-clip-limit-value",
+                    name=name,
+                    limit=limit,
+                )
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""
@@ -101,9 +108,14 @@ class Noisy(OptimizerFactory):
         refuse_no_function(self.optimizer, "the optimizer of Noisy")
         for name, value in (("eta", self.eta), ("gamma", self.gamma)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise LearnerError(f"{name} of Noisy is {value!r}; it needs a number, 0 or more")
+                raise LearnerError(
+                    f"{name} of Noisy is {value!r}; it needs a number, 0 or more",
+                    code="optimizer-noise-value",
+                    name=name,
+                    value=value,
+                )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise LearnerError(f"seed of Noisy is {self.seed!r}; it needs a whole number")
+            raise LearnerError(f"seed of Noisy is {self.seed!r}; it needs a whole number", code="optimizer-seed-value")
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""

@@ -50,23 +50,29 @@ class Group:
         if decay is not None and (
             isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < math.inf
         ):
-            raise LearnerError(f"weight_decay of a group is {decay!r}; it needs a number, 0 or more, such as 0.001")
+            raise LearnerError(
+                f"weight_decay of a group is {decay!r}; it needs a number, 0 or more, such as 0.001",
+                code="optimizer-group-weight-decay",
+                decay=decay,
+            )
         if self.optimizer is not None:
             refuse_no_function(self.optimizer, "the optimizer of a group")
         if isinstance(self.lr, ReduceOnPlateau):
             raise LearnerError(
                 "lr of a group is ReduceOnPlateau, which follows the run as a whole: give it as the run's lr, and the "
-                "group a factor of that"
+                "group a factor of that",
+                code="optimizer-group-plateau",
             )
         if callable(self.lr):
             if problem := no_schedule(self.lr):
-                raise LearnerError(f"lr of a group is {problem}")
+                raise LearnerError(f"lr of a group is {problem}", code="optimizer-group-lr")
             if not needs_run_length(self.lr) and (problems := check_schedule(self.lr)):
-                raise one_error([f"lr of a group: {problem}" for problem in problems])
+                raise one_error([f"lr of a group: {problem}" for problem in problems], code="optimizer-group-lr")
             return
         if isinstance(self.lr, bool) or not isinstance(self.lr, int | float) or not 0 <= self.lr < math.inf:
             raise LearnerError(
-                f"lr of a group is {self.lr!r}; it needs a factor of the run's rate, 0 or more, or a schedule"
+                f"lr of a group is {self.lr!r}; it needs a factor of the run's rate, 0 or more, or a schedule",
+                code="optimizer-group-lr",
             )
 
     def with_schedules(self, change: Change, place: str) -> "Group":
@@ -107,7 +113,10 @@ class Groups(OptimizerFactory):
     def __post_init__(self) -> None:
         refuse_no_function(self.optimizer, "the optimizer of Groups")
         if not isinstance(self.groups, Sequence) or isinstance(self.groups, str) or not self.groups:
-            raise LearnerError(f"groups of Groups is {self.groups!r}; it needs a list of Group(match, ...)")
+            raise LearnerError(
+                f"groups of Groups is {self.groups!r}; it needs a list of Group(match, ...)",
+                code="optimizer-groups-type",
+            )
         object.__setattr__(self, "groups", tuple(map(_group, self.groups)))
 
     def __call__(self, rate: Any) -> optax.GradientTransformation:
@@ -140,7 +149,11 @@ class Groups(OptimizerFactory):
                 label.setdefault(path, str(number))
         if twice:
             rows = "; ".join(f"{', '.join(paths)} in groups {a} and {b}" for (a, b), paths in twice.items())
-            raise LearnerError(f"the groups of Groups overlap: {rows}. A parameter can be in one only")
+            raise LearnerError(
+                f"the groups of Groups overlap: {rows}. A parameter can be in one only",
+                code="optimizer-groups-overlap",
+                rows=rows,
+            )
         return jax.tree.unflatten(jax.tree.structure(params), [label.get(path, REST) for path in leaves])
 
     def _numbered(self) -> list[tuple[int, Group]]:
@@ -151,13 +164,16 @@ def _group(given: Any) -> Group:
     if isinstance(given, Group):
         return given
     if not isinstance(given, Mapping):
-        raise LearnerError(f"a group of Groups is {given!r}; it needs Group(match, ...)")
+        raise LearnerError(f"a group of Groups is {given!r}; it needs Group(match, ...)", code="optimizer-group-type")
     names = [field.name for field in dataclasses.fields(Group)]
     if unknown := [name for name in given if name not in names]:
         hints = "; ".join(f"{name!r}: {near(str(name), names)}" for name in unknown)
-        raise LearnerError(f"a group of Groups is {dict(given)}; it has no {hints}")
+        raise LearnerError(f"a group of Groups is {dict(given)}; it has no {hints}", code="optimizer-group-key-unknown")
     if "match" not in given:
-        raise LearnerError(f"a group of Groups is {dict(given)}; it needs match, which says of what parameters it is")
+        raise LearnerError(
+            f"a group of Groups is {dict(given)}; it needs match, which says of what parameters it is",
+            code="optimizer-group-match-missing",
+        )
     return Group(**given)
 
 
@@ -169,7 +185,8 @@ def _transformation(group: Group, rest: Callable[[Any], Any], rate: Any) -> opta
         raise LearnerError(
             f"the schedule of a group is {group.lr!r}, which counts with the length of the run. `fit` tells it that, "
             "unless it is inside of a function of your own (lambda lr: Groups(...)(lr)): give the Groups itself, or "
-            "schedule.resolved(num_steps=..., steps_per_epoch=...)"
+            "schedule.resolved(num_steps=..., steps_per_epoch=...)",
+            code="optimizer-group-length-unknown",
         )
     if callable(group.lr):
         return scheduled(optimizer, group.lr)
@@ -198,7 +215,12 @@ def with_weight_decay(optimizer: Any, value: float) -> Callable[[Any], Any]:
         has = False
     if not has:
         name = getattr(optimizer, "__name__", repr(optimizer))
-        raise LearnerError(f"a group has weight_decay={value:g}, and its optimizer ({name}) has no such argument")
+        raise LearnerError(
+            f"a group has weight_decay={value:g}, and its optimizer ({name}) has no such argument",
+            code="optimizer-group-no-weight-decay",
+            value=value,
+            name=name,
+        )
     with_decay: Callable[[Any], Any] = functools.partial(optimizer, weight_decay=value)
     return with_decay
 

@@ -47,7 +47,9 @@ def save_model(path: str | Path, model: Any, recorder: Recorder | None = None) -
     target = _with_extension(path, recorder)
     recorder = recorder_for(target, recorder)
     if not target.absolute().parent.is_dir():
-        raise LearnerError(f"there is no directory {target.parent} to save {target.name} in")
+        raise LearnerError(
+            f"there is no directory {target.parent} to save {target.name} in", code="record-directory-missing"
+        )
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("xb") as file:
@@ -103,11 +105,11 @@ def load_model(
     {'w': Array([1., 1.], dtype=float32)}
     """
     if isinstance(path, str | os.PathLike) and Path(path).suffix in PICKLES:
-        raise LearnerError(how_to_convert(path))
+        raise LearnerError(how_to_convert(path), code="record-pytorch-pickle")
     target = _with_extension(path, recorder) if recorder is not None else _find_record(path)
     recorder = recorder_for(target, recorder)
     if not target.is_file():
-        raise LearnerError(_absent(target))
+        raise LearnerError(_absent(target), code="record-file-missing")
     how = {"rename": rename, "strict": strict, "layout": layout, "report": report}
     with target.open("rb") as file:
         return recorder.read(file, target.stat().st_size, str(target), model, **how)
@@ -117,7 +119,8 @@ def _checked(path: Any) -> Path:
     if not isinstance(path, str | os.PathLike) or not Path(path).name:
         given = repr(path) if isinstance(path, str) else f"a {type(path).__name__}"
         raise LearnerError(
-            f"the path of a record is {given}; it needs a path, such as 'model.mpk.gz', before the model"
+            f"the path of a record is {given}; it needs a path, such as 'model.mpk.gz', before the model",
+            code="record-path-type",
         )
     return Path(path)
 
@@ -137,7 +140,11 @@ def _find_record(path: Any) -> Path:
         return named
     files = [file for extension in RECORDERS if (file := named.with_name(f"{named.name}{extension}")).is_file()]
     if len(files) > 1:
-        raise LearnerError(f"{path} may be {' or '.join(file.name for file in files)}: give one of them, or recorder=")
+        raise LearnerError(
+            f"{path} may be {' or '.join(file.name for file in files)}: give one of them, or recorder=",
+            code="record-path-ambiguous",
+            path=path,
+        )
     return files[0] if files else named
 
 
@@ -157,15 +164,26 @@ def recorder_for(path: Any, recorder: Recorder | None = None) -> Recorder:
     if recorder is not None and not isinstance(recorder, Recorder):
         raise LearnerError(
             f"the recorder is {recorder!r}; it needs an instance, such as CompactRecorder() or "
-            'SafetensorsRecorder(precision="half")'
+            'SafetensorsRecorder(precision="half")',
+            code="record-recorder-type",
+            recorder=recorder,
         )
     if recorder is not None:
         if not name.endswith(recorder.extension):
-            raise LearnerError(f"{path} does not fit {recorder!r}, whose files end with {recorder.extension}")
+            raise LearnerError(
+                f"{path} does not fit {recorder!r}, whose files end with {recorder.extension}",
+                code="record-extension-mismatch",
+                path=path,
+                recorder=recorder,
+            )
         return recorder
     fitting = [extension for extension in RECORDERS if name.endswith(extension)]
     if not fitting:
-        raise LearnerError(f"{path} has no extension of a record; {near(_extension(name), list(RECORDERS))}")
+        raise LearnerError(
+            f"{path} has no extension of a record; {near(_extension(name), list(RECORDERS))}",
+            code="record-extension-unknown",
+            path=path,
+        )
     return RECORDERS[max(fitting, key=len)]
 
 

@@ -78,9 +78,13 @@ def fitted(
       foreign: whether another program wrote it, which knows of no random keys.
     """
     if layout not in LAYOUTS:
-        raise LearnerError(f"layout is {layout!r}; it needs 'torch', or None for a file that learner wrote")
+        raise LearnerError(
+            f"layout is {layout!r}; it needs 'torch', or None for a file that learner wrote",
+            code="record-layout-unknown",
+            layout=layout,
+        )
     if not isinstance(strict, bool):
-        raise LearnerError(f"strict is {strict!r}; it needs True or False")
+        raise LearnerError(f"strict is {strict!r}; it needs True or False", code="record-strict-type")
     arrays, origins = _renamed(arrays, rename, source)
     if layout == "torch":
         refuse_unknown_layers(model)
@@ -92,7 +96,7 @@ def fitted(
     moved = {path: origins[path] for path in new if origins.get(path, path) != path}
     result = LoadReport(source, tuple(new), moved, left, unused)
     if not new or (strict and not result.complete):
-        raise LearnerError(_differences(result, leaves, partly=bool(new)))
+        raise LearnerError(_differences(result, leaves, partly=bool(new)), code="record-model-differs")
     _refuse_shapes(left, leaves)
     if report is not None:
         report(result)
@@ -112,18 +116,24 @@ def _renamed(arrays: Mapping[str, Stored], rules: Rename, source: str) -> tuple[
         except (TypeError, ValueError, IndexError, re.error) as error:
             raise LearnerError(
                 f"rename has {rule!r}, which is no rule ({error}); it needs pairs of a regular expression and what "
-                'takes its place: (r"^encoder\\.", "backbone.")'
+                'takes its place: (r"^encoder\\.", "backbone.")',
+                code="record-rename-malformed",
             ) from None
         if not hits:
             near_names = near(re.sub(r"[\\^$]", "", pattern), list(names.values())[:MOST_ROWS])
             problems.append(f"the rule {rule!r} of rename matches no path of {source}; {near_names}")
         names = changed
     if problems:
-        raise one_error([printable(text) for text in problems], "rename is wrong")
+        raise one_error([printable(text) for text in problems], "rename is wrong", code="record-rename-malformed")
     origins: dict[str, str] = {}
     for path, name in names.items():
         if name in origins:
-            raise LearnerError(printable(f"rename makes {name!r} of both {origins[name]!r} and {path!r} of {source}"))
+            raise LearnerError(
+                printable(f"rename makes {name!r} of both {origins[name]!r} and {path!r} of {source}"),
+                code="record-rename-collides",
+                name=name,
+                path=path,
+            )
         origins[name] = path
     return {name: arrays[path] for name, path in origins.items()}, origins
 
@@ -187,7 +197,8 @@ def _refuse_shapes(left: Mapping[str, str], leaves: Leaves) -> None:
     if absent := [path for path in left if isinstance(leaves.arrays[path], jax.ShapeDtypeStruct)]:
         raise LearnerError(
             f"{', '.join(absent[:MOST_HINTS])} of the model are shapes, and the file has nothing for them: "
-            "give a model with arrays"
+            "give a model with arrays",
+            code="record-model-only-shapes",
         )
 
 

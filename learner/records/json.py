@@ -59,12 +59,14 @@ class JsonRecorder(Recorder):
         hooks = {"object_pairs_hook": _map, "parse_constant": _refuse}
         content = parsed(file.read(), limits.arrays, numbers=limits.numbers, **hooks)
         if not isinstance(content, dict):
-            raise LearnerError("it is no record of learner: it is not a JSON object")
+            raise LearnerError("it is no record of learner: it is not a JSON object", code="record-not-a-record")
         header = (content.get(key) for key in ("format", "version", "precision"))
         version, precision = check_header(*header, newest=JSON_VERSION)
         model = content.get("model")
         if not isinstance(model, dict) or not all(isinstance(array, _Array) for array in model.values()):
-            raise LearnerError("its model is no mapping of arrays, each with dtype, shape and data")
+            raise LearnerError(
+                "its model is no mapping of arrays, each with dtype, shape and data", code="record-model-malformed"
+            )
         check_count("its model", len(model), limits.arrays)
         return Content(version, precision, {path: array.stored(path) for path, array in model.items()})
 
@@ -109,7 +111,9 @@ class _Array(dict[str, Any]):
         if isinstance(data, str):
             return stored_from(path, dtype, shape, binascii.a2b_base64(data, strict_mode=True))
         if not isinstance(data, np.ndarray):
-            raise LearnerError(f"{path!r} has data that is neither a text nor a list of numbers")
+            raise LearnerError(
+                f"{path!r} has data that is neither a text nor a list of numbers", code="record-data-type", path=path
+            )
         return _array(path, dtype, shape, data)
 
 
@@ -122,7 +126,7 @@ def _array(path: str, dtype: Any, shape: Any, numbers: np.ndarray) -> Stored:
     with np.errstate(all="ignore"):
         cast = numbers.astype(part)
     if numbers.size and not _fit(numbers, cast):
-        raise LearnerError(f"{path!r} has values that are no {part.name}")
+        raise LearnerError(f"{path!r} has values that are no {part.name}", code="record-data-type", path=path)
     return Stored(dtype, cast.view(kind).reshape(shape))
 
 
@@ -167,4 +171,4 @@ def _numbers(values: list[Any]) -> Any:
 
 
 def _refuse(constant: str) -> None:
-    raise LearnerError(f"it has {constant}, which is no JSON")
+    raise LearnerError(f"it has {constant}, which is no JSON", code="record-json-constant")

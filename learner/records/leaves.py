@@ -97,10 +97,14 @@ def leaves_of(model: Any) -> Leaves:
             jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in jax.tree_util.tree_leaves_with_path(tree)
         ]
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise LearnerError(f"two leaves of the model are named {', '.join(twice)}; give them other names")
+        raise LearnerError(
+            f"two leaves of the model are named {', '.join(twice)}; give them other names", code="model-leaf-name-twice"
+        )
     arrays = {path: leaf for path, leaf in zip(paths, leaves, strict=True) if _is_array(leaf)}
     if not arrays:
-        raise LearnerError(f"{_describe(model)} has no arrays: there is nothing to save or to load")
+        raise LearnerError(
+            f"{_describe(model)} has no arrays: there is nothing to save or to load", code="record-model-empty"
+        )
 
     def build(new: Mapping[str, Any]) -> Any:
         return finish(structure.unflatten([new.get(path, old) for path, old in zip(paths, leaves, strict=True)]))
@@ -119,10 +123,14 @@ def _pure(model: Any) -> tuple[PyTree, Callable[[PyTree], Any], str]:
         return model.variables, lambda tree: Linen(model.module, tree, model.rngs), "flax.linen"
     if is_instance_of(model, "flax.linen", "Module"):
         raise LearnerError(
-            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, variables)"
+            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, variables)",
+            code="model-linen-without-variables",
         )
     if isinstance(model, types.FunctionType | types.MethodType | partial | type):
-        raise LearnerError(f"{_describe(model)} makes a model and is none; call it, and pass what it returns")
+        raise LearnerError(
+            f"{_describe(model)} makes a model and is none; call it, and pass what it returns",
+            code="record-model-is-function",
+        )
     return model, lambda tree: tree, "pytree"
 
 
@@ -160,16 +168,28 @@ def stored_of(path: str, leaf: Any) -> Stored:
     """
     name = dtype_name(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise LearnerError(f"{path} is only a shape ({name}{list(leaf.shape)}), and cannot be saved")
+        raise LearnerError(
+            f"{path} is only a shape ({name}{list(leaf.shape)}), and cannot be saved",
+            code="record-model-only-shapes",
+            path=path,
+            name=name,
+        )
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         raise LearnerError(
             f"{path} lies in parts on the devices of several processes, and one of them cannot save it; "
-            "load a checkpoint of the run in one process and save the model there"
+            "load a checkpoint of the run in one process and save the model there",
+            code="record-array-distributed",
+            path=path,
         )
     if is_key(leaf):
         return Stored(name, np.asarray(jax.random.key_data(leaf)))
     if name not in DTYPES:
-        raise LearnerError(f"{path} is an array of {name}, which cannot be stored; there are: {', '.join(DTYPES)}")
+        raise LearnerError(
+            f"{path} is an array of {name}, which cannot be stored; there are: {', '.join(DTYPES)}",
+            code="record-dtype-unsupported",
+            path=path,
+            name=name,
+        )
     return Stored(name, np.asarray(leaf, DTYPES[name]))  # also of the byte order of other machines
 
 
@@ -188,7 +208,9 @@ def dtype_of(path: str, dtype: Any) -> np.dtype:
     key = isinstance(dtype, str) and dtype.startswith("key<")
     kind = np.dtype(np.uint32) if key else DTYPES.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
-        raise LearnerError(f"{path!r} has the dtype {dtype!r}, which there is not")
+        raise LearnerError(
+            f"{path!r} has the dtype {dtype!r}, which there is not", code="record-dtype-unknown", path=path, dtype=dtype
+        )
     return kind
 
 
@@ -197,16 +219,29 @@ def check_claim(path: str, dtype: Any, shape: Any, size: int) -> tuple[np.dtype,
     kind, key = dtype_of(path, dtype), dtype.startswith("key<")
     is_shape = isinstance(shape, list | tuple) and all(type(n) is int and 0 <= n < 2**62 for n in shape)
     if not is_shape or len(shape) > MOST_DIMS or (key and not shape):
-        raise LearnerError(f"{path!r} has the shape {shape!r}, which is none")
+        raise LearnerError(
+            f"{path!r} has the shape {shape!r}, which is none", code="record-shape-malformed", path=path, shape=shape
+        )
     if math.prod(shape) * kind.itemsize != size:
-        raise LearnerError(f"{path!r} is {dtype}{list(shape)} and has {size} bytes")
+        raise LearnerError(
+            f"{path!r} is {dtype}{list(shape)} and has {size} bytes",
+            code="record-size-mismatch",
+            path=path,
+            dtype=dtype,
+            size=size,
+        )
     if math.prod(n for n in shape if n) >= 2**62:
-        raise LearnerError(f"{path!r} has the shape {shape!r}, which no array has")
+        raise LearnerError(
+            f"{path!r} has the shape {shape!r}, which no array has",
+            code="record-shape-malformed",
+            path=path,
+            shape=shape,
+        )
     return kind, tuple(shape)
 
 
 def checked(path: str, dtype: str, data: np.ndarray) -> Stored:
     """Return an array that was read, after a check that booleans are 0 or 1."""
     if data.dtype == np.bool_ and data.size and data.view(np.uint8).max() > 1:
-        raise LearnerError(f"{path!r} has booleans that are neither 0 nor 1")
+        raise LearnerError(f"{path!r} has booleans that are neither 0 nor 1", code="record-bool-value", path=path)
     return Stored(dtype, data)

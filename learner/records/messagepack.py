@@ -43,7 +43,8 @@ class MessagePackRecorder(Recorder):
         if large:
             raise LearnerError(
                 f"MessagePack holds arrays of at most {size(MOST)}, and the model has {', '.join(large)}: use "
-                "SafetensorsRecorder()"
+                "SafetensorsRecorder()",
+                code="record-array-too-large",
             )
 
     def _chunks(self, arrays: Mapping[str, Stored]) -> Iterator[Buffer]:
@@ -81,9 +82,9 @@ class MessagePackRecorder(Recorder):
         except msgpack.OutOfData:
             version, precision = check_header(*(content.get(key) for key in ("format", "version", "precision")))
             if "model" not in content:
-                raise LearnerError("it has no model") from None
+                raise LearnerError("it has no model", code="record-model-missing") from None
             return Content(version, precision, content["model"])
-        raise LearnerError("it goes on after its end")
+        raise LearnerError("it goes on after its end", code="record-trailing-bytes")
 
 
 def _keys(walk: Any, what: str, most: int = MOST_KEYS) -> Iterator[str]:
@@ -93,9 +94,9 @@ def _keys(walk: Any, what: str, most: int = MOST_KEYS) -> Iterator[str]:
         check_count(what, number + 1, most)
         key = walk.unpack()
         if not isinstance(key, str):
-            raise LearnerError(f"{what} has the key {key!r}, which is no text")
+            raise LearnerError(f"{what} has the key {key!r}, which is no text", code="record-key-type", key=key)
         if key in seen:
-            raise LearnerError(f"{what} has {key!r} twice")
+            raise LearnerError(f"{what} has {key!r} twice", code="record-key-twice", key=key)
         seen.add(key)
         yield key
 
@@ -103,17 +104,19 @@ def _keys(walk: Any, what: str, most: int = MOST_KEYS) -> Iterator[str]:
 def _stored(walk: Any, path: str) -> Stored:
     content = {key: walk.unpack() for key in _keys(walk, repr(path))}
     if content.keys() != {"dtype", "shape", "data"} or not isinstance(content["data"], bytes):
-        raise LearnerError(f"{path!r} is no array: it needs dtype, shape and data")
+        raise LearnerError(
+            f"{path!r} is no array: it needs dtype, shape and data", code="record-array-malformed", path=path
+        )
     return stored_from(path, content["dtype"], content["shape"], content["data"])
 
 
 def _refuse_map(pairs: Any) -> None:
-    raise LearnerError("it has a map where none belongs")
+    raise LearnerError("it has a map where none belongs", code="record-map-unexpected")
 
 
 def _shape(items: list[Any]) -> list[Any]:
     if not all(type(item) is int for item in items):
-        raise LearnerError("it has a list of other things than whole numbers")
+        raise LearnerError("it has a list of other things than whole numbers", code="record-list-type")
     return items
 
 

@@ -100,7 +100,9 @@ def refuse_overflow(arrays: dict[str, Stored], precision: str, instead: str) -> 
             rows.append(f"{path} has {number:.6g}, and {dtype.name} ends at {float(limit):g}")
     if rows:
         raise LearnerError(
-            f"{precision} precision cannot hold this model:\n  " + "\n  ".join(rows) + f"\nUse {instead}"
+            f"{precision} precision cannot hold this model:\n  " + "\n  ".join(rows) + f"\nUse {instead}",
+            code="record-precision-too-low",
+            precision=precision,
         )
 
 

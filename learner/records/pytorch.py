@@ -109,5 +109,6 @@ def refuse_unknown_layers(model: Any) -> None:
         shown = ", ".join(f"{path} ({kind})" for path, kind in odd.items())
         raise LearnerError(
             f"layout='torch' does not know how PyTorch holds {shown}; load the file without layout= into a dict of "
-            "arrays with its paths and shapes, and put them into the model"
+            "arrays with its paths and shapes, and put them into the model",
+            code="record-torch-layout-unknown",
         )

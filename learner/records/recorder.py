@@ -53,10 +53,13 @@ class Recorder(abc.ABC):
         if self.precision not in PRECISIONS:
             raise LearnerError(
                 f"precision of {type(self).__name__} is {self.precision!r}; it needs "
-                + " or ".join(map(repr, PRECISIONS))
+                + " or ".join(map(repr, PRECISIONS)),
+                code="record-precision-unknown",
             )
         if not isinstance(self.gzip, bool):
-            raise LearnerError(f"gzip of {type(self).__name__} is {self.gzip!r}; it needs True or False")
+            raise LearnerError(
+                f"gzip of {type(self).__name__} is {self.gzip!r}; it needs True or False", code="record-gzip-type"
+            )
 
     @property
     def extension(self) -> str:
@@ -178,15 +181,22 @@ def check_header(format: Any, version: Any, precision: Any, *, newest: int = VER
       LearnerError: it is no record, or of a later version.
     """
     if format != FORMAT:
-        raise LearnerError(f"it is no record of learner: its format is {str(format)[:40]!r} and not {FORMAT!r}")
+        raise LearnerError(
+            f"it is no record of learner: its format is {str(format)[:40]!r} and not {FORMAT!r}",
+            code="record-not-a-record",
+        )
     if type(version) is not int or version < 1:
-        raise LearnerError(f"its version is {str(version)[:40]!r}, which there is not")
+        raise LearnerError(f"its version is {str(version)[:40]!r}, which there is not", code="record-version-unknown")
     if version > newest:
         raise LearnerError(
-            f"it has version {version}, and this version of learner reads up to {newest}: use a newer one"
+            f"it has version {version}, and this version of learner reads up to {newest}: use a newer one",
+            code="record-newer-version",
+            version=version,
         )
     if precision not in PRECISIONS:
-        raise LearnerError(f"its precision is {str(precision)[:40]!r}, which there is not")
+        raise LearnerError(
+            f"its precision is {str(precision)[:40]!r}, which there is not", code="record-precision-unknown"
+        )
     return version, precision
 
 
@@ -204,10 +214,16 @@ def _base(recorder: Recorder) -> type:
 def _refuse_mistaken(file: Any, size: int, packed: bool) -> None:
     """Raise if a file is compressed and its name says otherwise, or the reverse."""
     if not size:
-        raise LearnerError("it is empty")
+        raise LearnerError("it is empty", code="record-empty")
     first = file.read(2)
     file.seek(0)
     if packed and first != GZIP:
-        raise LearnerError("it is not compressed by gzip: leave .gz out of its name, or gzip=True out of the recorder")
+        raise LearnerError(
+            "it is not compressed by gzip: leave .gz out of its name, or gzip=True out of the recorder",
+            code="record-not-gzip",
+        )
     if not packed and first == GZIP:
-        raise LearnerError("it is compressed by gzip: its name has to end with .gz, or its recorder needs gzip=True")
+        raise LearnerError(
+            "it is compressed by gzip: its name has to end with .gz, or its recorder needs gzip=True",
+            code="record-gzip-unexpected",
+        )

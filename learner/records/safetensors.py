@@ -59,7 +59,10 @@ class SafetensorsRecorder(Recorder):
         if METADATA in arrays:
             odd.append(METADATA)
         if odd:
-            raise LearnerError(f"safetensors cannot hold {', '.join(odd)}: use MessagePackRecorder()")
+            raise LearnerError(
+                f"safetensors cannot hold {', '.join(odd)}: use MessagePackRecorder()",
+                code="record-safetensors-unsupported",
+            )
 
     def _chunks(self, arrays: Mapping[str, Stored]) -> Iterator[Buffer]:
         keys = {path: stored.dtype for path, stored in arrays.items() if stored.is_key}
@@ -86,17 +89,21 @@ class SafetensorsRecorder(Recorder):
         arrays, position = {}, 0
         for path, (begin, end, dtype, shape) in sorted(claims.items(), key=lambda item: item[1][:2]):
             if begin != position:
-                raise LearnerError(f"{path!r} begins at byte {begin}, where byte {position} is next")
+                raise LearnerError(
+                    f"{path!r} begins at byte {begin}, where byte {position} is next",
+                    code="record-safetensors-offsets",
+                    path=path,
+                )
             if end > room:
-                raise LearnerError(f"it is cut off: {path!r} ends at byte {end}")
+                raise LearnerError(f"it is cut off: {path!r} ends at byte {end}", code="record-cut-off", path=path)
             name = keys.get(path, dtype)
             kind, shape = check_claim(path, name, shape, end - begin)
             data = _room(end - begin).view(kind).reshape(shape)
             if file.readinto(data.reshape(-1).view(np.uint8).data) != end - begin:
-                raise LearnerError(f"it is cut off inside of {path!r}")
+                raise LearnerError(f"it is cut off inside of {path!r}", code="record-cut-off", path=path)
             arrays[path], position = checked(path, name, data), end
         if file.read(1):
-            raise LearnerError("it goes on after its end")
+            raise LearnerError("it goes on after its end", code="record-trailing-bytes")
         return Content(version, precision, {path: arrays[path] for path in header})
 
 
@@ -126,13 +133,13 @@ def _header(file: Any, room: int, most: int) -> dict[str, Any]:
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or not 2 <= length <= min(MOST_HEADER, room - 8):
-        raise LearnerError("it does not begin with the length of a header")
+        raise LearnerError("it does not begin with the length of a header", code="record-safetensors-header")
     text = file.read(length)
     if len(text) < length:
-        raise LearnerError("it is cut off inside of its header")
+        raise LearnerError("it is cut off inside of its header", code="record-cut-off")
     header = parsed(text, most, object_pairs_hook=reject_duplicate_keys)
     if not isinstance(header, dict):
-        raise LearnerError("its header is not a JSON object")
+        raise LearnerError("its header is not a JSON object", code="record-safetensors-header")
     check_count("its header", len(header), most)
     return header
 
@@ -140,7 +147,7 @@ def _header(file: Any, room: int, most: int) -> dict[str, Any]:
 def _read_metadata(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None, str | None, dict[str, str]]:
     """Return version, precision and random keys, or nothing for a file of another program."""
     if not isinstance(metadata, dict):
-        raise LearnerError("its metadata is not a JSON object")
+        raise LearnerError("its metadata is not a JSON object", code="record-safetensors-metadata")
     if metadata.get("format") != FORMAT:
         return None, None, {}
     number = metadata.get("version", "")
@@ -155,19 +162,28 @@ def _read_metadata(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None
         for path, dtype in keys.items()
     )
     if not fits:
-        raise LearnerError("its random_keys are not those of its arrays")
+        raise LearnerError("its random_keys are not those of its arrays", code="record-safetensors-random-keys")
     return version, precision, keys
 
 
 def _claim(path: str, entry: Any) -> tuple[int, int, str, Any]:
     """Return the begin and the end of an array in the file, its dtype and its shape."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise LearnerError(f"{path!r} is no array: it needs dtype, shape and data_offsets")
+        raise LearnerError(
+            f"{path!r} is no array: it needs dtype, shape and data_offsets", code="record-array-malformed", path=path
+        )
     offsets, dtype = entry["data_offsets"], entry["dtype"]
     is_range = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int for n in offsets)
     if not is_range or not 0 <= offsets[0] <= offsets[1]:
-        raise LearnerError(f"{path!r} has the data_offsets {offsets!r}, which are none")
+        raise LearnerError(
+            f"{path!r} has the data_offsets {offsets!r}, which are none", code="record-safetensors-offsets", path=path
+        )
     if not isinstance(dtype, str) or dtype not in OTHERWISE:
-        raise LearnerError(f"{path!r} has the dtype {dtype!r}; there are: {', '.join(sorted(OTHERWISE))}")
+        raise LearnerError(
+            f"{path!r} has the dtype {dtype!r}; there are: {', '.join(sorted(OTHERWISE))}",
+            code="record-dtype-unknown",
+            path=path,
+            dtype=dtype,
+        )
     assert OTHERWISE[dtype] in DTYPES
     return offsets[0], offsets[1], OTHERWISE[dtype], entry["shape"]

@@ -66,7 +66,11 @@ class Limits:
 def check_count(what: str, count: int, most: int) -> None:
     """Raise `LearnerError` for a map with too many entries."""
     if count > most:
-        raise LearnerError(f"{what} has more than {most} entries, which is far more than it needs")
+        raise LearnerError(
+            f"{what} has more than {most} entries, which is far more than it needs",
+            code="record-too-many-entries",
+            most=most,
+        )
 
 
 def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
@@ -79,7 +83,9 @@ def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
     """
     lists, maps, quotes, commas = _counts(text, b'[{",')
     if lists + maps > 4 * most or quotes > 16 * most + 2 * numbers or commas > 8 * most + numbers:
-        raise LearnerError("it has far more values than a record of its size, or this model, needs")
+        raise LearnerError(
+            "it has far more values than a record of its size, or this model, needs", code="record-too-many-entries"
+        )
     return json.loads(text, **hooks)
 
 
@@ -107,7 +113,8 @@ class Unpacked:
         if self._read > self._room:
             raise LearnerError(
                 f"it is longer than {size(self._room)} when it is unpacked, which is far more than this model needs; "
-                "if it is what it should be, unpack it with gunzip first"
+                "if it is what it should be, unpack it with gunzip first",
+                code="record-too-large",
             )
 
     def read(self, count: int = -1) -> bytes:
@@ -138,7 +145,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for name, value in pairs:
         if name in content:
-            raise LearnerError(f"it has {name!r} twice")
+            raise LearnerError(f"it has {name!r} twice", code="record-key-twice", name=name)
         content[name] = value
     return content
 
@@ -163,4 +170,4 @@ def readable(what: str) -> Iterator[None]:
     except (zlib.error, binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError) as error:
         reason, cause = f"it is not what it should be ({error or type(error).__name__})", error
     reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}..."
-    raise LearnerError(printable(f"{what} cannot be read: {reason}")) from cause
+    raise LearnerError(printable(f"{what} cannot be read: {reason}"), code="record-unreadable") from cause

@@ -73,7 +73,8 @@ class NotebookRenderer(Listener):
         if display is None and not in_notebook():
             raise LearnerError(
                 "NotebookRenderer shows a run in a notebook, and this is none; elsewhere there are RichRenderer, for "
-                "terminals, and PlainRenderer"
+                "terminals, and PlainRenderer",
+                code="renderer-notebook-missing",
             )
         self._display = display or _display
         self._clock, self._every_seconds = clock, every_seconds

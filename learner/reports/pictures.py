@@ -34,11 +34,15 @@ def picture(
       LearnerError: no run has the metric as a number; or what is said of the axes makes no sense.
     """
     if x not in AXES:
-        raise LearnerError(f"x is {x!r}: {near(x, AXES)}")
+        raise LearnerError(f"x is {x!r}: {near(x, AXES)}", code="report-axis-unknown")
     if steps and x != "step":
-        raise LearnerError(f"values at each step are drawn over steps only, and x is {x!r}")
+        raise LearnerError(
+            f"values at each step are drawn over steps only, and x is {x!r}", code="report-axis-steps-only"
+        )
     if not 0 <= smooth < 1:
-        raise LearnerError(f"smooth is {smooth}; it needs a number from 0 to below 1")
+        raise LearnerError(
+            f"smooth is {smooth}; it needs a number from 0 to below 1", code="report-smooth-value", smooth=smooth
+        )
     lines: dict[str, Line] = {}
     unit = ""
     for run in runs:
@@ -66,7 +70,8 @@ def _line(run: Run, key: str, x: str, steps: bool) -> Line:
     if steps and key.startswith("train/") and not any(run.directory.glob("train/epoch-*/*.log")):
         raise LearnerError(
             f"{run.directory} has no metric files, so there are no values of single steps: it was trained with "
-            "metric_loggers(only=...), and its loggers have them"
+            "metric_loggers(only=...), and its loggers have them",
+            code="report-step-values-missing",
         )
     step = np.array([point.step for point in points], np.float64)
     values = [math.nan if isinstance(point.value, str) else point.value for point in points]
@@ -100,12 +105,14 @@ def _positive(line: Line) -> Line:
 
 def _nothing(runs: Sequence[Run], metric: str, log: bool) -> LearnerError:
     if log:
-        return LearnerError(f"{metric} has no value above 0, which a logarithmic axis needs")
+        return LearnerError(
+            f"{metric} has no value above 0, which a logarithmic axis needs", code="report-log-axis-empty"
+        )
     known = list(dict.fromkeys(key for run in runs for key in run.keys))
     where = runs[0].directory if len(runs) == 1 else f"none of {len(runs)} runs"
     hint = near(metric, [*known, *dict.fromkeys(key.split("/", 1)[1] for key in known)])
     if any(metric in (key, key.split("/", 1)[1]) for key in known):
         why = f"it is a text, or never a number from {-LARGEST:g} to {LARGEST:g}"
-        return LearnerError(f"{metric} has no value that can be drawn: {why}")
+        return LearnerError(f"{metric} has no value that can be drawn: {why}", code="report-metric-not-drawable")
     verb = "has no metric" if len(runs) == 1 else "has a metric"
-    return LearnerError(f"{where} {verb} {metric!r}: {hint}")
+    return LearnerError(f"{where} {verb} {metric!r}: {hint}", code="report-metric-missing")

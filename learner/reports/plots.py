@@ -88,7 +88,9 @@ class Plot:
         try:
             figure.savefig(path, format="png", dpi=150)
         except OSError as error:
-            raise LearnerError(f"the plot cannot be written to {path}: {error}") from error
+            raise LearnerError(
+                f"the plot cannot be written to {path}: {error}", code="report-not-written", path=path
+            ) from error
 
     def _scale(self, plotext: Any, width: int, height: int) -> None:
         """Return the kinds of the axes, and ticks where plotext's defaults are unsuitable."""
@@ -209,11 +211,17 @@ def package(name: str, what: str = "plots") -> Any:
     except ModuleNotFoundError as error:
         if error.name != root:
             raise
-        raise LearnerError(f"{what} need {root}, which is not installed: {install_hint(what)}") from error
+        raise LearnerError(
+            f"{what} need {root}, which is not installed: {install_hint(what)}", code="report-package-missing"
+        ) from error
     return importlib.import_module(name)
 
 
 def refuse_path(path: str) -> None:
     """Raise `LearnerError` if a plot cannot be saved under this name."""
     if Path(path).suffix.lower() != ".png" or not Path(path).parent.is_dir():
-        raise LearnerError(f"the output is {path}; it needs the name of a .png file in a directory that exists")
+        raise LearnerError(
+            f"the output is {path}; it needs the name of a .png file in a directory that exists",
+            code="report-output-path",
+            path=path,
+        )

@@ -48,7 +48,9 @@ def write_report(path: str | Path, runs: Sequence[Run], title: str | None = None
     try:
         replace(str(path), content.encode(errors="backslashreplace"))
     except OSError as error:
-        raise LearnerError(f"the report cannot be written to {path}: {error}") from error
+        raise LearnerError(
+            f"the report cannot be written to {path}: {error}", code="report-not-written", path=path
+        ) from error
 
 
 def report(runs: Sequence[Run], title: str | None = None) -> str:

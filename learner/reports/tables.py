@@ -59,9 +59,11 @@ def write_table(path: str | os.PathLike[str], run: Run, kind: str) -> int:
         needs, is not installed.
     """
     if kind not in KINDS:
-        raise LearnerError(f"the format is {kind!r}: {near(kind, list(KINDS))}")
+        raise LearnerError(
+            f"the format is {kind!r}: {near(kind, list(KINDS))}", code="report-format-unknown", kind=kind
+        )
     if not run.keys:
-        raise LearnerError(f"{run.directory} has no numbers yet")
+        raise LearnerError(f"{run.directory} has no numbers yet", code="report-without-numbers")
     partial = Path(f"{os.fspath(path)}.partial")
     counted = _Counted(rows(run))
     try:
@@ -69,7 +71,9 @@ def write_table(path: str | os.PathLike[str], run: Run, kind: str) -> int:
         KINDS[kind](partial, counted)
         partial.replace(path)
     except OSError as error:
-        raise LearnerError(f"the numbers cannot be written to {os.fspath(path)}: {error}") from error
+        raise LearnerError(
+            f"the numbers cannot be written to {os.fspath(path)}: {error}", code="report-not-written"
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
     return counted.count
@@ -104,7 +108,9 @@ def _parquet(path: Path, given: Iterable[Row]) -> None:
         pyarrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
-        raise LearnerError(f"Parquet needs pyarrow, which is not installed: {install_hint('parquet')}") from error
+        raise LearnerError(
+            f"Parquet needs pyarrow, which is not installed: {install_hint('parquet')}", code="report-package-missing"
+        ) from error
     types = {"epoch": pyarrow.int64(), "step": pyarrow.int64(), "value": pyarrow.float64()}
     schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in COLUMNS])
     iterator = iter(given)

@@ -62,7 +62,9 @@ def write_events(directory: str | os.PathLike[str], run: Run) -> int:
         _refuse_others(place)
         return _write(place, name, run, began)
     except OSError as error:
-        raise LearnerError(f"the events cannot be written to {place}: {error}") from error
+        raise LearnerError(
+            f"the events cannot be written to {place}: {error}", code="report-not-written", place=place
+        ) from error
 
 
 def _write(place: Path, name: str, run: Run, began: float) -> int:
@@ -109,7 +111,9 @@ def _refuse_others(place: Path) -> None:
     if others:
         raise LearnerError(
             f"{place} holds event files of something else, such as {others[0].name}: every value would be there twice. "
-            "Choose another directory: -o DIR"
+            "Choose another directory: -o DIR",
+            code="report-foreign-events",
+            place=place,
         )
 
 

@@ -67,12 +67,16 @@ class AppendedFile:
         except FileNotFoundError:
             if not self._was_open:
                 raise
-            raise LearnerError(f"{self.path} was removed while the run was writing to it") from None
+            raise LearnerError(
+                f"{self.path} was removed while the run was writing to it", code="run-log-removed"
+            ) from None
         size = os.lseek(descriptor, 0, os.SEEK_END)
         if size != self.size and self._was_open:
             os.close(descriptor)
             raise LearnerError(
-                f"{self.path} was changed while the run was writing to it: it has {size} bytes and had {self.size}"
+                f"{self.path} was changed while the run was writing to it: it has {size} bytes and had {self.size}",
+                code="run-log-changed",
+                size=size,
             )
         if size != self.size:
             self.size = size
@@ -111,7 +115,11 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
     except OSError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise LearnerError(f"{path} is {kind_of(mode)}; a run writes only to files in its own directory: remove it")
+        raise LearnerError(
+            f"{path} is {kind_of(mode)}; a run writes only to files in its own directory: remove it",
+            code="run-file-kind",
+            path=path,
+        )
 
 
 def replace(path: str, content: bytes) -> None:

@@ -121,7 +121,7 @@ def _keys(name: str, known: Sequence[str]) -> list[str]:
     matching = [key for key in known if name in (key, key.split("/", 1)[1])]
     if not matching:
         names = [*known, *dict.fromkeys(key.split("/", 1)[1] for key in known)]
-        raise LearnerError(f"no run has a metric {name!r}: {near(name, names)}")
+        raise LearnerError(f"no run has a metric {name!r}: {near(name, names)}", code="run-metric-unknown", name=name)
     return matching
 
 
@@ -184,7 +184,10 @@ def _sorted(
         column = best if any(row[best] is not None for row in rows) else f"{key} last"
         sign = -1.0 if any(key in run.higher for run in runs) else 1.0
     if column not in rows[0]:
-        raise LearnerError(f"there is no column {sort!r} to sort by: {near(sort, [*metrics, *names, *rows[0]])}")
+        raise LearnerError(
+            f"there is no column {sort!r} to sort by: {near(sort, [*metrics, *names, *rows[0]])}",
+            code="run-column-unknown",
+        )
 
     def rank(row: Row) -> tuple[int, float, str]:
         value = row[column]

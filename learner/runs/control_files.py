@@ -38,9 +38,9 @@ def ask(directory: str | os.PathLike[str], what: str) -> Path:
     """
     folder = Path(directory)
     if what not in WHAT:
-        raise LearnerError(f"a run cannot be asked for {what!r}: {near(what, WHAT)}")
+        raise LearnerError(f"a run cannot be asked for {what!r}: {near(what, WHAT)}", code="run-request-unknown")
     if is_locked(folder) is False:
-        raise LearnerError(f"no run is under way in {folder}")
+        raise LearnerError(f"no run is under way in {folder}", code="run-not-running")
     path, partial = folder / f"{what}.ask", None
     try:
         descriptor, partial = tempfile.mkstemp(".partial", f"{what}.ask.", folder)
@@ -51,7 +51,9 @@ def ask(directory: str | os.PathLike[str], what: str) -> Path:
         if partial is not None:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
-        raise LearnerError(f"{path} cannot be written: {error.strerror}") from error
+        raise LearnerError(
+            f"{path} cannot be written: {error.strerror}", code="run-request-unwritable", path=path
+        ) from error
     return path
 
 

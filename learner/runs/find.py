@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from learner.errors import LearnerError, one_error
+from learner.errors import LearnerError, Problem, one_error
 from learner.runs.layout import MARK
 from learner.runs.run import Run
 
@@ -34,16 +34,16 @@ def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None)
     """
     directories, problems = run_directories(places)
     if problems:
-        raise one_error(problems, "these runs cannot be read")
+        raise one_error(problems, "these runs cannot be read", code="run-unreadable")
     read = 0
     for path, name in zip(directories, names_of(directories), strict=True):
         try:
             yield Run(path, name, now)
             read += 1
         except LearnerError as error:
-            problems.append(str(error))
+            problems.append(Problem(error, code=error.code, **error.fields))
     if not read:
-        raise one_error(problems, "these runs cannot be read")
+        raise one_error(problems, "these runs cannot be read", code="run-unreadable")
     for problem in problems:
         warnings.warn(f"{problem}; it is left out", stacklevel=2)
 

@@ -96,10 +96,13 @@ class History(Mapping[str, list[float | str]]):
         """
         history = cls()
         if not isinstance(content, Mapping):
-            raise LearnerError("the history is damaged: it needs values by key")
+            raise LearnerError("the history is damaged: it needs values by key", code="run-history-damaged")
         for key, points in content.items():
             if "/" not in key or not isinstance(points, list) or not points or not all(map(_is_point, points)):
-                raise LearnerError(f"the history of {short(key)!r} is damaged: it needs points [epoch, step, value]")
+                raise LearnerError(
+                    f"the history of {short(key)!r} is damaged: it needs points [epoch, step, value]",
+                    code="run-history-damaged",
+                )
             history._points[key] = [(epoch, step, decode(value)) for epoch, step, value in points]
         return history
 

@@ -38,7 +38,11 @@ def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[st
     """
     path = Path(directory, "journal.jsonl")
     if not path.is_file():  # reading a pipe or a device would not end
-        raise LearnerError(f"{directory} has no journal.jsonl: it is not the directory of a run")
+        raise LearnerError(
+            f"{directory} has no journal.jsonl: it is not the directory of a run",
+            code="run-not-a-run",
+            directory=directory,
+        )
     lines = (line.removesuffix(b"\n") for line in read_lines(path))
     return [(line, entry_of(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
 

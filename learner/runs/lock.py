@@ -140,7 +140,9 @@ def _refuse_other_content(descriptor: int, path: Path) -> None:
 
 def _no_lock(path: Path, why: str) -> LearnerError:
     return LearnerError(
-        f"{path} is no lock of a run: it {why}. Nothing was changed; move it away, or choose another directory"
+        f"{path} is no lock of a run: it {why}. Nothing was changed; move it away, or choose another directory",
+        code="run-lock-malformed",
+        path=path,
     )
 
 
@@ -192,5 +194,7 @@ def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
     who = "another process" if process is None else f"process {process} on {host}"
     return LearnerError(
         f"{path.parent} is in use: {who} trains there. Wait until it has ended, or choose another directory "
-        f"(if it is not running any more, remove {path})"
+        f"(if it is not running any more, remove {path})",
+        code="run-in-use",
+        path=path,
     )

@@ -52,7 +52,8 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
         if size and crc is not None and checksum(directory / path, size) != crc:
             raise LearnerError(
                 f"{directory / path} has other bytes than the run wrote: it was changed since then, so the run cannot "
-                "go on from there; allow=('logs',) goes on with what is there"
+                "go on from there; allow=('logs',) goes on with what is there",
+                code="resume-log-changed",
             )
 
 
@@ -138,7 +139,9 @@ def refuse_position(position: Any) -> None:
     """
     problem = _problem_with(position)
     if problem:
-        raise LearnerError(f"the position of the logs is wrong: {problem}; the checkpoint is damaged")
+        raise LearnerError(
+            f"the position of the logs is wrong: {problem}; the checkpoint is damaged", code="resume-log-position"
+        )
 
 
 def _problem_with(position: Any) -> str | None:
@@ -230,5 +233,7 @@ def _size(file: Path) -> int:
 def _too_short(file: Path, found: str, needed: str, when: str = "the checkpoint was saved") -> LearnerError:
     return LearnerError(
         f"{file} has {found}, but had {needed} when {when}: "
-        "it was changed since then, so the run cannot go on from there; allow=('logs',) goes on without that part"
+        "it was changed since then, so the run cannot go on from there; allow=('logs',) goes on without that part",
+        code="resume-log-changed",
+        file=file,
     )

@@ -225,7 +225,8 @@ class RunFiles:
                 raise
             raise LearnerError(
                 f"the disk of {self._directory} is full, so the logs of the run cannot be written ({error}). Make "
-                "room, and resume the run"
+                "room, and resume the run",
+                code="run-disk-full",
             ) from error
 
     def close(self) -> None:
@@ -255,7 +256,9 @@ class RunFiles:
             for (_, other), known in self._places.items():
                 if [*map(_folded, known)] == [*map(_folded, paths)]:
                     raise LearnerError(
-                        f"the metrics {other!r} and {name!r} would share a file, {'/'.join(paths)}: rename one"
+                        f"the metrics {other!r} and {name!r} would share a file, {'/'.join(paths)}: rename one",
+                        code="run-metric-file-shared",
+                        name=name,
                     )
             self._places[split, name] = paths
         return self._places[split, name]
@@ -275,14 +278,19 @@ class RunFiles:
             except FileExistsError:
                 pass
             except FileNotFoundError:
-                raise LearnerError(f"{self._directory}/{split} was removed while the run was writing to it") from None
+                raise LearnerError(
+                    f"{self._directory}/{split} was removed while the run was writing to it",
+                    code="run-log-removed",
+                    split=split,
+                ) from None
             self._made_epochs.add(relative)
 
     def _refuse_loss(self) -> None:
         if self._journal is not None and self._journal.is_lost():
             raise LearnerError(
                 f"{self._journal.path} was removed while the run was writing to it, so its logs are lost: use another "
-                "directory, or find out what removes it"
+                "directory, or find out what removes it",
+                code="run-log-removed",
             )
 
     def _open_journal(self) -> AppendedFile:
@@ -341,7 +349,9 @@ def file_name(name: str) -> str:
     problem = _problem(name)
     if problem:
         raise LearnerError(
-            f"{name!r} cannot be the name of a metric or split, because a file is called by it: {problem}"
+            f"{name!r} cannot be the name of a metric or split, because a file is called by it: {problem}",
+            code="run-metric-name-unusable",
+            name=name,
         )
     return name.replace(" ", "_")
 
@@ -357,7 +367,11 @@ def refuse_same_files(names: Sequence[str]) -> None:
     for name in names:
         file = _folded(file_name(name))
         if file in seen:
-            raise LearnerError(f"{seen[file]!r} and {name!r} would share their files: rename one")
+            raise LearnerError(
+                f"{seen[file]!r} and {name!r} would share their files: rename one",
+                code="run-metric-file-shared",
+                name=name,
+            )
         seen[file] = name
 
 

@@ -71,12 +71,15 @@ class Run:
     def __init__(self, directory: str | os.PathLike[str], name: str | None = None, now: float | None = None):
         self.directory = Path(directory)
         if not self.directory.is_dir():
-            raise LearnerError(f"there is no directory {self.directory}")
+            raise LearnerError(f"there is no directory {self.directory}", code="run-directory-missing")
         self.name = name or self.directory.resolve().name
         if not is_plain(self.directory / MARK):
             problem = f"has no {MARK}: it is not the directory of a run"
             readable = os.access(self.directory, os.X_OK)
-            raise LearnerError(f"{self.directory} {problem if readable else 'cannot be read: Permission denied'}")
+            raise LearnerError(
+                f"{self.directory} {problem if readable else 'cannot be read: Permission denied'}",
+                code="run-directory-unreadable",
+            )
         self._lines = GrowingLines(self.directory / MARK)
         self._begin_anew()
         self.refresh(now)
@@ -101,7 +104,9 @@ class Run:
         try:
             anew, lines = self._lines.read()
         except OSError as error:
-            raise LearnerError(f"{self.directory} cannot be read: {error.strerror}") from error
+            raise LearnerError(
+                f"{self.directory} cannot be read: {error.strerror}", code="run-directory-unreadable"
+            ) from error
         self._now = time.time() if now is None else now
         for name in ("status", "seconds", *(OF_LINES if lines or anew else ())):
             self.__dict__.pop(name, None)
@@ -267,7 +272,11 @@ class Run:
           LearnerError: the run has no such metric.
         """
         if key not in self.history:
-            raise LearnerError(f"{self.directory} has no metric {key!r}: {near(key, list(self.history))}")
+            raise LearnerError(
+                f"{self.directory} has no metric {key!r}: {near(key, list(self.history))}",
+                code="run-metric-unknown",
+                key=key,
+            )
         return self.history.points(key)
 
     def steps(self, key: str, most: int | None = None) -> Series:

@@ -57,7 +57,7 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
       LearnerError: `most` is no positive number.
     """
     if most is not None and most < 1:
-        raise LearnerError(f"most is {most}; it needs 1 or more")
+        raise LearnerError(f"most is {most}; it needs 1 or more", code="run-series-most-value", most=most)
     files = _files(directory, split, name)
     together = 1 if most is None else max(1, math.ceil(sum(_lines(path) for _, path in files) / most))
     points: list[list[np.ndarray]] = []

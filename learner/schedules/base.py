@@ -55,10 +55,18 @@ class RunLength:
         if unit_steps is None and unit == "epochs":
             raise LengthNeededError(
                 f"{name} is {length:g} epochs, and it is not known how many steps an epoch has: the training data does "
-                "not say how many batches it has. Count in steps (unit='steps'), or pass a loader with a length"
+                "not say how many batches it has. Count in steps (unit='steps'), or pass a loader with a length",
+                code="schedule-epoch-length-unknown",
+                name=name,
+                length=length,
             )
         if unit_steps is None:
-            raise LengthNeededError(f"{name} is {length:g} of the run, and {UNKNOWN}")
+            raise LengthNeededError(
+                f"{name} is {length:g} of the run, and {UNKNOWN}",
+                code="schedule-run-length-unknown",
+                name=name,
+                length=length,
+            )
         return max(1, math.floor(length * unit_steps + 0.5))
 
     @property
@@ -73,7 +81,11 @@ class RunLength:
           LengthNeededError: that is not known.
         """
         if self.own is None:
-            raise LengthNeededError(f"{name} is left out, which means to the end of the run, and {UNKNOWN}")
+            raise LengthNeededError(
+                f"{name} is left out, which means to the end of the run, and {UNKNOWN}",
+                code="schedule-run-length-unknown",
+                name=name,
+            )
         return max(1, self.own)
 
 
@@ -119,10 +131,11 @@ class Schedule(abc.ABC):
         except LengthNeededError as error:
             raise LengthNeededError(
                 f"{self!r} does not know how long the run is. `fit` tells it; without `fit` use "
-                "schedule.resolved(num_steps=..., steps_per_epoch=...)"
+                "schedule.resolved(num_steps=..., steps_per_epoch=...)",
+                code="schedule-run-length-unknown",
             ) from error
         except LearnerError as error:
-            raise LearnerError(f"{self!r}: {error}") from error
+            raise LearnerError(f"{self!r}: {error}", code=error.code, **error.fields) from error
 
     @property
     def needs_run_length(self) -> bool:
@@ -157,7 +170,12 @@ class Schedule(abc.ABC):
         """
         for name, value in (("num_steps", num_steps), ("steps_per_epoch", steps_per_epoch)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise LearnerError(f"{name} is {value!r}; it needs a whole number, 1 or more")
+                raise LearnerError(
+                    f"{name} is {value!r}; it needs a whole number, 1 or more",
+                    code="schedule-length-value",
+                    name=name,
+                    value=value,
+                )
         return Resolved(self, RunLength(num_steps, steps_per_epoch))
 
     def __repr__(self) -> str:
@@ -183,7 +201,7 @@ class Resolved:
         try:
             self._function = schedule.function(run)
         except LearnerError as error:
-            raise LearnerError(f"{schedule!r}: {error}") from error
+            raise LearnerError(f"{schedule!r}: {error}", code=error.code, **error.fields) from error
 
     def __call__(self, step: Any) -> Array:
         """The float32 rate at `step`, an int or an int32 scalar, traced or not."""

@@ -70,7 +70,7 @@ class Checks:
     def done(self) -> None:
         """Raises one `LearnerError` of all that was found."""
         if self._problems:
-            raise one_error(self._problems, "this schedule cannot be used")
+            raise one_error(self._problems, "this schedule cannot be used", code="schedule-unusable")
 
 
 def is_number(value: Any) -> bool:

@@ -179,7 +179,7 @@ def _function(part: Part, run: RunLength) -> ScheduleFn:
         try:
             return part.function(run)
         except LearnerError as error:
-            raise type(error)(f"{part!r}: {error}") from error
+            raise type(error)(f"{part!r}: {error}", code=error.code, **error.fields) from error
     return part if callable(part) else optax.constant_schedule(part)
 
 

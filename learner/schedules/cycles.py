@@ -55,7 +55,11 @@ class CosineRestarts(Schedule):
         """See `Schedule`."""
         steps = self.steps(run)
         if steps < self.cycles:
-            raise LearnerError(f"{self.cycles} cycles do not fit into {steps} steps; each needs one or more")
+            raise LearnerError(
+                f"{self.cycles} cycles do not fit into {steps} steps; each needs one or more",
+                code="schedule-cycles-too-many",
+                steps=steps,
+            )
         sizes = [self.growth**cycle for cycle in range(self.cycles)]
         bounds = [0]
         for cycle in range(1, self.cycles + 1):  # each has a step or more
@@ -114,7 +118,11 @@ class OneCycle(Schedule):
         steps = self.steps(run)
         bounds = [0, int(self.warmup * steps), *([int(0.85 * steps)] if self.shape == "linear" else []), steps]
         if sorted(set(bounds)) != bounds:
-            raise LearnerError(f"{steps} steps are too short for one cycle: its phases would end at {bounds[1:]}")
+            raise LearnerError(
+                f"{steps} steps are too short for one cycle: its phases would end at {bounds[1:]}",
+                code="schedule-too-short",
+                steps=steps,
+            )
         make = optax.cosine_onecycle_schedule if self.shape == "cosine" else optax.linear_onecycle_schedule
         cycle = make(steps, self.peak, self.warmup, div_factor=self.div, final_div_factor=self.final_div)
         return between(cycle, self.peak / self.div, steps, self.peak / self.div / self.final_div)
@@ -166,7 +174,13 @@ class WarmupStableDecay(Schedule):
         steps = self.steps(run)
         warmup, decay = (run.in_steps(getattr(self, name), self.unit, name) for name in ("warmup", "decay"))
         if warmup + decay > steps:
-            raise LearnerError(f"a warm-up of {warmup} steps and a decay of {decay} do not fit into its {steps} steps")
+            raise LearnerError(
+                f"a warm-up of {warmup} steps and a decay of {decay} do not fit into its {steps} steps",
+                code="schedule-too-short",
+                warmup=warmup,
+                decay=decay,
+                steps=steps,
+            )
         rising = between(optax.linear_schedule(self.first, self.peak, warmup), self.first, warmup, self.peak)
         falling = between(self._falling(decay), self.peak, decay, self.last)
         phases = [rising, optax.constant_schedule(self.peak), falling]

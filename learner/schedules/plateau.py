@@ -43,15 +43,27 @@ class ReduceOnPlateau:
         min_lr: float = 0.0,
     ):
         if isinstance(lr, bool) or not (isinstance(lr, int | float) and 0 < lr < math.inf):
-            raise LearnerError(f"lr of ReduceOnPlateau is {lr!r}; it needs a positive number")
+            raise LearnerError(
+                f"lr of ReduceOnPlateau is {lr!r}; it needs a positive number", code="schedule-plateau-lr"
+            )
         if not (isinstance(factor, int | float) and 0 < factor < 1):
-            raise LearnerError(f"factor of ReduceOnPlateau is {factor!r}; it needs a number between 0 and 1")
+            raise LearnerError(
+                f"factor of ReduceOnPlateau is {factor!r}; it needs a number between 0 and 1",
+                code="schedule-plateau-factor",
+                factor=factor,
+            )
         for name, value in (("patience", patience), ("cooldown", cooldown)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise LearnerError(f"{name} of ReduceOnPlateau is {value!r}; it needs a whole number, 0 or more")
+                raise LearnerError(
+                    f"{name} of ReduceOnPlateau is {value!r}; it needs a whole number, 0 or more",
+                    code="schedule-plateau-number",
+                    name=name,
+                    value=value,
+                )
         if not (isinstance(min_lr, int | float) and 0 <= min_lr <= lr):
             raise LearnerError(
-                f"min_lr of ReduceOnPlateau is {min_lr!r}; it needs a number from 0 to lr, which is {lr!r}"
+                f"min_lr of ReduceOnPlateau is {min_lr!r}; it needs a number from 0 to lr, which is {lr!r}",
+                code="schedule-plateau-min-lr",
             )
         self._best = Monitor(monitor, mode, min_delta)
         self._rate, self._factor, self._patience = float(lr), float(factor), patience

@@ -114,6 +114,8 @@ def milestones_in_steps(milestones: Sequence[float], unit: Unit, run: RunLength)
         if second <= first:
             raise LearnerError(
                 f"the milestones {before:g} and {after:g} ({unit}) are both step {first} of this run: it is too short "
-                "for both"
+                "for both",
+                code="schedule-milestones-coincide",
+                unit=unit,
             )
     return places

@@ -73,7 +73,9 @@ def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn
         return None
     name = getattr(fn, "__qualname__", None) or method
     if not callable(fn):
-        raise LearnerError(f"{method} is {fn!r}; it needs a function (model, batch) or (model, batch, rng)")
+        raise LearnerError(
+            f"{method} is {fn!r}; it needs a function (model, batch) or (model, batch, rng)", code="step-function-type"
+        )
     try:
         kinds = [p.kind for p in inspect.signature(fn).parameters.values() if p.default is p.empty or p.name == "rng"]
     except (TypeError, ValueError):
@@ -82,7 +84,9 @@ def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn
     if len(positional) not in (2, 3):
         first = "self" if given is None else "model"
         raise LearnerError(
-            f"{method} ({name}) takes {len(positional)} arguments; it needs ({first}, batch) or ({first}, batch, rng)"
+            f"{method} ({name}) takes {len(positional)} arguments; it needs ({first}, batch) or ({first}, batch, rng)",
+            code="step-function-signature",
+            name=name,
         )
     return StepFn(fn, len(positional) == 3, name)
 
@@ -159,7 +163,8 @@ class StepDefinition:
             if any(synced):
                 raise LearnerError(
                     "the train step computes its own gradients, and those of its model's BatchNorm go through all "
-                    "devices: use strategy(Sharded()), or Replicated(sync_batch_norm=False)"
+                    "devices: use strategy(Sharded()), or Replicated(sync_batch_norm=False)",
+                    code="step-sync-batch-norm",
                 )
             grads = self.grads_like(params, grads)
             return self.policy.kept(grads), output, new_state, False
@@ -192,7 +197,8 @@ class StepDefinition:
                 raise LearnerError(
                     f"{self.train.name} returned a pair whose first element, {_kind_of(returned)}, has no field "
                     "'loss'; a step returns an output, such as ClassificationOutput.from_logits(logits, labels), or "
-                    "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output"
+                    "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output",
+                    code="step-output-without-loss",
                 )
             if axis is not None and synced is not None:
                 synced.append(self.family.is_synced(model))
@@ -213,7 +219,11 @@ class StepDefinition:
         each_example = self.train.returns_gradients and self.accumulate == 1  # may then be `[examples, ...]`
         for name, g, p in zip(named_leaves(params), jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
             if jnp.shape(g) != p.shape and not (each_example and jnp.shape(g)[1:] == p.shape):
-                raise LearnerError(f"{what}: that of {name} is {list(jnp.shape(g))}, and {name} is {list(p.shape)}")
+                raise LearnerError(
+                    f"{what}: that of {name} is {list(jnp.shape(g))}, and {name} is {list(p.shape)}",
+                    code="step-gradient-shapes",
+                    name=name,
+                )
         return grads
 
     def model_state_after(self, given: Any, returned: Any, before: PyTree, computed: PyTree) -> PyTree:

@@ -63,7 +63,9 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
 
     def value_and_grads(model: Any, batch: Any, rng: Array | None = None) -> tuple[Any, PyTree]:
         if fn.takes_rng and rng is None:
-            raise LearnerError(f"the step {fn.name} takes a random key: call it with (model, batch, rng)")
+            raise LearnerError(
+                f"the step {fn.name} takes a random key: call it with (model, batch, rng)", code="step-needs-random-key"
+            )
         family, returns_model = adapter_of(model, trainable), []
         before = jax.tree.map(jnp.asarray, family.model_state)
         key = None if rng is None else jax.random.fold_in(rng, 1)  # as in `Step.run_train`
@@ -95,7 +97,11 @@ def _loss_of(output: Any, name: str) -> Array:
     loss = getattr(output, "loss", output)
     if not isinstance(loss, jax.Array | float) or jnp.shape(loss) != ():
         what = f"shape {list(jnp.shape(loss))}" if isinstance(loss, jax.Array) else type(output).__name__
-        raise LearnerError(f"the step {name} returned {what}; it needs an output with a `loss`, one number, or that")
+        raise LearnerError(
+            f"the step {name} returned {what}; it needs an output with a `loss`, one number, or that",
+            code="step-output-without-loss",
+            name=name,
+        )
     return loss
 
 
@@ -144,11 +150,16 @@ class GradientsAccumulator:
         weight = jnp.asarray(weight, jnp.float32)
         if weight.shape != () or (isinstance(given, int | float) and not 0 <= given < math.inf):
             what = given if weight.shape == () else f"shape {list(weight.shape)}"
-            raise LearnerError(f"the weight of gradients is {what}; it needs one number, 0 or more")
+            raise LearnerError(
+                f"the weight of gradients is {what}; it needs one number, 0 or more", code="step-weight-value"
+            )
         if self._sums is None:
             self._begin(grads)
         if differences := _differences(grads, self._sums):
-            raise LearnerError(f"these are not the gradients that were accumulated before: {'; '.join(differences)}")
+            raise LearnerError(
+                f"these are not the gradients that were accumulated before: {'; '.join(differences)}",
+                code="step-gradients-differ",
+            )
 
         def add(total: Array, g: Array) -> Array:
             g = jnp.asarray(g).astype(total.dtype) * weight.astype(total.dtype)
@@ -164,7 +175,10 @@ class GradientsAccumulator:
           LearnerError: nothing was ever accumulated.
         """
         if self._sums is None:
-            raise LearnerError("the accumulator has no gradients: call accumulate(grads, weight) before grads()")
+            raise LearnerError(
+                "the accumulator has no gradients: call accumulate(grads, weight) before grads()",
+                code="step-gradients-missing",
+            )
         leaves, tree = jax.tree.flatten(self._sums)
         divisor = jnp.where(self.weight > 0, self.weight, 1)
         means = [(s / divisor.astype(s.dtype)).astype(d) for s, d in zip(leaves, self._dtypes, strict=True)]

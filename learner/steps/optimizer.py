@@ -181,7 +181,7 @@ def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[
     def once(params: PyTree, grads: PyTree, rate: Array) -> tuple[PyTree, PyTree, PyTree]:
         old = init_optimizer(optimizer, None, params, rate)
         if why := unfit(old):
-            raise LearnerError(f"the optimizer ({name_of(optimizer)}) {why}")
+            raise LearnerError(f"the optimizer ({name_of(optimizer)}) {why}", code="optimizer-unusable")
         new_params, new = update_params(optimizer, rate, grads, old, params, loss=jnp.float32(0), value_fn=value_fn)
         return new_params, old, new
 
@@ -300,7 +300,11 @@ def check_schedule(schedule: Schedule) -> list[str]:
 
 def _number(rate: Any, name: str) -> Array:
     if hasattr(rate, "init") and hasattr(rate, "update"):
-        raise LearnerError(f"{name} makes an optimizer, not a rate; build takes (model, optimizer, lr)")
+        raise LearnerError(
+            f"{name} makes an optimizer, not a rate; build takes (model, optimizer, lr)",
+            code="optimizer-as-rate",
+            name=name,
+        )
     return jnp.asarray(rate)
 
 

@@ -52,7 +52,8 @@ class ClassificationOutput:
             raise LearnerError(
                 f"ClassificationOutput.from_logits got logits of shape {logits.shape} and labels of shape "
                 f"{labels.shape}; "
-                "it needs [batch, classes] and [batch]"
+                "it needs [batch, classes] and [batch]",
+                code="output-classification-shapes",
             )
         _check_mask(mask, labels.shape)
         losses = _cross_entropy("ClassificationOutput.from_logits", _kept(logits, mask), _kept(labels, mask))
@@ -91,7 +92,8 @@ class MultiLabelOutput:
             raise LearnerError(
                 f"MultiLabelOutput.from_logits got logits of shape {logits.shape} and targets of shape "
                 f"{targets.shape}; "
-                "both must be [batch, labels]"
+                "both must be [batch, labels]",
+                code="output-multilabel-shapes",
             )
         _check_mask(mask, logits.shape[:1])
         losses = optax.sigmoid_binary_cross_entropy(*_wide(_kept(logits, mask), _kept(targets, mask))).mean(-1)
@@ -129,7 +131,8 @@ class RegressionOutput:
         if predictions.ndim < 1 or predictions.shape != targets.shape:
             raise LearnerError(
                 f"RegressionOutput.from_predictions got predictions of shape {predictions.shape} and targets of shape "
-                f"{targets.shape}; they must be the same (a missing [:, 0] is the usual reason)"
+                f"{targets.shape}; they must be the same (a missing [:, 0] is the usual reason)",
+                code="output-regression-shapes",
             )
         _check_mask(mask, predictions.shape[:1])
         difference = jnp.subtract(*_wide(_kept(predictions, mask), _kept(targets, mask)))
@@ -171,7 +174,8 @@ class SequenceOutput:
         if logits.ndim != 3 or targets.shape != logits.shape[:2]:
             raise LearnerError(
                 f"SequenceOutput.from_logits got logits of shape {logits.shape} and targets of shape {targets.shape}; "
-                "it needs [batch, length, classes] and [batch, length]"
+                "it needs [batch, length, classes] and [batch, length]",
+                code="output-sequence-shapes",
             )
         _check_mask(mask, targets.shape)
         losses = _cross_entropy("SequenceOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
@@ -217,7 +221,8 @@ class SegmentationOutput:
         if logits.ndim < 3 or targets.shape != logits.shape[:-1]:
             raise LearnerError(
                 f"SegmentationOutput.from_logits got logits of shape {logits.shape} and targets of shape "
-                f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]"
+                f"{targets.shape}; it needs [batch, height, width, classes] and [batch, height, width]",
+                code="output-segmentation-shapes",
             )
         _check_mask(mask, targets.shape)
         losses = _cross_entropy("SegmentationOutput.from_logits", _kept(logits, mask), _kept(targets, mask))
@@ -270,7 +275,8 @@ class GeneratedOutput:
         if predictions.ndim != 2 or targets.ndim != 2 or len(predictions) != len(targets):
             raise LearnerError(
                 f"GeneratedOutput.of got predictions of shape {predictions.shape} and targets of shape "
-                f"{targets.shape}; it needs [batch, length] and [batch, another length]"
+                f"{targets.shape}; it needs [batch, length] and [batch, another length]",
+                code="output-generated-shapes",
             )
         rows = float(len(targets)) if mask is None else mask.reshape(len(targets), -1).any(1).sum().astype(jnp.float32)
         loss, weight = (jnp.float32(jnp.nan), rows) if scored is None else (scored.loss, scored.weight)
@@ -296,7 +302,11 @@ def weighted_mean(each: Array, mask: Array | None) -> tuple[Array, Array]:
 
 def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
     if mask is not None and mask.shape != shape:
-        raise LearnerError(f"the mask has shape {mask.shape}; it needs {shape}, one number for each value of the loss")
+        raise LearnerError(
+            f"the mask has shape {mask.shape}; it needs {shape}, one number for each value of the loss",
+            code="output-mask-shape",
+            shape=shape,
+        )
 
 
 def _kept(values: Array, mask: Array | None) -> Array:
@@ -315,7 +325,8 @@ def _wide(*arrays: Array) -> list[Array]:
 def _cross_entropy(what: str, logits: Array, labels: Array) -> Array:
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise LearnerError(
-            f"{what} got labels of dtype {labels.dtype}; it needs integer class numbers (labels.astype(int))"
+            f"{what} got labels of dtype {labels.dtype}; it needs integer class numbers (labels.astype(int))",
+            code="output-labels-dtype",
         )
     losses = optax.softmax_cross_entropy_with_integer_labels(*_wide(logits), labels)
     # optax counts negative labels from the end. As a factor the NaN reaches the gradient, too; times 1 is exact.

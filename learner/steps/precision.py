@@ -35,7 +35,11 @@ def _dtype_name(field: str, given: Any) -> str:
         except TypeError:
             name = None
     if given is None or name not in DTYPES:
-        raise LearnerError(f"{field} of Policy is {given!r}; it needs {' or '.join(map(repr, DTYPES))}")
+        raise LearnerError(
+            f"{field} of Policy is {given!r}; it needs {' or '.join(map(repr, DTYPES))}",
+            code="precision-dtype-unknown",
+            field=field,
+        )
     return str(name)
 
 
@@ -79,9 +83,15 @@ class LossScale:
     def __post_init__(self) -> None:
         number = isinstance(self.start, int | float) and not isinstance(self.start, bool)
         if not number or not 1 <= self.start <= MOST or math.frexp(self.start)[0] != 0.5:
-            raise LearnerError(f"start of LossScale is {self.start!r}; it needs a power of two from 1 to 2**24")
+            raise LearnerError(
+                f"start of LossScale is {self.start!r}; it needs a power of two from 1 to 2**24",
+                code="precision-loss-scale-start",
+            )
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise LearnerError(f"every of LossScale is {self.every!r}; it needs a whole number, 1 or more")
+            raise LearnerError(
+                f"every of LossScale is {self.every!r}; it needs a whole number, 1 or more",
+                code="precision-loss-scale-every",
+            )
 
     def fresh(self) -> dict[str, Array]:
         """The first state: `scale`, float32, and `good`, int32, the good steps since it changed."""
@@ -131,12 +141,19 @@ class Policy:
         if self.param == "float16":
             raise LearnerError(
                 "param of Policy is 'float16': small updates would be lost in it; keep the parameters in 'float32' (or "
-                "'bfloat16'), and compute in float16"
+                "'bfloat16'), and compute in float16",
+                code="precision-float16-params",
             )
         if self.loss_scale is not None and not isinstance(self.loss_scale, LossScale):
-            raise LearnerError(f"loss_scale of Policy is {self.loss_scale!r}; it needs LossScale(...) or None")
+            raise LearnerError(
+                f"loss_scale of Policy is {self.loss_scale!r}; it needs LossScale(...) or None",
+                code="precision-loss-scale-type",
+            )
         if self.loss_scale is not None and not self.casts:
-            raise LearnerError("loss_scale of Policy is for computing in float16, and everything is float32 here")
+            raise LearnerError(
+                "loss_scale of Policy is for computing in float16, and everything is float32 here",
+                code="precision-loss-scale-unneeded",
+            )
 
     @property
     def casts(self) -> bool:
@@ -221,7 +238,8 @@ def policy_of(given: Any) -> Policy:
     if isinstance(given, str) and given in PRESETS:
         return PRESETS[given]
     raise LearnerError(
-        f"precision got {given!r}; it needs {' or '.join(map(repr, PRESETS))}, or Policy(param, compute, output)"
+        f"precision got {given!r}; it needs {' or '.join(map(repr, PRESETS))}, or Policy(param, compute, output)",
+        code="precision-policy-unknown",
     )
 
 

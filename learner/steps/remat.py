@@ -42,11 +42,14 @@ def remat_of(given: Any) -> Policy:
         name = min(makers)
         raise LearnerError(
             f"remat got {name}, which makes a policy of its arguments: pass jax.checkpoint_policies.{name}(...), as in "
-            "save_only_these_names('hidden')"
+            "save_only_these_names('hidden')",
+            code="step-remat-policy-factory",
+            name=name,
         )
     raise LearnerError(
         f"remat got {given!r}; it needs {' or '.join(map(repr, REMAT))}, or a policy for jax.checkpoint, such as "
-        "jax.checkpoint_policies.save_only_these_names('hidden')"
+        "jax.checkpoint_policies.save_only_these_names('hidden')",
+        code="step-remat-unknown",
     )
 
 

@@ -42,7 +42,9 @@ def like(new: PyTree, old: PyTree, what: str) -> PyTree:
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise LearnerError(
                 f"a step changed {what}: {name} was {b.dtype}{list(b.shape)} and became {a.dtype}{list(a.shape)}; "
-                "its shape and dtype must stay the same"
+                "its shape and dtype must stay the same",
+                code="step-state-changed",
+                name=name,
             )
     return jax.tree.map(strong, new)
 

@@ -48,7 +48,7 @@ class Optimizer:
           LearnerError: it is none, such as an already built `optax.adamw(1e-3)`.
         """
         if problem := not_a_function_of_the_rate(optimizer):
-            raise LearnerError(problem)
+            raise LearnerError(problem, code="optimizer-unusable")
         self._optimizer = optimizer
 
     def __repr__(self) -> str:
@@ -66,7 +66,9 @@ class Optimizer:
         """
         params = parameters(params)
         if lr is None and reads_rate_in_init(self._optimizer, params):
-            raise LearnerError(f"the state of {self!r} depends on the first rate: init(params, lr=1e-3)")
+            raise LearnerError(
+                f"the state of {self!r} depends on the first rate: init(params, lr=1e-3)", code="optimizer-rate-needed"
+            )
         return init_optimizer(self._optimizer, None, params, _rate(0.0 if lr is None else lr))
 
     def step(
@@ -94,7 +96,10 @@ class Optimizer:
         """
         grads, rate = parameters(grads), _rate(lr)
         if not jax.tree.leaves(grads):
-            raise LearnerError("there are no gradients; the order is step(lr, params, grads, opt_state)")
+            raise LearnerError(
+                "there are no gradients; the order is step(lr, params, grads, opt_state)",
+                code="optimizer-gradients-missing",
+            )
         part = _part_like(params, grads)
         self._refuse_other_state(params, part, opt_state)
         try:
@@ -103,7 +108,8 @@ class Optimizer:
             if loss is not None or "value" not in str(error):
                 raise
             raise LearnerError(
-                f"{self!r} looks at the loss: step(lr, params, grads, opt_state, loss=output.loss)"
+                f"{self!r} looks at the loss: step(lr, params, grads, opt_state, loss=output.loss)",
+                code="optimizer-loss-needed",
             ) from error
         return with_parameters(params, like(new, part, "the parameters")), opt_state
 
@@ -123,7 +129,8 @@ class Optimizer:
             "the state of that part alone, and give it with the gradients of that part:\n"
             f"    part, rest = take(grads, {some})\n"
             f"    opt_state = opt.init(take(params, {some})[0])  # once, before the first step\n"
-            "    params, opt_state = opt.step(lr, params, part, opt_state)"
+            "    params, opt_state = opt.step(lr, params, part, opt_state)",
+            code="optimizer-state-mismatch",
         )
 
 
@@ -145,15 +152,21 @@ def _listed(names: list[str], most: int = 4) -> str:
 def _rate(lr: Any) -> Array:
     if callable(lr):
         raise LearnerError(
-            f"the rate is a function ({name_of(lr)}): call it with the step, opt.step(schedule(step), ...)"
+            f"the rate is a function ({name_of(lr)}): call it with the step, opt.step(schedule(step), ...)",
+            code="optimizer-rate-is-function",
         )
     if isinstance(lr, str | bool) or (isinstance(lr, int | float) and not 0 <= lr < math.inf):
-        raise LearnerError(f"the rate is {lr!r}; it needs a number that is 0 or more, and finite")
+        raise LearnerError(
+            f"the rate is {lr!r}; it needs a number that is 0 or more, and finite", code="optimizer-rate-value"
+        )
     if not jax.tree_util.all_leaves([lr]):
-        raise LearnerError(f"the rate is a {type(lr).__name__}; the order is step(lr, params, grads, opt_state)")
+        raise LearnerError(
+            f"the rate is a {type(lr).__name__}; the order is step(lr, params, grads, opt_state)",
+            code="optimizer-rate-type",
+        )
     rate = jnp.asarray(lr, jnp.float32)
     if rate.shape != ():
-        raise LearnerError(f"the rate has shape {list(rate.shape)}; it needs one number")
+        raise LearnerError(f"the rate has shape {list(rate.shape)}; it needs one number", code="optimizer-rate-shape")
     return rate
 
 
@@ -168,5 +181,5 @@ def _part_like(params: Any, grads: PyTree) -> PyTree:
                 f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(jnp.shape(there[name]))}"
             )
     if problems:
-        raise one_error(problems, "these gradients are not of these parameters")
+        raise one_error(problems, "these gradients are not of these parameters", code="optimizer-gradients-mismatch")
     return jax.tree_util.tree_map_with_path(lambda path, _: there[path_name(path)], grads)

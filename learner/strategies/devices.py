@@ -26,11 +26,15 @@ def find_devices(devices: int | str | Sequence[Any]) -> list[Any]:
     if devices == "all":
         return available
     if isinstance(devices, bool) or not isinstance(devices, int | list | tuple) or not devices:
-        raise LearnerError(f"devices is {devices!r}; {_NEEDS}")
+        raise LearnerError(f"devices is {devices!r}; {_NEEDS}", code="device-choice-malformed", devices=devices)
     if isinstance(devices, int):
         if not 1 <= devices <= len(available):
             is_are = "is" if len(available) == 1 else "are"
-            raise LearnerError(f"devices asks for {devices}, and there {is_are} {len(available)}: {_listed(available)}")
+            raise LearnerError(
+                f"devices asks for {devices}, and there {is_are} {len(available)}: {_listed(available)}",
+                code="device-too-few",
+                devices=devices,
+            )
         return available[:devices]
     return _by_name(devices, available)
 
@@ -41,15 +45,21 @@ def _by_name(devices: Sequence[Any], available: list[Any]) -> list[Any]:
     for device in devices:
         if isinstance(device, int) and not isinstance(device, bool):
             if device not in by_id:
-                raise LearnerError(f"there is no device with the id {device}; there are: {_listed(available)}")
+                raise LearnerError(
+                    f"there is no device with the id {device}; there are: {_listed(available)}",
+                    code="device-unknown",
+                    device=device,
+                )
             device = by_id[device]
         if not isinstance(device, jax.Device):
-            raise LearnerError(f"devices is {devices!r}; {_NEEDS}")
+            raise LearnerError(f"devices is {devices!r}; {_NEEDS}", code="device-choice-malformed", devices=devices)
         if device in chosen:
-            raise LearnerError(f"devices names {device} twice")
+            raise LearnerError(f"devices names {device} twice", code="device-twice", device=device)
         chosen.append(device)
     if len(platforms := sorted({device.platform for device in chosen})) > 1:
-        raise LearnerError(f"devices mixes the platforms {' and '.join(platforms)}: {_listed(chosen)}")
+        raise LearnerError(
+            f"devices mixes the platforms {' and '.join(platforms)}: {_listed(chosen)}", code="device-platforms-mixed"
+        )
     return chosen
 
 

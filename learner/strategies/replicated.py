@@ -46,7 +46,10 @@ class Replicated(Strategy):
         mesh = Mesh(np.array(devices), (AXIS,))
         super().__init__(devices, NamedSharding(mesh, PartitionSpec()))
         if jax.process_count() > 1:
-            raise LearnerError("Replicated trains on the devices of one process; use Sharded for several processes")
+            raise LearnerError(
+                "Replicated trains on the devices of one process; use Sharded for several processes",
+                code="strategy-replicated-several-processes",
+            )
         self.sync_batch_norm = sync_batch_norm
         self._each = NamedSharding(mesh, PartitionSpec(AXIS))
 

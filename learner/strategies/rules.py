@@ -47,7 +47,9 @@ def fsdp(min_size: int = 1024, axis: str = "data") -> Fsdp:
     ()
     """
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
-        raise LearnerError(f"min_size of fsdp is {min_size!r}; it needs a whole number of elements")
+        raise LearnerError(
+            f"min_size of fsdp is {min_size!r}; it needs a whole number of elements", code="strategy-fsdp-min-size"
+        )
     return Fsdp(min_size, axis)
 
 
@@ -75,7 +77,7 @@ class Rules:
             return cls(tuple(_rows(rules)))
         given: Iterable[Any] = rules.items() if isinstance(rules, Mapping) else rules
         if isinstance(rules, str) or not isinstance(given, Iterable):
-            raise LearnerError(f"the rules of Sharded are {rules!r}; {_FORM}")
+            raise LearnerError(f"the rules of Sharded are {rules!r}; {_FORM}", code="strategy-rules-type")
         return cls(tuple(row for rule in given for row in _rows(rule)))
 
     @property
@@ -132,18 +134,24 @@ def _rows(rule: Rule) -> list[tuple[str, PartitionSpec] | Fsdp]:
     if isinstance(rule, Mapping):
         return [row for pair in rule.items() for row in _rows(pair)]
     if not isinstance(rule, Sequence) or len(rule) != 2 or not isinstance(rule[0], str):
-        raise LearnerError(f"a rule of Sharded is {rule!r}; {_FORM}")
+        raise LearnerError(f"a rule of Sharded is {rule!r}; {_FORM}", code="strategy-rule-malformed")
     pattern, spec = rule
     try:
         re.compile(pattern)
     except re.error as error:
-        raise LearnerError(f"the rule {pattern!r} of Sharded is not a regular expression: {error}") from None
+        raise LearnerError(
+            f"the rule {pattern!r} of Sharded is not a regular expression: {error}",
+            code="strategy-rule-pattern",
+            pattern=pattern,
+        ) from None
     parts = [] if spec is None else [spec] if isinstance(spec, str) else list(spec)
     entries = [tuple(part) if isinstance(part, list) else part for part in parts]
     if not all(_is_entry(entry) for entry in entries):
         raise LearnerError(
             f"the rule {pattern!r} of Sharded splits by {spec!r}; give for each axis of the array the name of an axis "
-            "of the mesh, several names, or None: (None, 'model')"
+            "of the mesh, several names, or None: (None, 'model')",
+            code="strategy-rule-axes",
+            pattern=pattern,
         )
     return [(pattern, PartitionSpec(*entries))]
 

@@ -45,11 +45,14 @@ class Sharded(Strategy):
         self.mesh = mesh if isinstance(mesh, Mesh) else _mesh(mesh, devices)
         super().__init__(list(self.mesh.devices.flat), NamedSharding(self.mesh, PartitionSpec()))
         if len({device.platform for device in self.devices}) > 1:
-            raise LearnerError(f"the mesh mixes platforms: {', '.join(map(str, self.devices))}")
+            raise LearnerError(
+                f"the mesh mixes platforms: {', '.join(map(str, self.devices))}", code="strategy-mesh-platforms-mixed"
+            )
         if set(self.mesh.axis_types) != {AxisType.Auto}:
             raise LearnerError(
                 "the axes of the mesh are Explicit, which ordinary models cannot be traced with: make it with "
-                "jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))"
+                "jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))",
+                code="strategy-mesh-explicit-axes",
             )
         self.rules = Rules.of(rules)
         self.splits = bool(self.rules.rows)
@@ -139,13 +142,15 @@ class Sharded(Strategy):
         if not mine:
             raise LearnerError(
                 f"the mesh has no device of process {jax.process_index()}: all {jax.process_count()} processes take "
-                "part, so it needs devices of each"
+                "part, so it needs devices of each",
+                code="strategy-mesh-without-process",
             )
         first, count = mine[0], len(mine)
         if mine != list(range(first, first + count)) or first % count or self._shares % count:
             raise LearnerError(
                 f"the devices of process {jax.process_index()} are not neighbours along {self._batch} of the mesh: "
-                "order the devices by their processes"
+                "order the devices by their processes",
+                code="strategy-mesh-order",
             )
         return first // count, self._shares // count, self._shares
 
@@ -200,11 +205,15 @@ def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | 
         name for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, int) or size < 1
     ]
     if invalid_axes or not sizes:
-        raise LearnerError(f"the mesh is {sizes!r}; give the sizes of its axes, such as {{'data': 4, 'model': 2}}")
+        raise LearnerError(
+            f"the mesh is {sizes!r}; give the sizes of its axes, such as {{'data': 4, 'model': 2}}",
+            code="strategy-mesh-sizes",
+        )
     if math.prod(sizes.values()) != len(devices):
         raise LearnerError(
             f"the mesh {sizes} needs {math.prod(sizes.values())} devices, and there are {len(devices)}: "
-            f"{', '.join(map(str, devices[:8]))}{' and more' if len(devices) > 8 else ''}"
+            f"{', '.join(map(str, devices[:8]))}{' and more' if len(devices) > 8 else ''}",
+            code="strategy-mesh-too-large",
         )
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)

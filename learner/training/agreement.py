@@ -25,12 +25,14 @@ def refuse_together(options: Options, strategy: Strategy) -> None:
     if strategy.share is None:
         raise LearnerError(
             f"the strategy is {strategy.description}, and there are several processes, whose devices all take part: "
-            "use strategy(Sharded(mesh, rules)), or none"
+            "use strategy(Sharded(mesh, rules)), or none",
+            code="strategy-several-processes",
         )
     if options.on_save_error != "raise":
         raise LearnerError(
             f"on_save_error is {options.on_save_error!r}, and several processes save each checkpoint together: where "
-            "one of them could not, the others have to end with it"
+            "one of them could not, the others have to end with it",
+            code="checkpoint-on-save-error-several",
         )
 
 
@@ -99,7 +101,8 @@ def propagate_failures(here: ProcessGroup) -> Iterator[None]:
         if here.count > 1:
             raise ProcessError(
                 f"the devices of the other processes could not be reached: one of them may have died, or its machine. "
-                f"JAX says: {_line(error)}"
+                f"JAX says: {_line(error)}",
+                code="process-devices-lost",
             ) from error
         raise
     except BaseException as error:

@@ -63,7 +63,7 @@ def refuse_foreign(directory: Path, splits: Iterable[str], *, profile: bool = Fa
             _foreign(path, "directory") for path in (directory / split).glob("epoch-*") if EPOCH.fullmatch(path.name)
         ]
     if found := [problem for problem in problems if problem]:
-        raise one_error(found, "the run cannot begin")
+        raise one_error(found, "the run cannot begin", code="directory-unusable")
 
 
 def _foreign(path: Path, needed: str) -> str | None:
@@ -82,7 +82,9 @@ def refuse_run(directory: Path, *, overwrite: bool) -> None:
     if holds_run(directory) and not overwrite:
         raise LearnerError(
             f"{directory} holds a run. To go on with it, use resume() (--resume=true); to replace it, "
-            f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory"
+            f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory",
+            code="directory-holds-run",
+            directory=directory,
         )
 
 

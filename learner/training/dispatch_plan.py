@@ -160,7 +160,8 @@ def refuse_checkpoints(options: Options) -> None:
         if store.steps:
             raise LearnerError(
                 f"{options.checkpoint_place} holds the checkpoints of a run. To replace them, use "
-                f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory"
+                f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory",
+                code="directory-holds-checkpoints",
             )
 
 
@@ -184,7 +185,8 @@ def check_recordable(options: Options, state: TrainState) -> None:
         raise LearnerError(
             f"record= of with_file_checkpointer writes its files in one process, and {len(apart)} of their arrays lie "
             f"in parts on the devices of several ({', '.join(apart[:3])}): leave it out, and use learner export, or "
-            "load_checkpoint and save_model, in one process afterwards"
+            "load_checkpoint and save_model, in one process afterwards",
+            code="checkpoint-record-distributed",
         )
 
 

@@ -56,7 +56,9 @@ def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:
         name = getattr(hook, "__name__", type(hook).__name__)
         raise LearnerError(
             f"the hook {name} returned {_shown(returned)}; it may return numbers to log, by name, such as "
-            "{'norm': 1.5}, or None"
+            "{'norm': 1.5}, or None",
+            code="step-hook-returns",
+            name=name,
         ) from None
 
 

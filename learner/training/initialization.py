@@ -76,7 +76,10 @@ def take_initial(options: Options, family: ModelAdapter) -> tuple[ModelAdapter, 
         params = evaluated_params(state.params, items["optim"]["opt_state"])
         state = dataclasses.replace(state, params=params)
     if bad := nonfinite_leaves(state.params):
-        raise LearnerError(f"{what} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one")
+        raise LearnerError(
+            f"{what} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one",
+            code="model-initial-nonfinite",
+        )
     changed = copy.copy(family)
     changed.params, changed.model_state = state.params, state.model_state
     return changed, InitReport(what, found.taken, found.left, found.unused)
@@ -91,5 +94,7 @@ def _refuse_own(options: Options, store: CheckpointStore) -> None:
     if any(Path(place).resolve().is_relative_to(Path(p).resolve()) for p in own if "://" not in f"{p}{place}"):
         raise LearnerError(
             f"initial_from names the checkpoints in {place}, which overwrite=True would remove; choose another "
-            "directory for the new run"
+            "directory for the new run",
+            code="model-initial-overwritten",
+            place=place,
         )

@@ -42,7 +42,9 @@ class OomContext:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, JaxRuntimeError) and MARK in str(error):
-            raise OutOfMemoryError(f"{_summary(self._part)}. {_device_message(error)}", self._part) from error
+            raise OutOfMemoryError(
+                f"{_summary(self._part)}. {_device_message(error)}", self._part, code="device-out-of-memory"
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +131,9 @@ def explain_oom(needs: MemoryFootprint, first: Callable[[], BaseException | None
         failed = earlier if isinstance(earlier := first(), OutOfMemoryError) else error
         if not isinstance(failed, OutOfMemoryError):
             raise
-        raise OutOfMemoryError(needs.explain(failed.part, failed.__cause__), failed.part) from failed.__cause__
+        raise OutOfMemoryError(
+            needs.explain(failed.part, failed.__cause__), failed.part, code="device-out-of-memory"
+        ) from failed.__cause__
 
 
 def _summary(part: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from learner.data.batch_arrays import batch_arrays
 from learner.data.plan import ProcessShard
 from learner.data.source import Source, source_of
-from learner.errors import LearnerError, near, one_error
+from learner.errors import LearnerError, Problem, near, one_error
 from learner.metrics.monitor import Monitor
 from learner.runs.metric_logs import refuse_same_files
 from learner.schedules import ReduceOnPlateau, RunLength
@@ -67,7 +67,10 @@ class Inputs:
 def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) -> Inputs:
     """Read the data of a run and the first batch of each split."""
     if train is None:
-        raise LearnerError("there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)")
+        raise LearnerError(
+            "there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)",
+            code="data-training-missing",
+        )
     share = _share(strategy)
     source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
     first = batch_arrays(source.peek(1), "train")
@@ -85,7 +88,9 @@ def refuse_endless(inputs: Inputs) -> None:
         if source.endless:
             raise LearnerError(
                 f"the {split} data has no end, and a validation reads it to its end: limit it by valid_batches(n) of "
-                "the builder, or pass a function that returns itertools.islice(data, n)"
+                "the builder, or pass a function that returns itertools.islice(data, n)",
+                code="data-validation-endless",
+                split=split,
             )
 
 
@@ -124,7 +129,8 @@ def valid_sources(options: Options, valid: Any, share: ProcessShard | None) -> d
                 f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a "
                 "loader, or a dict of "
                 "several loaders by name. Arrays become a loader by "
-                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})), or by with_batch_size(n)"
+                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})), or by with_batch_size(n)",
+                code="data-validation-type",
             )
         if not any(arrays):  # otherwise they are the fields of one dataset
             named = {f"valid-{name}": loader for name, loader in valid.items()}
@@ -188,7 +194,7 @@ def checked_step(
         if isinstance(path, Path) and (problem := directory.problem_with(path)):
             problems.append(problem)
     if problems:
-        raise one_error(list(dict.fromkeys(problems)))
+        raise one_error(list(dict.fromkeys(problems)), code="learner-untrainable")
     return step
 
 
@@ -198,7 +204,7 @@ def _collecting(problems: list[str]) -> Iterator[None]:
     try:
         yield
     except LearnerError as error:
-        problems.append(str(error))
+        problems.append(Problem(error, code=error.code, **error.fields))
 
 
 def read_too_often(options: Options, inputs: Inputs) -> list[str]:

@@ -149,7 +149,9 @@ def check_steps(steps: Any) -> tuple[int, int | None]:
     if type(first) is not int or first < 0 or not (last is None or (type(last) is int and last > first)):
         raise LearnerError(
             f"profile got steps={steps!r}; it needs two numbers of steps, such as (10, 20) for the steps 11 to 20, or "
-            "(10, None) for about a second of steps"
+            "(10, None) for about a second of steps",
+            code="profile-steps-value",
+            steps=steps,
         )
     return first, last
 

@@ -229,7 +229,10 @@ class RowCollector(ThreadOwned):
             if len(shapes := {rows.shape[1:] for rows in column}) > 1:
                 raise LearnerError(
                     f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
-                    "to one length"
+                    "to one length",
+                    code="metric-row-shapes-differ",
+                    name=name,
+                    split=split,
                 )
         leaves = [np.concatenate(column) for column in columns]
         return self.row_trees[name].unflatten(leaves)

@@ -102,14 +102,17 @@ def restore(
         problems = [difference_text(problems, f"the checkpoint {store.path(entry.step)}") + fresh]
     problems += differing(progress)
     if problems:
-        raise one_error(problems, "the run cannot go on")
+        raise one_error(problems, "the run cannot go on", code="resume-differs")
     items = store.restore(entry.step, needed)
     if "optim" in items:
         items["optim"]["extra"] |= {name: begun[name] for name in new}
     key = root_key_of(progress, shapes.rng)
     state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
     if int(state.step) != entry.step:
-        raise LearnerError(f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}")
+        raise LearnerError(
+            f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}",
+            code="checkpoint-step-mismatch",
+        )
     return Restored(entry, state, progress, store.metrics(entry.step), tuple(notes))
 
 
@@ -142,7 +145,7 @@ def restore_newest(
     for step in reversed(store.steps):
         try:
             if step in store.damaged:
-                raise DamagedError(store.damaged[step])
+                raise DamagedError(store.damaged[step], code="checkpoint-damaged")
             restored = restore(store, entries[step], shapes, filled, allow, differing)
         except DamagedError as error:
             damaged.append(str(error))
@@ -153,7 +156,8 @@ def restore_newest(
         raise LearnerError(
             "there is no checkpoint that could be used:\n  "
             + "\n  ".join(damaged)
-            + "\nTo begin anew, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)"
+            + "\nTo begin anew, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)",
+            code="resume-no-usable-checkpoint",
         )
     return None
 
@@ -252,7 +256,11 @@ def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
     if not wrong and progress["position"]["step"] != step:
         wrong = ["position"]
     if wrong:
-        raise LearnerError(f"the checkpoint {path} cannot be gone on from: {', '.join(wrong)} in progress cannot be so")
+        raise LearnerError(
+            f"the checkpoint {path} cannot be gone on from: {', '.join(wrong)} in progress cannot be so",
+            code="resume-progress-malformed",
+            path=path,
+        )
     refuse_position(progress["log"])
     History.from_json(progress["history"])
 
@@ -363,7 +371,8 @@ def tally_in_flight(restored: Restored | None, runner: Runner, options: Options)
     if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in found if x is not None]:
         raise LearnerError(
             f"the checkpoint of step {restored.entry.step} holds other states of the train split's metrics than these "
-            "metrics have now; go on from the end of an epoch: checkpoint(epoch)"
+            "metrics have now; go on from the end of an epoch: checkpoint(epoch)",
+            code="resume-metric-state-differs",
         )
     return runner.start("train", jax.tree.unflatten(tree, found))
 

@@ -201,7 +201,9 @@ class Run(ThreadOwned):
             if entries := self.saver.store.entries:
                 good = f"The last checkpoint before it is {self.saver.store.path(entries[-1].step)}"
         before = f", as were those of the {policy.in_a_row - 1} steps before" if policy.policy == "skip" else ""
-        return NonFiniteError(f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind)}")
+        return NonFiniteError(
+            f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind)}", code="step-nonfinite"
+        )
 
     def stop_reason(self) -> str | None:
         """Return why the run is over, or None."""

@@ -80,14 +80,18 @@ class RunWriter:
     ) -> None:
         self._directory = Path(directory).expanduser().absolute()  # the loop may change the working directory
         if problem := problem_with(self._directory):
-            raise LearnerError(problem)
+            raise LearnerError(problem, code="run-metric-name-unusable")
         if resume_at is None and holds_run(self._directory):
             raise LearnerError(
                 f"{directory} holds a run: continue it with resume_at=STEP (0 starts it afresh), or choose another "
-                "directory"
+                "directory",
+                code="directory-holds-run",
+                directory=directory,
             )
         if resume_at is not None and (isinstance(resume_at, bool) or not isinstance(resume_at, int) or resume_at < 0):
-            raise LearnerError(f"resume_at is {resume_at!r}; it needs the number of an optimizer step, from 0")
+            raise LearnerError(
+                f"resume_at is {resume_at!r}; it needs the number of an optimizer step, from 0", code="resume-at-value"
+            )
         self._config = {str(key): value for key, value in (config or {}).items() if key not in OBSERVER_KEYS}
         self._metrics = {"Loss": ("", False), **{m.name: (m.unit, m.higher_is_better) for m in metrics}}
         self._resume_at = resume_at
@@ -197,7 +201,11 @@ class RunWriter:
 
 def _split(name: str) -> str:
     if name not in SPLITS and not name.startswith("valid-"):
-        raise LearnerError(f"the split is {name!r}; it needs one of {', '.join(SPLITS)}, or valid-NAME")
+        raise LearnerError(
+            f"the split is {name!r}; it needs one of {', '.join(SPLITS)}, or valid-NAME",
+            code="run-split-unknown",
+            name=name,
+        )
     return name
 
 
@@ -205,4 +213,6 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise LearnerError(f"the value of {name} is a {type(value).__name__}; it needs one number") from error
+        raise LearnerError(
+            f"the value of {name} is a {type(value).__name__}; it needs one number", code="run-value-type", name=name
+        ) from error

@@ -53,7 +53,10 @@ def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
             model = step.family.merge(state.params, state.model_state, key, train=True)
             result = step.update(model, batch, state.lr_scale, key)
             if not (isinstance(result, tuple) and len(result) == 2):
-                raise LearnerError(f"update= returned {type(result).__name__}; it needs to return (state, output)")
+                raise LearnerError(
+                    f"update= returned {type(result).__name__}; it needs to return (state, output)",
+                    code="step-update-returns",
+                )
             after = step.updated(result[0], state)
             seen.append(result[1])
         else:
@@ -156,7 +159,10 @@ def _trace(once: Any, arguments: tuple[Any, ...], name: str, batch: PyTree, spli
             what, key, keys = missed
             which = "a batch" if what == "batch" else what
             raise LearnerError(
-                f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, keys))}"
+                f"{name} reads {what}[{key!r}], which is not there; {which} has {', '.join(map(repr, keys))}",
+                code="batch-missing-key",
+                name=name,
+                key=key,
             ) from error
         raise
 
@@ -253,7 +259,8 @@ class Tracing:
             error.add_note(f"while tracing {self._name} with {which}")
             return
         raise LearnerError(
-            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({_code_location(error)})"
+            f"{self._name} cannot be traced with {which}: {type(error).__name__}: {error} ({_code_location(error)})",
+            code="step-trace-failed",
         ) from error
 
 

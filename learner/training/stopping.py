@@ -39,7 +39,11 @@ class MetricEarlyStopping:
         for name, value, least in (("patience", patience, 1), ("warmup", warmup, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise LearnerError(
-                    f"{name} of MetricEarlyStopping is {value!r}; it needs a whole number, {least} or more"
+                    f"{name} of MetricEarlyStopping is {value!r}; it needs a whole number, {least} or more",
+                    code="stopping-number-value",
+                    name=name,
+                    value=value,
+                    least=least,
                 )
         self._best = Monitor(monitor, mode, min_delta)
         self.patience, self.warmup = patience, warmup

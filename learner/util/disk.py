@@ -55,7 +55,9 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise LearnerError(f"{os.fspath(path)} is {kind_of(status.st_mode)}; a file is needed")
+            raise LearnerError(
+                f"{os.fspath(path)} is {kind_of(status.st_mode)}; a file is needed", code="file-not-regular"
+            )
         refuse_larger(path, status.st_size, most)
     except BaseException:
         os.close(descriptor)
@@ -80,7 +82,10 @@ def refuse_larger(path: str | os.PathLike[str], count: int, most: int) -> None:
     if count > most:
         raise LearnerError(
             f"{os.fspath(path)} has {count:,} bytes, and no more than {most:,} are read: it is damaged, or not what a "
-            "run wrote (the environment variable LEARNER_LARGEST_FILE sets another limit)"
+            "run wrote (the environment variable LEARNER_LARGEST_FILE sets another limit)",
+            code="file-too-large",
+            count=count,
+            most=most,
         )
 
 
@@ -98,7 +103,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
         for number in itertools.count(1):
             line = file.readline(LONGEST_LINE)
             if len(line) == LONGEST_LINE:
-                raise LearnerError(f"{os.fspath(path)} is damaged: its line {number} does not end")
+                raise LearnerError(
+                    f"{os.fspath(path)} is damaged: its line {number} does not end", code="file-damaged", number=number
+                )
             if not line.endswith(b"\n"):
                 return
             yield line

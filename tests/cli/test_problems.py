@@ -7,7 +7,7 @@ from learner.errors import LearnerError, one_error
 
 
 def noted_error():
-    error = LearnerError("it has no rows")
+    error = LearnerError("it has no rows", code="data-without-rows")
     error.add_note("while calling large in filter")
     error.add_note("of another library")
     return error
@@ -17,7 +17,7 @@ def test_problems_of_several_errors_are_one_list():
     problems = Problems()
     problems.raise_all()
     with problems.collect():
-        raise one_error(["a is 1", "b is 2"])
+        raise one_error(["a is 1", "b is 2"], code="config-unusable")
     with problems.collect("train: "):
         raise noted_error()
     with problems.collect():
@@ -25,15 +25,17 @@ def test_problems_of_several_errors_are_one_list():
     with pytest.raises(LearnerError, match="this config cannot be used, 3 problems") as raised:
         problems.raise_all()
     assert raised.value.problems == ("a is 1", "b is 2", "train: it has no rows (while calling large in filter)")
+    assert raised.value.codes == ("config-unusable", "config-unusable", "data-without-rows")
 
 
 def test_a_place_is_told_of_every_problem():
     with pytest.raises(LearnerError) as raised, at_path("train.views.1"):
-        raise one_error(["a is 1", "b is 2"])
+        raise one_error(["a is 1", "b is 2"], code="config-unusable")
     assert raised.value.problems == ("train.views.1: a is 1", "train.views.1: b is 2")
     with pytest.raises(LearnerError) as raised, at_path("train"):
         raise noted_error()
     assert str(raised.value) == "train: it has no rows (while calling large in filter)"
+    assert (raised.value.code, raised.value.fields) == ("data-without-rows", {})
 
 
 def test_other_exceptions_stay_what_they_are():

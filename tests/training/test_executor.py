@@ -195,7 +195,7 @@ class Lab:
 class Streamed:
     """A loader's batches without its arrays: they are read and placed by the thread that reads ahead."""
 
-    split, batches, rows, share, first_part = "train", None, None, None, False
+    split, batches, rows, has_rows, share, first_part = "train", None, None, False, None, False
 
     def __init__(self, loader):
         self._loader = loader

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from codes import raises_code
 from flax import linen, nnx
 
 from learner import (
@@ -236,12 +237,12 @@ def test_the_message_shows_what_is_right():
 
 def test_a_key_that_is_not_there_is_named_with_those_that_are():
     batch = {"image": BATCH["x"], "label": BATCH["label"]}
-    with pytest.raises(LearnerError, match=r"^train_step reads batch\['x'\], .* a batch has 'image', 'label'$"):
+    with raises_code("batch-missing-key", name="train_step", key="x"):
         checked(batch=batch)
-    with pytest.raises(LearnerError, match=r"^valid_step \(on valid-dev\) reads batch\['x'\]"):
+    with raises_code("batch-missing-key", name="valid_step (on valid-dev)", key="x"):
         checked_valid(batch=batch, split="valid-dev")
     learner = learner_for(valid=classify)
-    with pytest.raises(LearnerError, match=r"^valid_step reads batch\['x'\]"):
+    with raises_code("batch-missing-key", name="valid_step", key="x"):
         check_predict(learner._step, jax.eval_shape(learner.init), batch)
 
 
@@ -592,7 +593,7 @@ def test_leaves_that_are_not_finite_are_named():
 
 
 def test_a_regression_that_would_broadcast():
-    with pytest.raises(LearnerError, match=r"\(4, 3\).*\(4, 2\)"):
+    with raises_code("output-regression-shapes"):
         checked(lambda m, b: RegressionOutput.from_predictions(b["x"] @ m["w"], b["t"]))
 
 

@@ -48,7 +48,7 @@ def numpy_arrays(path: str | dict[str, str]) -> Dataset:
     try:
         return kind(arrays, path)
     except LearnerError as error:
-        raise LearnerError(f"numpy_arrays: {path}: {error}") from None
+        raise LearnerError(f"numpy_arrays: {path}: {error}", code="data-file-unreadable", path=path) from None
 
 
 class MappedArrays(ArrayDataset):
@@ -94,13 +94,21 @@ def _arrays(path: PathLike | Mapping[str, PathLike]) -> dict[str, np.ndarray]:
     if is_directory:
         found = {each.stem: _npy(present(each, "numpy_arrays")) for each in sorted(directory.glob("*.npy"))}
         if not found:
-            raise LearnerError(f"numpy_arrays: the directory {directory} has no .npy files")
+            raise LearnerError(
+                f"numpy_arrays: the directory {directory} has no .npy files",
+                code="data-files-missing",
+                directory=directory,
+            )
         return found
     file = present(path, "numpy_arrays")
     if file.suffix == ".npy":
         return {file.stem: _npy(file)}
     if file.suffix != ".npz":
-        raise LearnerError(f"numpy_arrays: {file} has the ending {file.suffix!r}; it needs .npy or .npz")
+        raise LearnerError(
+            f"numpy_arrays: {file} has the ending {file.suffix!r}; it needs .npy or .npz",
+            code="data-file-suffix",
+            file=file,
+        )
     return _npz(file)
 
 
@@ -110,7 +118,7 @@ def _npy(path: Path) -> np.ndarray:
             header = read_header(stream, os.path.getsize(path), path.name)
         return _mapped(path, header, 0)
     except Exception as error:  # a damaged header is told by errors of many kinds
-        raise LearnerError(f"{path} cannot be read as .npy: {error}") from error
+        raise LearnerError(f"{path} cannot be read as .npy: {error}", code="data-file-unreadable", path=path) from error
 
 
 def _npz(path: Path) -> dict[str, np.ndarray]:
@@ -126,7 +134,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
                     lengths = np.frombuffer(file.read(4), "<u2")  # of the name, and of what follows it
                     found[name] = _mapped(path, header, info.header_offset + LOCAL_HEADER + int(lengths.sum()))
     except Exception as error:  # a damaged archive is told by errors of many kinds
-        raise LearnerError(f"{path} cannot be read as .npz: {error}") from error
+        raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from error
     return found if len(found) == len(members) else read_npz(path)
 
 

@@ -82,9 +82,17 @@ def _rows(path: Path, labels: int) -> np.ndarray:
     with opened(path) as stream:
         data = read_exactly(stream, most + 1)
     if len(data) > most:
-        raise LearnerError(f"{path} has more than {most} bytes, which no file of CIFAR has")
+        raise LearnerError(
+            f"{path} has more than {most} bytes, which no file of CIFAR has",
+            code="data-file-too-large",
+            path=path,
+            most=most,
+        )
     if not data or len(data) % width:
         raise LearnerError(
-            f"{path} has {len(data)} bytes; it needs a multiple of {width}: it is cut off, or another file"
+            f"{path} has {len(data)} bytes; it needs a multiple of {width}: it is cut off, or another file",
+            code="data-file-size",
+            path=path,
+            width=width,
         )
     return np.frombuffer(data, np.uint8).reshape(-1, width)

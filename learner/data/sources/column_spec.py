@@ -64,7 +64,7 @@ def parse_columns(
     """
     wrong = _wrong_options(fields, labels, missing)
     if wrong:
-        raise one_error(wrong, f"{what} cannot be read")
+        raise one_error(wrong, f"{what} cannot be read", code="data-columns-unreadable")
     named = columns if fields is None else fields
     chosen: dict[str, str | list[str]] = {}
     chosen.update(named if isinstance(named, Mapping) else {name: name for name in named})
@@ -94,7 +94,7 @@ def parse_columns(
         if found.dtypes[field].kind not in "biuf":
             problems.append(f"dtypes.{field} is {name!r}: it needs a type of numbers")
     if problems:
-        raise one_error(problems, f"{what} cannot be read")
+        raise one_error(problems, f"{what} cannot be read", code="data-columns-unreadable")
     return found
 
 

@@ -107,7 +107,9 @@ def arrow(
                 budget.reserve(_unpacked(message.metadata.to_pybytes(), message.body, message.type == "dictionary"))
         with pyarrow.memory_map(str(found)) as mapped:
             if mapped.read(len(ARROW_MAGIC)) == ARROW_MAGIC and ipc.open_file(mapped).num_record_batches != batches:
-                raise LearnerError("its footer and its content differ in the number of record batches")
+                raise LearnerError(
+                    "its footer and its content differ in the number of record batches", code="data-file-inconsistent"
+                )
 
     def read(columns: Sequence[str]) -> Any:
         check()
@@ -201,9 +203,13 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except LearnerError as error:
         message = str(error)
-        raise LearnerError(message if str(path) in message else f"{path} cannot be read: {message}") from None
+        raise LearnerError(
+            message if str(path) in message else f"{path} cannot be read: {message}",
+            code="data-file-unreadable",
+            path=path,
+        ) from None
     except Exception as error:  # a damaged file is told by errors of many kinds
-        raise LearnerError(f"{path} cannot be read: {error}") from error
+        raise LearnerError(f"{path} cannot be read: {error}", code="data-file-unreadable", path=path) from error
 
 
 def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
@@ -220,7 +226,9 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
         kind = kind.value_type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise LearnerError(
-            f"column {name!r} has the type {column.type}; fields are made of numbers, texts and lists of numbers"
+            f"column {name!r} has the type {column.type}; fields are made of numbers, texts and lists of numbers",
+            code="data-column-type",
+            name=name,
         )
     if column.type == kind and column.null_count == 0:
         if column.num_chunks != 1 or types.is_boolean(kind):  # otherwise it stays where it is, maybe on the disk

@@ -60,7 +60,7 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
     (array([1. , 2.5], dtype=float32), array([1, 0], dtype=int32), {'kind': ('cat', 'dog')})
     """
     if not len(next(iter(cells.values()))):
-        raise LearnerError(f"{what} has no rows")
+        raise LearnerError(f"{what} has no rows", code="data-without-rows")
     problems: list[str] = []
     arrays: dict[str, np.ndarray] = {}
     labels: dict[str, Sequence[str]] = {}
@@ -79,7 +79,11 @@ def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -
     if problems:
         more = len(problems) - MOST_PROBLEMS
         left_out = [f"... and {more} more"] if more > 0 else []
-        raise one_error([f"{what}, {each}" for each in problems[:MOST_PROBLEMS]] + left_out, f"{what} cannot be read")
+        raise one_error(
+            [f"{what}, {each}" for each in problems[:MOST_PROBLEMS]] + left_out,
+            f"{what} cannot be read",
+            code="data-columns-unreadable",
+        )
     return Table(arrays, labels)
 
 
@@ -91,7 +95,11 @@ def names_in(columns: Sequence[Sequence[Any]]) -> list[str]:
 def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
-        raise LearnerError(f"{what}: the columns of the field {field!r} differ in shape: {sorted(shapes)}")
+        raise LearnerError(
+            f"{what}: the columns of the field {field!r} differ in shape: {sorted(shapes)}",
+            code="data-column-shapes-differ",
+            field=field,
+        )
     return np.stack(parts, axis=-1)
 
 

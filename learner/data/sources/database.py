@@ -88,7 +88,9 @@ class SQLiteTable(Dataset):
             self.labels = {field: self._names(table, field) for field in self._spec.labels}
             self._codes = {f: {name: i for i, name in enumerate(names)} for f, names in self.labels.items()}
         if not len(self._keys):
-            raise LearnerError(f"{self._name} has no rows" + (f" where {where}" if where else ""))
+            raise LearnerError(
+                f"{self._name} has no rows" + (f" where {where}" if where else ""), code="data-without-rows"
+            )
         columns = ", ".join(map(_quoted, self._spec.columns))
         condition = " AND ".join(f"{column} = ?" for column in self._key)
         self._query = f"SELECT {columns} FROM {_quoted(table)} WHERE {condition}"
@@ -103,7 +105,7 @@ class SQLiteTable(Dataset):
         with self._told():
             found = self._opened.get().execute(self._query, values).fetchone()
         if found is None:
-            raise LearnerError(f"{self._name}: the row with {place} is gone")
+            raise LearnerError(f"{self._name}: the row with {place} is gone", code="data-row-gone", place=place)
         cells = dict(zip(self._spec.columns, found, strict=True))
         return {field: self._item(field, cells, place) for field in self._spec.fields}
 
@@ -114,25 +116,33 @@ class SQLiteTable(Dataset):
         try:
             return np.stack(parts, axis=-1)
         except ValueError as error:
-            raise LearnerError(f"{self._name}, {row}: the field {field!r}: {error}") from error
+            raise LearnerError(
+                f"{self._name}, {row}: the field {field!r}: {error}", code="data-cell-unreadable", row=row, field=field
+            ) from error
 
     def _value(self, field: str, name: str, cell: Any, row: str) -> Any:
         place = f"{self._name}, {row}, column {name!r}"
         cell = self._spec.missing if cell is None else cell
         dtype = self._dtypes[field]
         if cell is None:
-            raise LearnerError(f"{place} is NULL (missing= says which number takes its place)")
+            raise LearnerError(
+                f"{place} is NULL (missing= says which number takes its place)", code="data-cell-null", place=place
+            )
         if field in self._codes:
             if str(cell) not in self._codes[field]:
                 raise LearnerError(
                     f"{place}: {str(cell)[:40]!r} is none of its labels: "
-                    f"{near(str(cell)[:40], self.labels[field][:20])}"
+                    f"{near(str(cell)[:40], self.labels[field][:20])}",
+                    code="data-label-unknown",
+                    place=place,
                 )
             return np.array(self._codes[field][str(cell)], dtype)
         try:
             return cell if dtype is None else _numbers(cell, dtype)
         except (TypeError, ValueError, OverflowError) as error:
-            raise LearnerError(f"{place} does not fit into {dtype}: {error}") from error
+            raise LearnerError(
+                f"{place} does not fit into {dtype}: {error}", code="data-cell-too-large", place=place, dtype=dtype
+            ) from error
 
     def _columns(self, table: str) -> dict[str, str]:
         """Their declared types by name."""
@@ -142,7 +152,9 @@ class SQLiteTable(Dataset):
             names = [
                 row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
             ]
-            raise LearnerError(f"{self._path} has no table {table!r}: {near(table, names)}")
+            raise LearnerError(
+                f"{self._path} has no table {table!r}: {near(table, names)}", code="data-table-unknown", table=table
+            )
         return types
 
     def _own_key(self, table: str) -> list[str]:
@@ -162,16 +174,23 @@ class SQLiteTable(Dataset):
                 return primary
         raise LearnerError(
             f"{self._name} has no rowid (it is a view, or columns hide it): "
-            "give key=, the column or columns whose values identify a row"
+            "give key=, the column or columns whose values identify a row",
+            code="data-table-without-rowid",
         )
 
     def _given_key(self, table: str, key: str | list[str], columns: list[str], budget: MemoryBudget) -> list[str]:
         names = [key] if isinstance(key, str) else key
         if not isinstance(names, list | tuple) or not names:
-            raise LearnerError(f"key is {key!r}: it needs a column, or a list of columns")
+            raise LearnerError(
+                f"key is {key!r}: it needs a column, or a list of columns", code="data-key-type", key=key
+            )
         for name in names:
             if name not in columns:
-                raise LearnerError(f"key: {self._name} has no column {name!r}: {near(str(name), columns)}")
+                raise LearnerError(
+                    f"key: {self._name} has no column {name!r}: {near(str(name), columns)}",
+                    code="data-column-unknown",
+                    name=name,
+                )
         found = list(map(_quoted, names))
         listed, source = ", ".join(found), _quoted(table)
         # A view may have more rows than any memory, or no end of them. So they are counted before they are sorted.
@@ -181,7 +200,10 @@ class SQLiteTable(Dataset):
         # In all rows, also where `where` leaves some out: an item is looked up by its key alone.
         twice = f"SELECT {listed} FROM {source} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"
         for values in self._opened.get().execute(twice):
-            raise LearnerError(f"{self._name}: several rows have the key {', '.join(map(repr, values))} ({listed})")
+            raise LearnerError(
+                f"{self._name}: several rows have the key {', '.join(map(repr, values))} ({listed})",
+                code="data-key-twice",
+            )
         return found
 
     def _read_keys(self, table: str, where: str | None, budget: MemoryBudget) -> Any:
@@ -194,7 +216,9 @@ class SQLiteTable(Dataset):
         keys = []
         for row in self._opened.get().execute(query):
             if None in row:
-                raise LearnerError(f"{self._name}: the key of a row is NULL ({listed}); give another key=")
+                raise LearnerError(
+                    f"{self._name}: the key of a row is NULL ({listed}); give another key=", code="data-key-null"
+                )
             budget.reserve(
                 KEY * (1 + len(row)) + 4 * sum(len(value) for value in row if isinstance(value, str | bytes))
             )
@@ -216,7 +240,7 @@ class SQLiteTable(Dataset):
         try:
             yield
         except sqlite3.Error as error:
-            raise LearnerError(f"{self._name} cannot be read: {error}") from error
+            raise LearnerError(f"{self._name} cannot be read: {error}", code="data-file-unreadable") from error
 
 
 class _Connections:

@@ -67,7 +67,10 @@ def csv(
     texts = {name for field in spec.labels for name in spec.of(field)}
     numbers = {name for field in spec.fields if field not in spec.labels for name in spec.of(field)}
     if both := sorted(texts & numbers):
-        raise LearnerError(f"{found}: the column {both[0]!r} is in a field with labels and in one without")
+        raise LearnerError(
+            f"{found}: the column {both[0]!r} is in a field with labels and in one without",
+            code="data-column-labels-mixed",
+        )
     needed = set(spec.columns)
     cells = {name: [row[number] or None for row in rows] for number, name in enumerate(columns) if name in needed}
     parsed = {name: column if name in texts else _parsed(column) for name, column in cells.items()}
@@ -86,7 +89,11 @@ def _rows(
         reading.reader([], delimiter=delimiter)
         "".encode(encoding)
     except (TypeError, LookupError) as error:
-        raise LearnerError(f"csv: delimiter={delimiter!r}, encoding={encoding!r}: {error}") from error
+        raise LearnerError(
+            f"csv: delimiter={delimiter!r}, encoding={encoding!r}: {error}",
+            code="data-csv-option-value",
+            encoding=encoding,
+        ) from error
     with opened(path) as stream, io.TextIOWrapper(stream, encoding, newline="") as text:
         limited = _Lines(text, path, budget)
         reader = reading.reader(limited, delimiter=delimiter, strict=True)
@@ -108,7 +115,7 @@ def _rows(
         except UnicodeError as error:  # such as UTF-16 without its mark
             problems.append(f"{path}: it is no {encoding} ({error})")
     if problems:
-        raise one_error(problems, f"{path} is malformed")
+        raise one_error(problems, f"{path} is malformed", code="data-file-malformed")
     return columns or [], rows, lines if rows else _nothing(path)
 
 
@@ -134,7 +141,7 @@ class _Lines:
         self.characters += len(line)
         if self.characters > self._longest:
             self._budget.require(CELL * self.characters)
-            raise LearnerError(f"{self._path} has a row of more than {LONGEST} characters")
+            raise LearnerError(f"{self._path} has a row of more than {LONGEST} characters", code="data-row-too-long")
         return line
 
 
@@ -153,12 +160,14 @@ def _header(path: Path, row: Sequence[str]) -> list[str]:
     twice = sorted(name for name, count in collections.Counter(columns).items() if count > 1)
     if twice or "" in columns:
         wrong = f"has {twice[0]!r} twice" if twice and twice[0] else "has a column without a name"
-        raise LearnerError(f"{path}: its first row {wrong}; without a row of names, give names=")
+        raise LearnerError(
+            f"{path}: its first row {wrong}; without a row of names, give names=", code="data-csv-header", path=path
+        )
     return columns
 
 
 def _nothing(path: Path) -> list[int]:
-    raise LearnerError(f"{path} has no rows")
+    raise LearnerError(f"{path} has no rows", code="data-without-rows", path=path)
 
 
 def _parsed(column: list[str | None]) -> list[Any]:

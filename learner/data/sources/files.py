@@ -33,11 +33,11 @@ def as_path(path: PathLike, what: str) -> Path:
       LearnerError: it is none.
     """
     if not isinstance(path, str | os.PathLike):
-        raise LearnerError(f"{what}: the path is {path!r}; it needs a text")
+        raise LearnerError(f"{what}: the path is {path!r}; it needs a text", code="data-path-type", path=path)
     try:
         return Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
-        raise LearnerError(f"{what}: {path} cannot be found: {error}") from error
+        raise LearnerError(f"{what}: {path} cannot be found: {error}", code="data-path-not-found", path=path) from error
 
 
 def present(path: PathLike, what: str) -> Path:
@@ -60,11 +60,16 @@ def present(path: PathLike, what: str) -> Path:
         if found.is_file():
             return found
         if found.is_dir():
-            raise LearnerError(f"{what}: {found} is a directory; it needs a file")
+            raise LearnerError(f"{what}: {found} is a directory; it needs a file", code="data-path-is-directory")
         if not found.parent.is_dir():
-            raise LearnerError(f"{what}: there is no file {found} (there is no directory {found.parent})")
+            raise LearnerError(
+                f"{what}: there is no file {found} (there is no directory {found.parent})", code="data-file-missing"
+            )
         close = difflib.get_close_matches(found.name, sorted(os.listdir(found.parent)))
-    raise LearnerError(f"{what}: there is no file {found}" + (f": did you mean {' or '.join(close)}?" if close else ""))
+    raise LearnerError(
+        f"{what}: there is no file {found}" + (f": did you mean {' or '.join(close)}?" if close else ""),
+        code="data-file-missing",
+    )
 
 
 @contextlib.contextmanager
@@ -73,7 +78,9 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LearnerError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise LearnerError(
+            f"{path} cannot be read: {error.strerror or error}", code="data-file-unreadable", path=path
+        ) from error
 
 
 def refuse_special(path: str | Path, what: str) -> None:
@@ -87,7 +94,9 @@ def refuse_special(path: str | Path, what: str) -> None:
     except (OSError, ValueError):  # there is none, which the caller reports
         return
     if kind is not None:
-        raise LearnerError(f"{what}: {path} is {kind}; it needs a regular file")
+        raise LearnerError(
+            f"{what}: {path} is {kind}; it needs a regular file", code="data-file-not-regular", path=path, kind=kind
+        )
 
 
 def folder(path: PathLike, what: str, where: str = "") -> Path:
@@ -100,7 +109,9 @@ def folder(path: PathLike, what: str, where: str = "") -> Path:
     with readable(found):
         is_directory = found.is_dir()
     if not is_directory:
-        raise LearnerError(f"{what}: {found} is no directory" + (f"; {where}" if where else ""))
+        raise LearnerError(
+            f"{what}: {found} is no directory" + (f"; {where}" if where else ""), code="data-directory-missing"
+        )
     return found
 
 
@@ -123,7 +134,9 @@ def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, ur
     found = [next((place / name for name in alike if (place / name).is_file()), None) for alike in names]
     missing = [alike[0] for path, alike in zip(found, names, strict=True) if path is None]
     if missing:
-        raise LearnerError(f"{what}: {place} has no {', '.join(missing)}; {where}")
+        raise LearnerError(
+            f"{what}: {place} has no {', '.join(missing)}; {where}", code="data-files-missing", place=place
+        )
     return [path for path in found if path is not None]
 
 
@@ -141,7 +154,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             stream.seek(0)
             yield cast(IO[bytes], stack.enter_context(gzip.open(stream))) if packed else stream
     except (OSError, EOFError, zlib.error) as error:
-        raise LearnerError(f"{path} cannot be read: {error}") from error
+        raise LearnerError(f"{path} cannot be read: {error}", code="data-file-unreadable", path=path) from error
 
 
 class MemoryBudget:
@@ -183,7 +196,8 @@ class MemoryBudget:
         if self._reserved + count > self.limit:
             raise LearnerError(
                 f"{self._path} has {self._size} bytes and needs more than {self.limit} bytes of memory, the limit "
-                "against files that unpack without end: if you trust it, give more by max_memory= (in bytes)"
+                "against files that unpack without end: if you trust it, give more by max_memory= (in bytes)",
+                code="data-file-too-large",
             )
 
 
@@ -232,4 +246,6 @@ def needed(module: str, package: str, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise LearnerError(f"{what} needs {package}: {install_hint(extra)}") from error
+        raise LearnerError(
+            f"{what} needs {package}: {install_hint(extra)}", code="data-package-missing", package=package
+        ) from error

@@ -45,7 +45,10 @@ def adapt(data: Any) -> Any:
         return _bunch(data)
     if "datasets" in libraries and isinstance(data, Mapping):
         splits = ", ".join(map(repr, data))
-        raise LearnerError(f"the {type(data).__name__} has the splits {splits}: pass one of them, as data[name]")
+        raise LearnerError(
+            f"the {type(data).__name__} has the splits {splits}: pass one of them, as data[name]",
+            code="data-split-missing",
+        )
     indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if indexed and libraries & {"datasets", "torch"} and not isinstance(data, Dataset):
         return ForeignDataset(data)
@@ -77,7 +80,10 @@ class ForeignDataset(Dataset):
 
     def __init__(self, dataset: Any, fields: list[str] | None = None) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise LearnerError(f"ForeignDataset: a {type(dataset).__name__} has no length and no index")
+            raise LearnerError(
+                f"ForeignDataset: a {type(dataset).__name__} has no length and no index",
+                code="data-foreign-not-indexable",
+            )
         self._data = _in_numpy(dataset)
         self._name = type(dataset).__name__
         self._fields = fields
@@ -99,11 +105,18 @@ class ForeignDataset(Dataset):
         if isinstance(item, Mapping):
             for field in self._fields:
                 if field not in item:
-                    raise LearnerError(f"items of {self._name} have no {field!r}: {near(field, list(map(str, item)))}")
+                    raise LearnerError(
+                        f"items of {self._name} have no {field!r}: {near(field, list(map(str, item)))}",
+                        code="data-field-missing",
+                        field=field,
+                    )
             return {field: item[field] for field in self._fields}
         if not isinstance(item, tuple | list) or len(item) != len(self._fields):
             parts = f"{len(item)} parts" if isinstance(item, tuple | list) else f"one part, a {type(item).__name__}"
-            raise LearnerError(f"items of {self._name} have {parts}; {len(self._fields)} are named: {self._fields}")
+            raise LearnerError(
+                f"items of {self._name} have {parts}; {len(self._fields)} are named: {self._fields}",
+                code="data-foreign-parts-differ",
+            )
         return dict(zip(self._fields, item, strict=True))
 
     def __repr__(self) -> str:
@@ -170,7 +183,10 @@ def _bunch(data: Mapping[str, Any]) -> ArrayDataset:
     """The arrays of one of scikit-learn's bunches with as many rows as `data`."""
     rows = getattr(data.get("data"), "shape", (None,))[0]
     if rows is None:
-        raise LearnerError(f"the Bunch has no array `data` (it has {', '.join(data)}): make a dict of arrays of it")
+        raise LearnerError(
+            f"the Bunch has no array `data` (it has {', '.join(data)}): make a dict of arrays of it",
+            code="data-bunch-without-data",
+        )
     table = {
         name: np.asarray(column)
         for name, column in data.items()
@@ -178,5 +194,9 @@ def _bunch(data: Mapping[str, Any]) -> ArrayDataset:
     }
     for name, column in table.items():
         if column.dtype.kind not in "biuf":
-            raise LearnerError(f"{name!r} of the Bunch is of {column.dtype}: make a dict of arrays of numbers of it")
+            raise LearnerError(
+                f"{name!r} of the Bunch is of {column.dtype}: make a dict of arrays of numbers of it",
+                code="data-bunch-dtype",
+                name=name,
+            )
     return ArrayDataset(table)

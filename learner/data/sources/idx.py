@@ -40,20 +40,21 @@ def read_idx(path: PathLike) -> np.ndarray:
         magic = stream.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not 1 <= magic[3] <= MOST_AXES:
             raise LearnerError(
-                f"{found} is no IDX file: it begins with {magic.hex(' ') or 'nothing'}, not 00 00 TYPE AXES"
+                f"{found} is no IDX file: it begins with {magic.hex(' ') or 'nothing'}, not 00 00 TYPE AXES",
+                code="data-idx-magic",
             )
         lengths = stream.read(4 * magic[3])
         if len(lengths) < 4 * magic[3]:
-            raise LearnerError(f"{found} is cut off in its header")
+            raise LearnerError(f"{found} is cut off in its header", code="data-idx-cut-off")
         shape = struct.unpack(f">{magic[3]}I", lengths)
         dtype = np.dtype(TYPES[magic[2]])
         count = math.prod(shape) * dtype.itemsize
         claim = f"{found} claims the shape {list(shape)} of {dtype.newbyteorder('=')}, {count} bytes"
         if count > most:
-            raise LearnerError(f"{claim}, and can hold at most {most}")
+            raise LearnerError(f"{claim}, and can hold at most {most}", code="data-idx-claims-too-much", most=most)
         data = read_exactly(stream, count)
         if len(data) < count or stream.read(1):
-            raise LearnerError(f"{claim}, and has {len(data) if len(data) < count else 'more'}")
+            raise LearnerError(f"{claim}, and has {len(data) if len(data) < count else 'more'}", code="data-idx-size")
     array = np.frombuffer(data, dtype).reshape(shape)
     return array.astype(dtype.newbyteorder("="), copy=False)
 
@@ -100,9 +101,18 @@ def _images_and_labels(name: str, directory: str, split: str, scaled: bool, url:
     images, labels = read_idx(image_path), read_idx(label_path)
     for path, array, axes in ((image_path, images, 3), (label_path, labels, 1)):
         if array.dtype != np.uint8 or array.ndim != axes:
-            raise LearnerError(f"{path} has {array.dtype} {list(array.shape)}; {name} has bytes along {axes} axes")
+            raise LearnerError(
+                f"{path} has {array.dtype} {list(array.shape)}; {name} has bytes along {axes} axes",
+                code="data-idx-shape",
+                path=path,
+                name=name,
+                axes=axes,
+            )
     if len(images) != len(labels):
-        raise LearnerError(f"{image_path} has {len(images)} images, and {label_path.name} {len(labels)} labels")
+        raise LearnerError(
+            f"{image_path} has {len(images)} images, and {label_path.name} {len(labels)} labels",
+            code="data-idx-counts-differ",
+        )
     check_labels(label_path.name, labels, 10)
     return ArrayDataset({"image": pixels(images, scaled), "label": labels.astype(np.int32)})
 
@@ -116,14 +126,25 @@ def _names(split: str, what: str) -> list[str]:
 def check_split(name: str, split: str) -> None:
     """Raises `LearnerError` for a split that the published data sets do not have."""
     if split not in SPLITS:
-        raise LearnerError(f"{name} has no split {split!r}: {near(str(split), list(SPLITS))}")
+        raise LearnerError(
+            f"{name} has no split {split!r}: {near(str(split), list(SPLITS))}",
+            code="data-split-unknown",
+            name=name,
+            split=split,
+        )
 
 
 def check_labels(place: str, labels: np.ndarray, classes: int) -> None:
     """Raises `LearnerError` for a label that is not below `classes`."""
     if labels.size and labels.max() >= classes:
         row = int(np.argmax(labels >= classes))
-        raise LearnerError(f"{place}: the label of row {row} is {labels[row]}; there are {classes} classes, from 0")
+        raise LearnerError(
+            f"{place}: the label of row {row} is {labels[row]}; there are {classes} classes, from 0",
+            code="data-label-outside",
+            place=place,
+            row=row,
+            classes=classes,
+        )
 
 
 def pixels(images: np.ndarray, scaled: bool) -> np.ndarray:

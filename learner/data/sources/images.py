@@ -65,9 +65,11 @@ class ImageFolder(Dataset):
         needed("PIL.Image", "Pillow", "images", "ImageFolder")
         root = folder(directory, "ImageFolder", "it needs directory/CLASS/NAME.png").absolute()
         if mode not in MODES:
-            raise LearnerError(f"mode is {mode!r}: {near(str(mode), list(MODES))}")
+            raise LearnerError(
+                f"mode is {mode!r}: {near(str(mode), list(MODES))}", code="data-image-mode-unknown", mode=mode
+            )
         if size is not None and (not isinstance(size, list | tuple) or len(size) != 2):
-            raise LearnerError(f"size is {size!r}: give [height, width]")
+            raise LearnerError(f"size is {size!r}: give [height, width]", code="data-image-size-value", size=size)
         self._size = None if size is None else tuple(whole_number("size", each, least=1) for each in size)
         self._mode, self._scaled = mode, scaled
         self._max_pixels = whole_number("max_pixels", max_pixels, least=1)
@@ -76,7 +78,8 @@ class ImageFolder(Dataset):
         empty = [name for name, files in zip(self.classes, found, strict=True) if not files and classes is None]
         if empty or not any(found):
             raise LearnerError(
-                f"ImageFolder: {root} has no {', '.join(SUFFIXES)} in {', '.join(empty or self.classes)}"
+                f"ImageFolder: {root} has no {', '.join(SUFFIXES)} in {', '.join(empty or self.classes)}",
+                code="data-images-missing",
             )
         self.files = [path for files in found for path in files]
         self._labels = np.repeat(np.arange(len(found), dtype=np.int32), [len(files) for files in found])
@@ -99,17 +102,25 @@ class ImageFolder(Dataset):
                 width, height = image.size
                 if width * height > self._max_pixels:
                     raise LearnerError(
-                        f"{path} claims {height} by {width} pixels, and max_pixels is {self._max_pixels}"
+                        f"{path} claims {height} by {width} pixels, and max_pixels is {self._max_pixels}",
+                        code="data-image-too-large",
+                        path=path,
+                        width=width,
                     )
                 return self._array(image, pillow)
         except LearnerError as error:
-            raise LearnerError(str(error)) from None
+            raise LearnerError(str(error), code="data-image-unreadable") from None
         except Exception as error:  # a damaged image is told by errors of many kinds
-            raise LearnerError(f"{path} cannot be read as an image: {error}") from error
+            raise LearnerError(
+                f"{path} cannot be read as an image: {error}", code="data-image-unreadable", path=path
+            ) from error
 
     def _array(self, image: Any, pillow: Any) -> np.ndarray:
         if image.mode != self._mode and (image.mode.startswith(("I", "F")) or self._mode == "I;16"):
-            raise LearnerError(f"{image.filename} has the mode {image.mode}, which is not converted to {self._mode}")
+            raise LearnerError(
+                f"{image.filename} has the mode {image.mode}, which is not converted to {self._mode}",
+                code="data-image-mode-unconvertible",
+            )
         converted = image if image.mode == self._mode else image.convert(self._mode)
         if self._size is not None and converted.size != self._size[::-1]:
             converted = converted.resize(self._size[::-1], pillow.Resampling.BILINEAR)
@@ -120,13 +131,17 @@ def _classes(root: Path, classes: Sequence[str] | None) -> list[str]:
     with readable(root):
         there = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not there:
-        raise LearnerError(f"ImageFolder: {root} has no directories; it needs {root}/CLASS/NAME.png")
+        raise LearnerError(
+            f"ImageFolder: {root} has no directories; it needs {root}/CLASS/NAME.png", code="data-classes-missing"
+        )
     if classes is None:
         return there
     for name in there:
         if name not in classes:
             raise LearnerError(
-                f"ImageFolder: {root} has the directory {name!r}, which is no class: {near(name, classes)}"
+                f"ImageFolder: {root} has the directory {name!r}, which is no class: {near(name, classes)}",
+                code="data-class-unknown",
+                name=name,
             )
     return list(classes)
 

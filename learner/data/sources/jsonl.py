@@ -68,9 +68,9 @@ def json_lines(
                 elif len(problems) < MOST_PROBLEMS:
                     problems.append(f"{found}, line {number}: {value}")
     if problems:
-        raise one_error(problems, f"{found} is malformed")
+        raise one_error(problems, f"{found} is malformed", code="data-file-malformed")
     if not objects:
-        raise LearnerError(f"{found} has no lines")
+        raise LearnerError(f"{found} has no lines", code="data-without-rows")
     keys = list(dict.fromkeys(key for each in objects for key in each))
     spec = parse_columns(str(found), keys, fields, dtypes, labels, missing)
     budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # keys that differ by line make a large table

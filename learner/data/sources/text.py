@@ -40,9 +40,15 @@ class Lines(Dataset):
         self._encoding = encoding
         try:
             if "\n".encode(encoding) != b"\n":
-                raise LearnerError(f"encoding is {encoding!r}: Lines needs one in which a line ends with the byte 10")
+                raise LearnerError(
+                    f"encoding is {encoding!r}: Lines needs one in which a line ends with the byte 10",
+                    code="data-encoding-unusable",
+                    encoding=encoding,
+                )
         except (LookupError, TypeError) as error:
-            raise LearnerError(f"encoding is {encoding!r}: {error}") from error
+            raise LearnerError(
+                f"encoding is {encoding!r}: {error}", code="data-encoding-unusable", encoding=encoding
+            ) from error
         self._bytes = _mapped(self._path, "Lines")
         ends = np.concatenate([_newlines(self._bytes, first) for first in range(0, len(self._bytes), CHUNK)])
         if not len(ends) or ends[-1] != len(self._bytes) - 1:
@@ -52,7 +58,7 @@ class Lines(Dataset):
         if skip_blank:
             self._numbers = np.array([i for i in self._numbers if self._raw(i).strip()], np.int64)
         if not len(self._numbers):
-            raise LearnerError(f"{self._path} has no lines")
+            raise LearnerError(f"{self._path} has no lines", code="data-without-rows")
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -62,7 +68,7 @@ class Lines(Dataset):
         try:
             return self._raw(number).decode(self._encoding)
         except UnicodeError as error:
-            raise LearnerError(f"{self._path}, line {number + 1}: {error}") from error
+            raise LearnerError(f"{self._path}, line {number + 1}: {error}", code="data-line-unreadable") from error
 
     def _raw(self, number: Any) -> bytes:
         return self._bytes[self._starts[number] : self._ends[number]].tobytes().removesuffix(b"\r")
@@ -118,9 +124,13 @@ class TextWindows(Dataset):
         self._length = whole_number("length", length, least=1)
         self._stride = self._length if stride is None else whole_number("stride", stride, least=1)
         if level not in LEVELS:
-            raise LearnerError(f"level is {level!r}: {near(str(level), LEVELS)}")
+            raise LearnerError(
+                f"level is {level!r}: {near(str(level), LEVELS)}", code="data-text-level-unknown", level=level
+            )
         if level == "bytes" and vocabulary is not None:
-            raise LearnerError("vocabulary is for characters: give level='characters'")
+            raise LearnerError(
+                "vocabulary is for characters: give level='characters'", code="data-text-vocabulary-level"
+            )
         self._codes = _mapped(self._path, "TextWindows")
         self._on_disk = level == "bytes"
         self.vocabulary, self.classes = "", 256
@@ -128,16 +138,28 @@ class TextWindows(Dataset):
             self._codes, self.vocabulary = self._characters(vocabulary, encoding)
             self.classes = len(self.vocabulary)
         if len(self._codes) <= self._length:
-            raise LearnerError(f"length is {length}: {self._path} has {len(self._codes)} {level}, give less")
+            raise LearnerError(
+                f"length is {length}: {self._path} has {len(self._codes)} {level}, give less",
+                code="data-length-too-large",
+                length=length,
+                level=level,
+            )
 
     def _characters(self, vocabulary: str | None, encoding: str) -> tuple[np.ndarray, str]:
         try:
             text = self._codes.tobytes().decode(encoding)
         except UnicodeDecodeError as error:
             line = undecodable(self._path, encoding)
-            raise LearnerError(f"{self._path}, line {line}: it is no {encoding} ({error.reason})") from error
+            raise LearnerError(
+                f"{self._path}, line {line}: it is no {encoding} ({error.reason})",
+                code="data-text-encoding",
+                line=line,
+                encoding=encoding,
+            ) from error
         except (LookupError, TypeError, UnicodeError) as error:
-            raise LearnerError(f"{self._path} is not {encoding}: {error}") from error
+            raise LearnerError(
+                f"{self._path} is not {encoding}: {error}", code="data-text-encoding", encoding=encoding
+            ) from error
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         known = np.unique(points) if vocabulary is None else np.array([ord(c) for c in vocabulary], np.uint32)
         order = np.argsort(known, kind="stable")
@@ -145,7 +167,11 @@ class TextWindows(Dataset):
         wrong = np.flatnonzero(known[order][at] != points) if len(known) else np.arange(len(points))
         if len(wrong):
             line = text.count("\n", 0, int(wrong[0])) + 1
-            raise LearnerError(f"{self._path}, line {line}: {text[wrong[0]]!r} is not in the vocabulary")
+            raise LearnerError(
+                f"{self._path}, line {line}: {text[wrong[0]]!r} is not in the vocabulary",
+                code="data-character-unknown",
+                line=line,
+            )
         return order[at].astype(np.int32), "".join(map(chr, known))
 
     def __len__(self) -> int:
@@ -169,7 +195,9 @@ def _mapped(path: Any, what: str) -> np.ndarray:
     try:
         return np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
-        raise LearnerError(f"{what}: {path} {'is empty' if not path.stat().st_size else error}") from error
+        raise LearnerError(
+            f"{what}: {path} {'is empty' if not path.stat().st_size else error}", code="data-text-unusable", path=path
+        ) from error
 
 
 def _newlines(text: np.ndarray, first: int) -> np.ndarray:

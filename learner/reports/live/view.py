@@ -48,9 +48,11 @@ class PlotView:
 
     def __post_init__(self) -> None:
         if self.x not in AXES:
-            raise LearnerError(f"x is {self.x!r}: {near(self.x, AXES)}")
+            raise LearnerError(f"x is {self.x!r}: {near(self.x, AXES)}", code="report-axis-unknown")
         if not 0 <= self.smooth < 1:
-            raise LearnerError(f"smooth is {self.smooth}; it needs a number from 0 to below 1")
+            raise LearnerError(
+                f"smooth is {self.smooth}; it needs a number from 0 to below 1", code="report-smooth-value"
+            )
 
     @property
     def is_each(self) -> bool:

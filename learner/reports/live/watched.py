@@ -35,7 +35,11 @@ class RunWatcher:
     def __init__(self, places: Sequence[str | os.PathLike[str]], clock: Callable[[], float] = time.time):
         for place in map(Path, places):
             if place.exists() and not place.is_dir():
-                raise LearnerError(f"{place} is a file; learner watch needs the directory of a run, or one with runs")
+                raise LearnerError(
+                    f"{place} is a file; learner watch needs the directory of a run, or one with runs",
+                    code="run-path-is-file",
+                    place=place,
+                )
         self.runs: list[LiveRun] = []
         self.waiting: list[str] = []
         self.odd: list[str] = []

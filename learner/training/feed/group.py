@@ -154,7 +154,8 @@ class Grouper:
         if change:
             raise LearnerError(
                 f"the {self._source.split} batches changed their {change} from {listed(self._first)} to "
-                f"{listed(batch)}{_differences(self._first, batch)}"
+                f"{listed(batch)}{_differences(self._first, batch)}",
+                code="batch-structure-changed",
             )
         self._shapes.add(signature)
         if len(self._shapes) == MANY_SHAPES + 1:
@@ -193,7 +194,9 @@ def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:
         return source.shorter(epoch, batch)
     return LearnerError(
         f"the {source.split} data had no batches in epoch {epoch}: a loader must give its batches "
-        "anew in each epoch (a generator cannot; pass the generator function itself)"
+        "anew in each epoch (a generator cannot; pass the generator function itself)",
+        code="data-without-batches",
+        epoch=epoch,
     )
 
 

@@ -1,0 +1,115 @@
+"""The page of all errors, `reference/errors.md`, from the source: `python docs/errors.py` writes it."""
+
+import ast
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).parents[1] / "learner"
+PAGE = Path(__file__).parent / "reference" / "errors.md"
+HEAD = """\
+# Errors
+
+Wrong input raises a `LearnerError`, or a kind of it. `error.code` names the fault and stays, while the words of a
+message may change; `error.fields` has values that the message is made of, by name. Where a message joins several
+problems, `error.problems` has each of them, and `error.codes` the code of each.
+An error that a function of yours raises without a code has the code `user`.
+
+This page is written by `python docs/errors.py`. A part in `{}` is a value; `{...}` is a computed one.
+"""
+
+
+class Site(NamedTuple):
+    """One place that makes an error: `code` is `None` where it has none, and empty where it is another error's."""
+
+    path: str
+    line: int
+    code: str | None
+    template: str
+
+    @property
+    def module(self) -> str:
+        """Return its dotted name."""
+        return ".".join(Path("learner", self.path).with_suffix("").parts)
+
+
+def kinds(trees: dict[str, ast.Module]) -> set[str]:
+    """Return the names of `LearnerError`, of all that derives from it, and of `one_error`."""
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    found = {"LearnerError"}
+    for _ in classes:
+        found |= {each.name for each in classes if found & {ast.unparse(base) for base in each.bases}}
+    return found | {"one_error"}
+
+
+def sites() -> list[Site]:
+    """Return every place of the package that makes an error, in the order of files and lines."""
+    trees = {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py"))}
+    names = kinds(trees)
+    return [
+        Site(path, call.lineno, _code(call), _template(call))
+        for path, tree in trees.items()
+        for call in sorted(_calls(tree, names), key=lambda call: call.lineno)
+        if path != "errors.py"
+    ]
+
+
+def page() -> str:
+    """Return the page: a table for each prefix of the codes."""
+    coded = sorted({(s.code, s.template, s.module) for s in sites() if s.code})
+    lines = [HEAD]
+    for prefix, of_prefix in itertools.groupby(coded, key=lambda each: each[0].split("-")[0]):
+        lines += [f"## {prefix}\n", "| Code | Message | Where |", "|---|---|---|"]
+        for code, rows in itertools.groupby(of_prefix, key=lambda each: each[0]):
+            _, templates, modules = zip(*rows, strict=True)
+            shown, places = (dict.fromkeys(map(_cell, each)) for each in (templates, modules))
+            lines.append(f"| `{code}` | {'<br>'.join(shown)} | {'<br>'.join(places)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _calls(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            yield node
+
+
+def _code(call: ast.Call) -> str | None:
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
+    if not given:
+        return None
+    (value,) = given
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    return "" if isinstance(value, ast.Attribute) and value.attr == "code" else None
+
+
+def _template(call: ast.Call) -> str:
+    assert isinstance(call.func, ast.Name)
+    if call.func.id == "one_error":
+        return f"{_text(call.args[1]) if len(call.args) > 1 else 'this cannot be trained'}, {{...}} problems: {{...}}"
+    if call.func.id == "ItemError":
+        return "".join(map(_text, call.args))
+    return _text(call.args[1] if call.func.id == "RefusedError" else call.args[0])
+
+
+def _text(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(_text(each.value if isinstance(each, ast.FormattedValue) else each) for each in values)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left) + _text(right)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return f"{{{name}}}"
+    return "{...}"
+
+
+def _cell(text: str) -> str:
+    return "`" + text.replace("\n", " ").replace("`", "'").replace("|", "\\|") + "`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,43 @@
+"""Errors by their codes."""
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.errors import LearnerError
+
+ROOT = Path(__file__).parents[2]
+MESSAGES = ROOT / "tests" / "messages.txt"
+HEAD = "# All messages of errors, as `code: template`. To renew: python tests/support/codes.py\n"
+
+
+@contextlib.contextmanager
+def raises_code(code: str, **fields: Any) -> Iterator[pytest.ExceptionInfo[LearnerError]]:
+    """Expect an error of this code, alone or among several problems; of its fields, those that are given."""
+    with pytest.raises(LearnerError) as raised:
+        yield raised
+    error = raised.value
+    assert code in (error.code, *error.codes), f"{error.code}: {error}"
+    assert {name: error.fields.get(name) for name in fields} == fields, f"{error.fields}: {error}"
+
+
+def documented() -> Any:
+    """Return the module that writes the page of errors."""
+    spec = importlib.util.spec_from_file_location("documented_errors", ROOT / "docs" / "errors.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def messages() -> str:
+    """Return what `messages.txt` has to be."""
+    lines = {f"{site.code}: {site.template}".replace("\n", "\\n") for site in documented().sites() if site.code}
+    return HEAD + "".join(f"{line}\n" for line in sorted(lines))
+
+
+if __name__ == "__main__":
+    MESSAGES.write_text(messages())
