@@ -26,6 +26,7 @@ def test_every_test_that_is_named_exists():
     named = set(re.findall(r"`(?:tests/)?(?:\w+/)*(test_\w+(?:\.py)?)(?:\[\w+\])?`", DOCUMENT))
     assert len(named) > 40
     assert named - defined == set()
+    assert [path for path in re.findall(r"`(tests/[\w/]+\.py)`", DOCUMENT) if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.full

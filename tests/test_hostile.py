@@ -1,7 +1,8 @@
 """Nothing that lies in a run's directory, and no name, makes a run do what its user did not ask for.
 
-What single files are refused for is tested where they are read: `tests/data/test_npz.py`, `tests/loggers/test_cut.py`,
-`tests/loggers/test_appended.py`, `tests/test_journal.py`, `tests/test_directory.py`, `tests/cli/test_overrides.py`.
+What single files are refused for is tested where they are read: `tests/data/test_npz.py`,
+`tests/runs/test_log_cutting.py`, `tests/runs/test_appended.py`, `tests/runs/test_journal.py`,
+`tests/training/test_directory.py`, `tests/cli/test_overrides.py`.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""`learner watch`, as far as it comes without a terminal; with one: `tests/watch/test_terminal.py`."""
+"""`learner watch`, as far as it comes without a terminal; with one: `tests/reports/live/test_terminal.py`."""
 
 import importlib.util
 import sys
