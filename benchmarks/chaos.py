@@ -175,18 +175,16 @@ def facts(directory: Path) -> Facts:
 
 
 def checkpoint(directory: Path, step: int) -> Facts:
-    """The items of a checkpoint, as Orbax reads them: each array, and the progress."""
+    """The parts of a checkpoint, as Orbax reads them: each array, and the progress."""
     import orbax.checkpoint as ocp
 
     place, contents = directory.absolute() / "checkpoint" / str(step), {}
     with ocp.StandardCheckpointer() as reader, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as json_reader:
         contents["progress"] = _text(_comparable(json_reader.restore(place / "progress")))
-        for item in ("model", "optim", "scheduler", "in_flight"):
-            if (place / item).exists():
-                for path, leaf in jax.tree_util.tree_leaves_with_path(reader.restore(place / item)):
-                    array = np.asarray(leaf)
-                    name = f"{item}{jax.tree_util.keystr(path)}, {array.dtype}{list(array.shape)}"
-                    contents[name] = array.tobytes()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(reader.restore(place / "state")):
+            array = np.asarray(leaf)
+            name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}, {array.dtype}{list(array.shape)}"
+            contents[name] = array.tobytes()
     return contents
 
 

@@ -247,9 +247,9 @@ def _host_of_hand(case: Case) -> float:
 def _host_of_learner(case: Case) -> float:
     from learner import ClassificationOutput, LearnerBuilder
     from learner.metrics import Accuracy
-    from learner.steps.program import BatchBuffer
+    from learner.steps.buffers import BatchBuffer
     from learner.training.dispatch_plan import make_runner
-    from learner.training.feed.dispatches import Dispatch
+    from learner.training.feed.dispatch import Dispatch
 
     def step(model: Any, batch: Rows) -> Any:
         return ClassificationOutput.from_logits(model(batch["x"]), batch["y"])
@@ -257,7 +257,7 @@ def _host_of_learner(case: Case) -> float:
     strategy = _strategy(case)
     builder = LearnerBuilder("unused").strategy(strategy).metrics(Accuracy())
     learner = builder.build(Tiny(nnx.Rngs(0)), optax.adamw, RATE, train_step=step)
-    runner = make_runner(learner._step, learner._placed(), strategy)
+    runner = make_runner(learner.definition.step, learner.definition.init_placed(), strategy)
     feed = BatchBuffer(strategy.put(jax.tree.map(lambda x: x[None], _tiny()), 1), None, (False, True))
     dispatch, tally = Dispatch("loop", 1, feed, 0, 1, 1, 1, False), runner.start("train")
     return _worked(lambda: runner.train(tally, dispatch).table, case.calls)

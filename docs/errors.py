@@ -1,6 +1,7 @@
 """The page of all errors, `reference/errors.md`, from the source: `python docs/errors.py` writes it."""
 
 import ast
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,9 +41,10 @@ def kinds(trees: dict[str, ast.Module]) -> set[str]:
     found = {"LearnerError"}
     for _ in classes:
         found |= {each.name for each in classes if found & {ast.unparse(base) for base in each.bases}}
-    return found | {"one_error"}
+    return found | {"one_error", "Problem"}
 
 
+@functools.cache
 def sites() -> list[Site]:
     """Return every place of the package that makes an error, in the order of files and lines."""
     trees = {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py"))}
@@ -51,7 +53,7 @@ def sites() -> list[Site]:
         Site(path, call.lineno, _code(call), _template(call))
         for path, tree in trees.items()
         for call in sorted(_calls(tree, names), key=lambda call: call.lineno)
-        if path != "errors.py"
+        if path != "errors.py" and not (call.func.id == "Problem" and _code(call) is None)  # of another error
     ]
 
 
@@ -90,7 +92,7 @@ def _template(call: ast.Call) -> str:
     if call.func.id == "one_error":
         return f"{_text(call.args[1]) if len(call.args) > 1 else 'this cannot be trained'}, {{...}} problems: {{...}}"
     if call.func.id == "ItemError":
-        return "".join(map(_text, call.args))
+        return "".join(map(_text, call.args[0].elts)) if isinstance(call.args[0], ast.List) else "{...}"
     return _text(call.args[1] if call.func.id == "RefusedError" else call.args[0])
 
 

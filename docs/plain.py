@@ -19,7 +19,7 @@ PARTS = ("checkpoint", "data", "events", "loggers", "metrics", "optimizers", "re
 PARTS += ("schedules", "strategies")
 BASES = {  # of classes of the reference, which is where they are, too
     "BinnedRankingMetric": "learner.metrics.ranking_bins",
-    "ClassMetric": "learner.metrics.confusion",
+    "ClassMetric": "learner.metrics.class_counts",
     "MatrixMetric": "learner.metrics.matrix",
     "RankingMetric": "learner.metrics.ranking",
     "RunLogger": "learner.loggers.base",
@@ -100,7 +100,7 @@ def _escaped(text: str, find: Find) -> str:
 
 @functools.cache
 def _public() -> dict[str, list[str]]:
-    """The packages that have a public name; without names that are words, too, such as `take`."""
+    """Return the packages that have each public name; left out are names that are words, too, such as `digits`."""
     names = {name: [module] for name, module in BASES.items()}
     for package in ("learner", *(f"learner.{part}" for part in PARTS)):
         module = importlib.import_module(package)
@@ -115,8 +115,8 @@ def found(code: str, within: str) -> str | None:
     """The full name of what `code` is the public name of, in the docstring of `within`: of several, that of the same
     package; of none, or of itself: `None`.
 
-    >>> found("Mean.merge", "learner.metrics.Sum"), found("Mean", "learner.Learner"), found("Linen", "learner.Linen")
-    ('learner.metrics.Mean.merge', None, None)
+    >>> found("ReduceOnPlateau.lr", "learner.schedules.Step"), found("Linen", "learner.Linen")
+    ('learner.schedules.ReduceOnPlateau.lr', None)
     """
     match = NAME.fullmatch(code)
     packages = _public().get(match[1], []) if match else []

@@ -10,12 +10,13 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 
 from learner.cli.main import COMMANDS, main
+from learner.cli.usage import TOPICS
 
 COLUMNS = "100"  # as wide as a page shows it
 
 
 def usage(*words: str) -> nodes.literal_block:
-    """What `learner WORDS --help` prints."""
+    """Return the output of `learner WORDS --help`; a last word that is a topic is one of the help."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.dict(os.environ, COLUMNS=COLUMNS):
         main([*words, "--help"])
     text = printed.getvalue()
@@ -30,7 +31,8 @@ class Usage(Directive):
         return [usage(), *map(self._section, COMMANDS)]
 
     def _section(self, name: str) -> nodes.section:
-        section = nodes.section("", nodes.title(name, name), usage(name), names=[name])
+        topics = [usage(name, topic) for topic in TOPICS] if name == "fit" else []
+        section = nodes.section("", nodes.title(name, name), usage(name), *topics, names=[name])
         self.state.document.note_implicit_target(section)
         return section
 

@@ -20,7 +20,7 @@ from flax import nnx
 
 from learner import Learner, LearnerBuilder, LearningResult
 from learner.data import DataLoaderBuilder, digits
-from learner.metrics import Info, Mean, MeanMetric
+from learner.metrics import Info, MeanMetric, WeightedMean
 from learner.training.run import Run
 
 
@@ -42,7 +42,7 @@ class PartOfLoss(MeanMetric):
     def __init__(self, name: str, field: str):
         self.name, self.field, self.fields = name, field, (field,)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Adds a batch, weighted by its rows."""
         return state.add(getattr(output, self.field), info.weight)
 

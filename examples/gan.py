@@ -17,7 +17,7 @@ import optax
 
 from learner import LearnerBuilder, LearningResult, Optimizer, RegressionOutput
 from learner.data import DataLoaderBuilder
-from learner.metrics import Info, Mean, MeanAbsoluteError, MeanMetric
+from learner.metrics import Info, MeanAbsoluteError, MeanMetric, WeightedMean
 
 NOISE = 4
 
@@ -39,7 +39,7 @@ class CriticLoss(MeanMetric):
     splits = ("train",)
     fields = ("critic_loss",)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Adds a step, weighted by its rows."""
         return state.add(output.critic_loss, info.weight)
 

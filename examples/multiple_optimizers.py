@@ -1,7 +1,7 @@
 """One model at four rates: `conv1` at twice the rate, `conv2` at four times, biases at a tenth, the rest at the rate.
 
-`take` gives a part of the gradients and the rest, and an `Optimizer` updates the parameters that it gets gradients of.
-Each part has a state of its own, so that it could have an optimizer of its own as well.
+`partition_params` returns a part of the gradients and the rest, and an `Optimizer` updates the parameters whose
+gradients it gets. Each part has a state of its own, so that it could have an optimizer of its own as well.
 
 python -m examples.multiple_optimizers
 """
@@ -13,7 +13,7 @@ import jax
 import optax
 from flax import nnx
 
-from learner import ClassificationOutput, Optimizer, eval_mode, take, value_and_grad
+from learner import ClassificationOutput, Optimizer, eval_mode, partition_params, value_and_grad
 from learner.data import DataLoaderBuilder, digits
 from learner.metrics import Accuracy, Info
 
@@ -44,10 +44,10 @@ def step(model: Network, batch: Any) -> ClassificationOutput:
 
 def parts(tree: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a model, or of its gradients, by name; every parameter is in one of them."""
-    biases, rest = take(tree, lambda path, array: path.endswith("bias"))
+    biases, rest = partition_params(tree, lambda path, array: path.endswith("bias"))
     yield "biases", biases
     for name in ("conv1", "conv2"):
-        part, rest = take(rest, name)
+        part, rest = partition_params(rest, name)
         yield name, part
     yield "rest", rest
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from learner import ClassificationOutput
 from learner.data import ArrayDataset
-from learner.metrics import Info, Mean, MeanMetric
+from learner.metrics import Info, MeanMetric, WeightedMean
 
 
 def spirals(rows: int, turns: float = 1.5, seed: int = 0) -> ArrayDataset:
@@ -59,6 +59,6 @@ class Confidence(MeanMetric):
     name = "Confidence"
     fields = ("logits",)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Adds a batch."""
         return state.add(jax.nn.softmax(output.logits).max(-1))

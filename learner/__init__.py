@@ -33,11 +33,11 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     )
     from learner.config.base import Config
     from learner.diagnostics.rate_range import RangeTest
-    from learner.distributed.process_group import connect
+    from learner.distributed.process_group import init_distributed
     from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError
     from learner.learner import Learner
     from learner.models.adapters import Linen
-    from learner.models.parts import eval_mode, parameters, take, train_mode, with_parameters
+    from learner.models.params import eval_mode, partition_params, train_mode, trainable_params, with_parameters
     from learner.records import load_model, save_model
     from learner.runs.history import History
     from learner.schedules import ReduceOnPlateau
@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # a name is imported when it is asked for: the commands that 
     )
     from learner.steps.precision import LossScale, Policy
     from learner.steps.protocols import TrainStep, ValidStep
-    from learner.steps.state import TrainState
+    from learner.steps.train_state import TrainState
     from learner.steps.update import Optimizer
     from learner.training.hooks import EpochInfo
     from learner.training.result import LearningResult
@@ -94,22 +94,22 @@ __all__ = [
     "TrainState",
     "TrainStep",
     "ValidStep",
-    "connect",
     "eval_mode",
+    "init_distributed",
     "load_checkpoint",
     "load_model",
     "load_optimizer",
     "load_scheduler",
-    "parameters",
+    "partition_params",
     "save_model",
-    "take",
     "train_mode",
+    "trainable_params",
     "value_and_grad",
     "weighted_mean",
     "with_parameters",
 ]
 
-_PLACES = {
+_MODULES = {
     "Checkpointer": "learner.checkpoint.checkpointer",
     "ClassificationOutput": "learner.steps.outputs",
     "Config": "learner.config.base",
@@ -139,30 +139,30 @@ _PLACES = {
     "SegmentationOutput": "learner.steps.outputs",
     "SequenceOutput": "learner.steps.outputs",
     "TrainOutput": "learner.steps.outputs",
-    "TrainState": "learner.steps.state",
+    "TrainState": "learner.steps.train_state",
     "TrainStep": "learner.steps.protocols",
     "ValidStep": "learner.steps.protocols",
-    "connect": "learner.distributed.process_group",
-    "eval_mode": "learner.models.parts",
+    "eval_mode": "learner.models.params",
+    "init_distributed": "learner.distributed.process_group",
     "load_checkpoint": "learner.checkpoint.load",
     "load_model": "learner.records",
     "load_optimizer": "learner.checkpoint.load",
     "load_scheduler": "learner.checkpoint.load",
-    "parameters": "learner.models.parts",
+    "partition_params": "learner.models.params",
     "save_model": "learner.records",
-    "take": "learner.models.parts",
-    "train_mode": "learner.models.parts",
+    "train_mode": "learner.models.params",
+    "trainable_params": "learner.models.params",
     "value_and_grad": "learner.steps.gradients",
     "weighted_mean": "learner.steps.outputs",
-    "with_parameters": "learner.models.parts",
+    "with_parameters": "learner.models.params",
 }
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """What is public, and the modules in here."""
-        if name in _PLACES:
-            value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+        """Import a public name, or a module of the package, at its first use."""
+        if name in _MODULES:
+            value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
             return value
         module = f"{__name__}.{name}"
         if not name.startswith("_"):

@@ -1,4 +1,4 @@
-"""The builder: options in, a learner out."""
+"""`LearnerBuilder`, which checks options and builds a learner."""
 
 import copy
 import dataclasses
@@ -12,42 +12,44 @@ from typing import Any, Self
 import jax
 
 from learner.checkpoint.load import makes_model, materialize, refuse_unknown
-from learner.checkpoint.options import CheckpointOptions
+from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
 from learner.learner import Learner
 from learner.loggers.exactly_once import ExactlyOnceLogger
-from learner.metrics import Loss
 from learner.metrics.base import MetricBase
+from learner.metrics.losses import Loss
 from learner.models.adapters import ModelAdapter, NothingToTrainError, abstract_adapter, adapter_of, refuse_abstract
 from learner.models.freezing import check_freeze_patterns, explain_empty_trainable, trained_of
 from learner.models.matching import Match, matcher
 from learner.optimizers.schedule_resolution import OptimizerDefinition, with_placeholder_schedules
-from learner.records import Recorder
-from learner.runs.metric_logs import refuse_same_files
-from learner.schedules import ReduceOnPlateau
+from learner.records.recorder import Recorder
+from learner.runs.file_names import refuse_same_files
 from learner.schedules.base import needs_run_length
-from learner.steps.definition import StepDefinition, StepFn, step_fn
+from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.finite import POLICIES, NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.optimizer import check_optimizer, check_schedule, is_schedule, no_schedule
 from learner.steps.precision import MATMUL, Policy, policy_of
 from learner.steps.remat import remat_of
-from learner.strategies import Strategy, choose_devices
+from learner.steps.step_definition import StepDefinition, StepFn, step_fn
+from learner.strategies.base import Strategy
+from learner.strategies.choose import choose_devices
+from learner.training.definition import TrainingDefinition
 from learner.training.directory import problem_with, wrong_name
 from learner.training.options import Options, absolute
 from learner.training.profile import Window, check_steps
-from learner.training.resume import ALLOWED
+from learner.training.restore import ALLOWED
 from learner.training.step_checks import init_problems
 from learner.training.stopping import Interrupter, MetricEarlyStopping
 
 
 class LearnerBuilder:
-    """Configures a run. Every method checks its arguments at once and returns the builder.
+    """Configure a run. Each method checks its arguments at once and returns the builder.
 
     Args:
       directory: where the run leaves its logs and checkpoints.
-      overwrite: replace a run that is there.
+      overwrite: replace an existing run.
 
     >>> import tempfile, jax.numpy as jnp, optax
     >>> from learner import RegressionOutput
@@ -73,12 +75,11 @@ class LearnerBuilder:
                 directory=directory,
             )
         self._options = Options(Path(directory), overwrite=bool(overwrite))
-        self._num_epochs_set = False
 
     # -- metrics, logs, what people see --------------------------------------------------------------------------------
 
     def metrics(self, *metrics: MetricBase) -> Self:
-        """Metrics of both splits, in training as in validation. `Loss` is always there."""
+        """Register metrics of training and validation. `Loss` is always there."""
         for metric in metrics:
             if "train" in _metric(metric).splits:
                 self.metric_train(metric)
@@ -87,7 +88,7 @@ class LearnerBuilder:
         return self
 
     def metric_train(self, metric: MetricBase) -> Self:
-        """Register a metric of the train split. One that gives a number is plotted, one that gives a text is logged."""
+        """Register a metric of the train split. Numbers are plotted, and texts are logged."""
         return self._add(_metric(metric), "train")
 
     def metric_valid(self, metric: MetricBase) -> Self:
@@ -95,12 +96,16 @@ class LearnerBuilder:
         return self._add(_metric(metric), "valid")
 
     def metric_train_numeric(self, metric: MetricBase) -> Self:
-        """Do as `metric_train`, and refuse a metric that gives a text: what is registered is sure to be plotted."""
+        """Register a metric as `metric_train` does. Raises if its value is a text, which cannot be plotted."""
         return self._add(_numeric(metric), "train")
 
     def metric_valid_numeric(self, metric: MetricBase) -> Self:
-        """Do as `metric_valid`, and refuse a metric that gives a text: what is registered is sure to be plotted."""
+        """Register a metric as `metric_valid` does. Raises if its value is a text, which cannot be plotted."""
         return self._add(_numeric(metric), "valid")
+
+    def _set(self, **changes: Any) -> Self:
+        self._options = dataclasses.replace(self._options, **changes)
+        return self
 
     def _add(self, metric: MetricBase, kind: str) -> Self:
         metrics = self._options.train_metrics if kind == "train" else self._options.valid_metrics
@@ -117,17 +122,16 @@ class LearnerBuilder:
                 kind=kind,
             )
         refuse_same_files([*(m.name for m in metrics), metric.name])
-        metrics.append(metric)
-        return self
+        return self._set(**{f"{kind}_metrics": (*metrics, metric)})
 
     def metric_loggers(self, *loggers: Listener, only: Sequence[Listener] | None = None) -> Self:
-        """Further loggers, beside the run's own files.
+        """Add loggers, beside the run's own files.
 
         Args:
           loggers: such as `TensorBoard()`.
-          only: further loggers that replace the run's metric files, `<split>/epoch-<n>/<Metric>.log`, which hold the
-            value of each step; `[]` for none at all. The journal and the summary are written in any case: they have the
-            values of whole splits, which resuming, `learner compare` and `learner report` need. Reports and plots then
+          only: loggers that replace the run's metric files, `<split>/epoch-<n>/<Metric>.log`, which hold the value of
+            each step; `[]` for none at all. The journal and the summary are always written: resuming, `learner compare`
+            and `learner report` read the values of whole splits from them. Without metric files, reports and plots
             have no curves of single steps.
         """
         if only is not None:
@@ -138,7 +142,7 @@ class LearnerBuilder:
                     code="logger-only-not-list",
                     kind=kind,
                 )
-            self._options.metric_files = False
+            self._set(metric_files=False)
         for logger in (*loggers, *(only or ())):
             if not isinstance(logger, Listener):
                 raise LearnerError(
@@ -155,165 +159,152 @@ class LearnerBuilder:
                     "how far it got",
                     code="logger-twice",
                 )
-            self._options.loggers.append(logger)
+            self._set(loggers=(*self._options.loggers, logger))
         return self
 
     def renderer(self, renderer: Listener | None) -> Self:
-        """Set how the progress of the run is shown; `None`: silent. Default: chosen for a notebook, a terminal, or a
-        file.
+        """Set how the progress of the run is shown, or `None` to show nothing. Default: chosen for a notebook, a
+        terminal, or a file.
         """
         if renderer is not None and not isinstance(renderer, Listener):
             raise LearnerError(
                 f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None",
                 code="renderer-not-listener",
             )
-        self._options.renderer = renderer
-        return self
+        return self._set(renderer=renderer)
 
     def application_logger(self, logger: logging.Logger | bool | None) -> Self:
-        """The run's own log: `True` (default): `experiment.log`; a `logging.Logger`; or `None`: nowhere."""
+        """Set the run's own log: `True` (default) for `experiment.log`, a `logging.Logger`, or `None` for no log."""
         if not (logger is None or logger is True or isinstance(logger, logging.Logger)):
             raise LearnerError(
                 f"the application logger is {logger!r}; it needs True, None or a logging.Logger",
                 code="logger-application-type",
             )
-        self._options.application_logger = logger
-        return self
+        return self._set(application_logger=logger)
 
     def summary(self, show: bool = True, depth: int | None = None) -> Self:
-        """Prints what the run is going to be before it begins: the model's arrays, where it runs, the length, the work
-        of a step, the memory; and the summary at the end: the best value and epoch of each metric, the time, where the
-        files are, and what to do next.
+        """Print an overview of the run before it begins (the model's arrays, the devices, the length, the work of a
+        step, the memory), and a summary at the end (the best value and epoch of each metric, the time, the files, the
+        next commands).
 
         Args:
-          show: whether it does.
-          depth: how many levels of the model are shown; what is deeper is put together. Default: as many as make no
-            more than 40 rows.
+          show: whether to print them.
+          depth: the levels of the model to show; deeper ones are merged. Default: as many as fit into 40 rows.
         """
-        self._options.show_summary = bool(show)
-        self._options.summary_depth = None if depth is None else _whole("summary(depth=)", depth, 1)
-        return self
+        return self._set(
+            show_summary=bool(show), summary_depth=None if depth is None else _integer("summary(depth=)", depth, 1)
+        )
 
     # -- length and steps ----------------------------------------------------------------------------------------------
 
     def num_epochs(self, n: int) -> Self:
-        """Set how many times to go through the training data (default: 1)."""
-        self._options.num_epochs = _whole("num_epochs", n, 1)
-        return self
+        """Set the number of passes over the training data (default: 1)."""
+        return self._set(num_epochs=_integer("num_epochs", n, 1))
 
     def num_steps(self, n: int) -> Self:
-        """Set how many optimizer steps to make, over as many epochs as that takes."""
-        self._options.num_steps = _whole("num_steps", n, 1)
-        return self
+        """Set the number of optimizer steps, over as many epochs as they take."""
+        return self._set(num_steps=_integer("num_steps", n, 1))
 
     def valid_every(self, steps: int) -> Self:
-        """Also validates inside epochs, after every so many optimizer steps."""
-        self._options.valid_every = _whole("valid_every", steps, 1)
-        return self
+        """Also validate inside epochs, every `steps` optimizer steps."""
+        return self._set(valid_every=_integer("valid_every", steps, 1))
 
     def valid_batches(self, n: int) -> Self:
-        """At most how many batches of each validation split a validation in `fit` reads: the first ones. Default: all.
+        """Limit each validation in `fit` to the first `n` batches of each validation split. Default: no limit.
 
-        Data without an end needs it. `evaluate` reads all that it is given.
+        Endless data needs a limit. `evaluate` always reads all batches.
         """
-        self._options.valid_batches = _whole("valid_batches", n, 1)
-        return self
+        return self._set(valid_batches=_integer("valid_batches", n, 1))
 
     def grads_accumulation(self, n: int) -> Self:
-        """Set how many micro-batches make one optimizer step (default: 1), weighted by `output.weight`.
+        """Set the number of micro-batches of an optimizer step (default: 1), weighted by `output.weight`.
 
-        For a loss that is a mean over rows a step is that of one batch of all their rows. A loss over pairs of rows
-        (in-batch negatives) sees the rows of one micro-batch at a time, of which a run warns.
+        For a loss that is a mean over rows, a step equals that of one batch with all the rows. A loss over pairs of
+        rows (in-batch negatives) sees the rows of one micro-batch at a time, and the run warns about it.
         """
-        self._options.accumulate = _whole("grads_accumulation", n, 1)
-        return self
+        return self._set(accumulate=_integer("grads_accumulation", n, 1))
 
     def steps_per_dispatch(self, k: int) -> Self:
-        """Hand the device at most `k` optimizer steps at once, in one compiled loop. It changes no bit of the result.
+        """Dispatch at most `k` optimizer steps at once, in one compiled loop. The result is the same to the bit.
 
         Default: as many as fit into 64 MiB, at most 32. Programs with a convolution on a CPU, and streamed steps of
         which no two fit into 64 MiB, run step by step without a loop, whatever `k` is.
         """
-        self._options.steps_per_dispatch = _whole("steps_per_dispatch", k, 1)
-        return self
+        return self._set(steps_per_dispatch=_integer("steps_per_dispatch", k, 1))
 
     def with_batch_size(self, n: int) -> Self:
-        """The batch size for datasets, and dicts of arrays, that are passed where a loader is expected; the training
-        data is then shuffled. A loader keeps its own size, with a warning if it is another.
+        """Set the batch size of datasets and dicts of arrays that are passed instead of a loader; the training data is
+        then shuffled. A loader keeps its own batch size, with a warning if it differs.
         """
-        self._options.batch_size = _whole("with_batch_size", n, 1)
-        return self
+        return self._set(batch_size=_integer("with_batch_size", n, 1))
 
     def seed(self, n: int) -> Self:
-        """The run's root random key (default: 0): dropout, orders of datasets, initialisation from config files."""
-        self._options.seed = _whole("seed", n, 0)
-        return self
+        """Set the seed (default: 0) of dropout, of the order of datasets, and of initialisation from config files."""
+        return self._set(seed=_integer("seed", n, 0))
 
     def devices(self, devices: int | str | Sequence[Any]) -> Self:
-        """Where it runs: on how many devices, on `"all"`, or on which (`jax.Device`, or their ids). Default: one.
+        """Set the devices: their number, `"all"`, or a list of `jax.Device` objects or ids. Default: one device.
 
-        Several are `Replicated`: each has a replica of everything and a share of every batch. Where there are several
-        processes, all of their devices are used, `Sharded`, by default too. See `strategy` for more.
+        Several devices are `Replicated`: each holds a replica of the state and gets a share of each batch. With several
+        processes, the default is `Sharded` over all of their devices. See `strategy` for finer control.
 
-        For a loss that is a mean over rows the numbers are those of one device. A loss over pairs of rows (in-batch
-        negatives) needs `strategy(Sharded())`: under `Replicated` each device sees its own rows alone, of which a run
-        warns.
+        For a loss that is a mean over rows, the results are those of one device. A loss over pairs of rows (in-batch
+        negatives) needs `strategy(Sharded())`: under `Replicated` each device sees only its own rows, and the run
+        warns about it.
         """
-        self._options.devices = choose_devices(devices)
-        return self
+        return self._set(devices=choose_devices(devices))
 
     def strategy(self, strategy: Strategy) -> Self:
-        """Set the devices and the way the run uses them: `SingleDevice(device)`, `Replicated(devices)`, or
-        `Sharded(mesh, rules)`, which splits the model as well. It takes the place of `devices`.
+        """Set the devices and how the run uses them: `SingleDevice(device)`, `Replicated(devices)`, or
+        `Sharded(mesh, rules)`, which shards the model as well. It replaces `devices`.
         """
         if not isinstance(strategy, Strategy):
             raise LearnerError(
                 f"strategy got {strategy!r}; it needs Replicated(), Sharded(mesh, rules) or the like",
                 code="strategy-type",
             )
-        self._options.devices = strategy
-        return self
+        return self._set(devices=strategy)
 
     def precision(self, policy: str | Policy, matmul: str | None = None) -> Self:
-        """In which dtype the model is computed, in training and in validation: `"float32"` (default; nothing is cast),
+        """Set the dtype of computation in training and validation: `"float32"` (default; nothing is cast),
         `"bfloat16"`, `"float16"`, or a `Policy(param, compute, output)`.
 
-        With a name parameters, the optimizer's state, running statistics, losses and the sums of metrics stay float32;
-        parameters and floating-point arrays of the batch are cast for the step, and what it returns is float32 again
-        before metrics see it. With float16 the loss is scaled (see `LossScale`); a step whose gradients overflow
-        changes nothing but the scale, and `experiment.log` has it. `on_nonfinite` acts once the scale is 1, or when the
-        loss itself is not finite.
+        With a name, parameters, the optimizer's state, running statistics, losses and the sums of metrics stay float32;
+        parameters and floating-point arrays of the batch are cast for the step, and its output is cast back to float32
+        for the metrics. With float16 the loss is scaled (see `LossScale`); a step whose gradients overflow changes only
+        the scale, which `experiment.log` records. `on_nonfinite` acts once the scale is 1, or if the loss itself is not
+        finite.
 
         Args:
           policy: a name or a `Policy`. A layer with a dtype of its own keeps it.
-          matmul: how exact matrix products and convolutions of float32 numbers are on accelerators: `"default"`,
-            `"high"` or `"highest"`, as in `jax.default_matmul_precision`. Default: as JAX is set.
+          matmul: the precision of float32 matrix products and convolutions on accelerators: `"default"`, `"high"` or
+            `"highest"`, as in `jax.default_matmul_precision`. Default: JAX's setting.
         """
-        self._options.precision = policy_of(policy)
-        self._options.matmul = None if matmul is None else _one_of("precision(matmul=)", matmul, MATMUL)
-        return self
+        return self._set(
+            precision=policy_of(policy),
+            matmul=None if matmul is None else _one_of("precision(matmul=)", matmul, MATMUL),
+        )
 
     def remat(self, policy: str | Callable[..., Any] | None) -> Self:
-        """Keeps less of the train step's forward pass in memory: what the policy does not save, the backward pass
-        computes again. Default: everything is kept.
+        """Rematerialize parts of the forward pass of the train step: the backward pass computes again what the policy
+        does not save, to save memory. Default: everything is saved.
 
-        Where the layers of a model are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`), `"nothing_saveable"` keeps what
-        goes from one layer to the next, and `"dots_saveable"` the matrix products too, which costs less time. Without
-        a loop the whole forward pass is wrapped in `jax.checkpoint`, where `"nothing_saveable"` wins nothing, as all of
-        it would be there again at once; save matrix products, or wrap the blocks of the model one by one, with
-        `nnx.remat`, `nn.remat` or `eqx.filter_checkpoint`, and leave this option alone. On a CPU the compiler joins
-        what is computed twice outside of loops, so that nothing is won there. `docs/precision.md` has figures.
+        If the layers of a model are a loop (`jax.lax.scan`, `nnx.scan`, `nn.scan`), `"nothing_saveable"` saves only the
+        values between layers, and `"dots_saveable"` the matrix products too, which costs less time. Without a loop the
+        whole forward pass is wrapped in `jax.checkpoint`. There `"nothing_saveable"` saves no memory, as the backward
+        pass would hold everything at once: save matrix products, or wrap the blocks of the model one by one, with
+        `nnx.remat`, `nn.remat` or `eqx.filter_checkpoint`, and do not use this option. On a CPU the compiler merges
+        repeated computations outside of loops, so there is no gain. `docs/precision.md` has figures.
 
         Args:
           policy: the name of one in `jax.checkpoint_policies` that takes no arguments, or a function, such as
             `jax.checkpoint_policies.save_only_these_names("hidden")`.
         """
-        self._options.remat = None if policy is None else remat_of(policy)
-        return self
+        return self._set(remat=None if policy is None else remat_of(policy))
 
     def freeze(self, *match: Match) -> Self:
-        """Leaves parameters as they are: no gradient of them is computed, and no optimizer state is kept. What is said
-        in several calls adds up. Statistics such as those of BatchNorm are no parameters, and go on.
+        """Freeze parameters: they have neither gradients nor optimizer state. Several calls add up. Statistics such as
+        those of BatchNorm are not parameters and are still updated.
 
         Args:
           match: regular expressions, as texts or compiled, that are searched for in the paths of parameters
@@ -323,21 +314,19 @@ class LearnerBuilder:
         """
         for pattern in match:
             matcher(pattern)
-        self._options.freeze += match
-        return self
+        return self._set(freeze=self._options.freeze + match)
 
     def compilation_cache(self, directory: str | Path) -> Self:
-        """Keep the compiled programs of the run in a directory, so that a run of the same programs, also in another
-        process, need not compile them again. On GPU and TPU they are kept in one of the user's by default.
+        """Cache the compiled programs of the run in a directory, so that later runs of the same programs need not
+        compile them, even in another process. On GPU and TPU the default is a directory of the user.
 
-        It holds for the run alone: JAX's settings are restored when `fit` returns or raises. A cache that is set up
-        already (`jax_compilation_cache_dir`) is used as it is where no directory is given.
+        JAX's settings are restored when `fit` returns or raises. Without this option, a cache that is already set up
+        (`jax_compilation_cache_dir`) is used unchanged.
 
         Args:
-          directory: a path, also one that JAX takes besides (`gs://...`). Those who can write to it can run code here.
+          directory: a path, or an address that JAX accepts (`gs://...`). Whoever can write to it can run code here.
         """
-        self._options.compilation_cache = absolute(directory)
-        return self
+        return self._set(compilation_cache=absolute(directory))
 
     # -- checkpoints, stopping, hooks ----------------------------------------------------------------------------------
 
@@ -355,110 +344,107 @@ class LearnerBuilder:
         directory: str | None = None,
         record_items: Sequence[str] = ("model",),
     ) -> Self:
-        """Saves at epoch ends, or whenever is said, and keeps the newest, the best, and some for good. When a
-        checkpoint is made changes no bit of the training. `with_file_checkpointer(None)` turns saving off.
+        """Set when to save checkpoints (default: at epoch ends) and which to keep: the newest, the best, and some for
+        good. The schedule of saving changes no bit of the training. `with_file_checkpointer(None)` disables saving.
 
-        Without it a run saves at its end, and at the first epoch end after each minute, keeping the last and the best.
+        Without this option, a run saves at its end and at the first epoch end after each minute, and keeps the last and
+        the best checkpoint.
 
-        The best epoch is kept even if no save is due when it ends: a copy of the state waits in memory (on an
-        accelerator in the memory of the host) until the next save, the end of the run, or its failure. The same holds
-        for a validation inside an epoch. `kill -9` loses the copy; the epochs since the newest checkpoint are trained
-        again then.
+        The best epoch is kept even if no save is due when it ends: a copy of the state waits in memory (for an
+        accelerator, in the host's memory) until the next save, the end of the run, or its failure. The same holds for a
+        validation inside an epoch. `kill -9` loses the copy; resuming trains the epochs since the newest checkpoint
+        again.
 
         Args:
-          keep_last: how many of the newest are kept. A recorder in its place is `record`:
+          keep_last: the number of newest checkpoints to keep. A recorder in its place stands for `record`:
             `with_file_checkpointer(CompactRecorder())`.
-          keep_best: how many of the best by `monitor` are kept besides. With 0 no copy waits, and the best is the best
-            of those that are saved.
-          keep_every: every how many epochs one is kept for good.
-          monitor: a metric by key; default: `valid/Loss`, or `train/Loss` where there is no validation.
+          keep_best: the number of best checkpoints by `monitor` to keep besides. With 0 no copy waits, and the best is
+            chosen among saved checkpoints.
+          keep_every: the interval in epochs of checkpoints to keep for good.
+          monitor: a metric by key; default: `valid/Loss`, or `train/Loss` without validation.
           mode: `"min"` or `"max"`; default: the metric's own direction.
-          every_epochs: a save at the end of every so many epochs; default: 1 where no other `every_` is given.
-          every_steps: a save after every so many optimizer steps of the run.
-          every_seconds: a save between two dispatches once so many seconds have passed since the last.
-          record: a recorder, such as `CompactRecorder()`: the model of each checkpoint is also written into a file
-            beside it, `model-<epoch>.mpk.gz` (`model-step-<step>.mpk.gz` inside of an epoch), for `load_model`. The
-            file stays as long as its checkpoint does.
-          directory: any path that Orbax takes; default: `checkpoint/` in the run's directory.
-          record_items: what `record` writes: `"model"`, and in full precision `"optim"` (`optim-<epoch>.mpk.gz`, for
-            `load_optimizer`) and `"scheduler"` (`scheduler-<epoch>.mpk.gz`, for `load_scheduler`).
+          every_epochs: the interval of saves in epochs; default: 1 if no other `every_` is given.
+          every_steps: the interval of saves in optimizer steps.
+          every_seconds: the interval of saves in seconds; they are made between two dispatches.
+          record: a recorder, such as `CompactRecorder()`, that also writes the model of each checkpoint into a file
+            beside it, `model-<epoch>.mpk.gz` (`model-step-<step>.mpk.gz` inside an epoch), for `load_model`. The file
+            is removed with its checkpoint.
+          directory: any path that Orbax accepts; default: `checkpoint/` in the run's directory.
+          record_items: the items that `record` writes: `"model"`, and in full precision `"optim"`
+            (`optim-<epoch>.mpk.gz`, for `load_optimizer`) and `"scheduler"` (`scheduler-<epoch>.mpk.gz`, for
+            `load_scheduler`).
         """
         if isinstance(keep_last, Recorder):
             record = _one_recorder(keep_last, record)
             keep_last = 2
         if keep_last is None:
-            self._options.checkpoints = None
-            return self
+            return self._set(checkpoints=None)
         if every_epochs is None and every_steps is None and every_seconds is None:
             every_epochs = 1
         items: Any = record_items if isinstance(record_items, list | tuple) else [record_items]
-        self._options.checkpoints = CheckpointOptions(
-            keep_last,
-            keep_best,
-            keep_every,
-            monitor,
-            mode,
-            every_epochs=every_epochs,
-            every_steps=every_steps,
-            every_seconds=every_seconds,
-            record=record,
-            record_items=tuple(items),
-            directory=None if directory is None else absolute(directory),
+        return self._set(
+            checkpoints=CheckpointOptions(
+                keep_last,
+                keep_best,
+                keep_every,
+                monitor,
+                mode,
+                every_epochs=every_epochs,
+                every_steps=every_steps,
+                every_seconds=every_seconds,
+                record=record,
+                record_items=tuple(items),
+                directory=None if directory is None else absolute(directory),
+            )
         )
-        return self
 
     def on_save_error(self, what: str) -> Self:
         """Set the response to a checkpoint that cannot be written (a full disk, a directory that is gone): `"raise"`
         (default) ends `fit` with the error after the current dispatch; `"warn"` continues, and tries again when the
-        next is due.
-
-        The checkpoints before it stay as they are in either case.
+        next save is due. Earlier checkpoints are kept in either case.
         """
-        self._options.on_save_error = _one_of("on_save_error", what, ("raise", "warn"))
-        return self
+        return self._set(on_save_error=_one_of("on_save_error", what, ("raise", "warn")))
 
     def checkpoint(
         self, epoch: int | str | None = None, step: int | None = None, allow: str | Sequence[str] = ()
     ) -> Self:
-        """Starts from the end of an epoch or step of the run in the directory (`"best"` and `"latest"` are epochs too).
+        """Resume the run in the directory from the end of an epoch or step (`"best"` and `"latest"` are epochs too).
 
-        What is newer than it moves to `superseded/`. `allow`: see `resume`.
+        Newer checkpoints are moved to `superseded/`. `allow`: see `resume`.
         """
         if (epoch is None) == (step is None):
             raise LearnerError("checkpoint needs either epoch= or step=", code="checkpoint-epoch-or-step")
         if epoch is not None and epoch not in ("best", "latest"):
-            _whole("checkpoint(epoch=)", epoch, 1)
+            _integer("checkpoint(epoch=)", epoch, 1)
         if step is not None:
-            _whole("checkpoint(step=)", step, 0)
-        self._options.start = {**({"step": step} if epoch is None else {"epoch": epoch}), **_allowed(allow)}
-        return self
+            _integer("checkpoint(step=)", step, 0)
+        return self._set(start={**({"step": step} if epoch is None else {"epoch": epoch}), **_allowed(allow)})
 
     def resume(self, allow: str | Sequence[str] = ()) -> Self:
-        """Starts from the newest checkpoint of the run in the directory that is not damaged, or afresh where there is
-        none.
+        """Resume the run in the directory from its newest checkpoint that is not damaged, or start a new run if there
+        is no checkpoint.
 
         Args:
-          allow: what to accept that is refused otherwise. `"data"`: other training data, or another accumulation,
-            inside an epoch, which continues after as many batches as before; `"metrics"`: other metrics inside an
-            epoch, which start anew; `"optimizer"`: an optimizer with another state, which starts anew; `"logs"`: logs
-            that lost parts. Other changes that have an effect (the rate, the optimizer's settings, the loss, the data
-            between epochs) are reported in one warning.
+          allow: changes to accept that raise otherwise. `"data"`: other training data, or another accumulation, inside
+            an epoch, which continues after as many batches as before; `"metrics"`: other metrics inside an epoch, which
+            start anew; `"optimizer"`: an optimizer with another state, which starts anew; `"logs"`: logs that lost
+            parts. Other changes with an effect (the learning rate, the optimizer's settings, the loss, the data between
+            epochs) are reported in one warning.
         """
-        self._options.start = {"resume": True, **_allowed(allow)}
-        return self
+        return self._set(start={"resume": True, **_allowed(allow)})
 
     def initial_from(
         self, directory: str | Path, which: int | str = "best", partial: bool = False, step: int | None = None
     ) -> Self:
-        """Starts with the model of another run's checkpoint; the optimizer, the random keys and the steps are new.
+        """Initialise the model from another run's checkpoint, with a new optimizer state and random key, at step 0.
 
-        Where the run in the directory goes on from a checkpoint of its own, that one counts.
+        Ignored if the run in the directory resumes from a checkpoint of its own.
 
         Args:
-          directory: of the other run, or the one that holds its checkpoints where they lie elsewhere.
-          which: `"best"`, `"latest"`, or the epoch that it ends.
-          partial: takes the arrays with the same path and shape (floats of another precision are rounded), and leaves
-            the others as the model was initialised; `experiment.log` lists them. Default: all have to be the same.
+          directory: of the other run, or of its checkpoints.
+          which: `"best"`, `"latest"`, or the epoch that the checkpoint ends.
+          partial: load only the arrays with the same path and shape (floats of another precision are rounded), and keep
+            the initial values of the others; `experiment.log` lists them. By default any difference raises.
           step: the optimizer step instead of `which`.
         """
         refuse_unknown("initial_from", directory, which, step)
@@ -466,33 +452,31 @@ class LearnerBuilder:
             raise LearnerError(
                 f"partial of initial_from is {partial!r}; it needs True or False", code="builder-partial-type"
             )
-        self._options.initial = {"directory": absolute(directory), "which": which, "step": step, "partial": partial}
-        return self
+        return self._set(initial={"directory": absolute(directory), "which": which, "step": step, "partial": partial})
 
     def early_stopping(self, stopping: MetricEarlyStopping) -> Self:
-        """Stops when a metric no longer improves; may be called for several."""
+        """Stop when a metric no longer improves. May be called several times."""
         if not isinstance(stopping, MetricEarlyStopping):
             raise LearnerError(
                 f"early_stopping got {stopping!r}; it needs MetricEarlyStopping('valid/Loss', patience=5)",
                 code="stopping-type",
             )
-        self._options.early_stopping.append(copy.deepcopy(stopping))
-        return self
+        return self._set(early_stopping=(*self._options.early_stopping, copy.deepcopy(stopping)))
 
     def interrupter(self, interrupter: Interrupter) -> Self:
-        """Lets other code stop the run: `Interrupter.stop(reason)` from any thread."""
+        """Let other code stop the run by `Interrupter.stop(reason)`, from any thread."""
         if not isinstance(interrupter, Interrupter):
             raise LearnerError(
                 f"interrupter got {interrupter!r}; it needs an Interrupter()", code="builder-interrupter-type"
             )
-        self._options.interrupter = interrupter
-        return self
+        return self._set(interrupter=interrupter)
 
     def with_time_limit(self, seconds: float | None = None) -> Self:
-        """Saves and ends the run before `seconds` have passed; default: before the SLURM job ends that it runs in.
+        """Save and end the run before `seconds` have passed; default: before its SLURM job ends. `resume()` continues
+        it.
 
-        What is kept back for the end is twice what the longest save took, or a twentieth of the time and at most half a
-        minute where that is more. `resume()` goes on.
+        The time reserved for the end is the larger of twice the longest save and a twentieth of the limit, the latter
+        at most half a minute.
         """
         if seconds is None:
             end = os.environ.get("SLURM_JOB_END_TIME", "")
@@ -501,57 +485,54 @@ class LearnerBuilder:
                     "with_time_limit has no seconds and SLURM_JOB_END_TIME is not set: give with_time_limit(seconds)",
                     code="builder-time-limit-missing",
                 )
-            self._options.job_ends, self._options.time_limit = float(end), None
-            return self
+            return self._set(job_ends=float(end), time_limit=None)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise LearnerError(
                 f"with_time_limit got {seconds!r}; it needs a number of seconds greater than 0",
                 code="builder-time-limit-value",
                 seconds=seconds,
             )
-        self._options.time_limit, self._options.job_ends = float(seconds), None
-        return self
+        return self._set(time_limit=float(seconds), job_ends=None)
 
     def on_sigterm(self, what: str) -> Self:
         """Set how `fit` ends after SIGTERM, once the current dispatch has ended, a checkpoint is complete and the logs
         are written: `"exit"` (default) raises `SystemExit(143)`, `"return"` returns the result so far.
         """
-        self._options.on_sigterm = _one_of("on_sigterm", what, ("exit", "return"))
-        return self
+        return self._set(on_sigterm=_one_of("on_sigterm", what, ("exit", "return")))
 
     def on_nonfinite(self, what: str, in_a_row: int = 10) -> Self:
-        """Set what follows a loss, a gradient norm or a weight of the training that is NaN or infinite.
+        """Set the response to a training loss, gradient norm or weight that is NaN or infinite.
 
-        No checkpoint is made after such a step, unless it was skipped or ignored. The logs have the numbers as they
-        were.
+        No checkpoint is saved after such a step, unless it was skipped or ignored. The logs contain the values.
 
         Args:
           what: `"raise"` (default): `fit` raises `NonFiniteError`, which names the step. `"stop"`: `fit` returns the
             result so far, with the parameters before that step. `"skip"`: the step changes neither the parameters nor
-            the optimizer's state, and the run goes on. `"ignore"`: nothing is looked at. The branch that `"stop"` and
+            the optimizer's state, and the run continues. `"ignore"`: nothing is checked. The branch that `"stop"` and
             `"skip"` put around the update may change last bits.
-          in_a_row: with `"skip"`, so many such steps in a row end the run with the error.
+          in_a_row: the number of consecutive such steps that end the run with the error under `"skip"`.
         """
-        self._options.on_nonfinite = NonFinitePolicy(
-            _one_of("on_nonfinite", what, POLICIES), _whole("on_nonfinite(in_a_row=)", in_a_row, 1)
+        return self._set(
+            on_nonfinite=NonFinitePolicy(
+                _one_of("on_nonfinite", what, POLICIES), _integer("on_nonfinite(in_a_row=)", in_a_row, 1)
+            )
         )
-        return self
 
     def watchdog(self, seconds: float, then: str = "log") -> Self:
-        """When no step and no validation batch ended for `seconds`, writes the stacks of all threads to
-        `experiment.log`, once until a step ends again. Default: nothing is watched.
+        """Write the stacks of all threads to `experiment.log` if no step and no validation batch ends for `seconds`,
+        once until a step ends again. Default: no watchdog.
 
-        All the time of the run counts, so choose more than the longest of these takes: compiling, which the first step
-        waits for; a hook; a checkpoint that is waited for, as at the end. Code that never lets another thread of Python
-        run cannot be watched.
+        All the time of the run counts, so choose more than the longest of these takes: compilation, before the first
+        step; a hook; waiting for a checkpoint, as at the end. Code that never releases Python's interpreter lock cannot
+        be watched.
 
         Args:
-          seconds: how long a step may take.
-          then: `"log"` (default): the run goes on. `"end"`: it is asked to end as by a signal, so it makes a checkpoint
-            and `fit` returns; `result.stopped_by` begins with `watchdog`, and the command exits with 75. What hangs
-            inside of a device or a file system does not hear of that: when no step ended after the same time again, the
-            process itself ends with the exit code 75 (a temporary failure, for those that start jobs anew). Nothing is
-            saved then, and `resume()` goes on from the last checkpoint.
+          seconds: the longest time of a step.
+          then: `"log"` (default): the run continues. `"end"`: the run is stopped as by a signal, so it saves a
+            checkpoint and `fit` returns; `result.stopped_by` begins with `watchdog`, and the command exits with 75. A
+            call that hangs inside a device or a file system cannot react: if no step ends for the same time again, the
+            process exits with code 75 (a temporary failure, for schedulers that restart jobs). Nothing is saved then,
+            and `resume()` continues from the last checkpoint.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             raise LearnerError(
@@ -559,60 +540,54 @@ class LearnerBuilder:
                 code="builder-watchdog-value",
                 seconds=seconds,
             )
-        self._options.watchdog = float(seconds)
-        self._options.watchdog_ends = _one_of("watchdog(then=)", then, ("log", "end")) == "end"
-        return self
+        return self._set(
+            watchdog=float(seconds), watchdog_ends=_one_of("watchdog(then=)", then, ("log", "end")) == "end"
+        )
 
     def profile(self, steps: tuple[int, int | None]) -> Self:
-        """Profiles some steps: where their time goes (the device, waiting for data, the host, metrics and loggers).
+        """Profile some steps: how much of their time goes to the device, the data, the host, metrics and loggers.
 
-        The answer is in the log and in `profile/profile.json` in the run's directory, beside a trace that TensorBoard's
-        profiler opens, and Perfetto (https://ui.perfetto.dev) as `perfetto_trace.json.gz`. Taking it slows the steps a
-        little. Of several processes the first one is looked at. `learner profile CONFIG` needs no run.
+        The result is in the log and in `profile/profile.json` in the run's directory, beside a trace for TensorBoard's
+        profiler and, as `perfetto_trace.json.gz`, for Perfetto (https://ui.perfetto.dev). Profiling slows the steps
+        slightly. Only the first of several processes is profiled. `learner profile CONFIG` needs no run.
 
         Args:
-          steps: `(10, 20)`: the steps 11 to 20, so that nothing is compiled meanwhile. `(10, None)`: those of about a
-            second from there on. No dispatch is longer than they are: where steps are short, choose some hundreds.
+          steps: `(10, 20)`: the steps 11 to 20, after compilation. `(10, None)`: the steps of about a second from there
+            on. No dispatch is longer than this range: if steps are short, choose some hundreds.
         """
-        self._options.profile = Window(*check_steps(steps))
-        return self
+        return self._set(profile=Window(*check_steps(steps)))
 
     def on_epoch_end(self, fn: Callable[..., Any]) -> Self:
-        """Calls `fn(info, model)` after every epoch and its validation, with the model in eval mode.
+        """Call `fn(info, model)` after every epoch and its validation, with the model in eval mode.
 
-        `info` has `epoch`, `step` and `values`. Numbers that it returns, `{"name": number}`, are logged as the split
-        `custom`.
+        `info` has `epoch`, `step` and `values`. If `fn` returns numbers, `{"name": number}`, they are logged as the
+        split `custom`.
         """
-        self._options.on_epoch_end.append(_hook("on_epoch_end", fn))
-        return self
+        return self._set(on_epoch_end=(*self._options.on_epoch_end, _hook("on_epoch_end", fn)))
 
     def every(self, steps: int, fn: Callable[..., Any]) -> Self:
-        """Calls `fn(info, model)` after every so many optimizer steps; see `on_epoch_end`."""
-        self._options.every.append((_whole("every(steps=)", steps, 1), _hook("every", fn)))
-        return self
+        """Call `fn(info, model)` every `steps` optimizer steps; see `on_epoch_end`."""
+        return self._set(every=(*self._options.every, (_integer("every(steps=)", steps, 1), _hook("every", fn))))
 
     def learner_class(self, kind: type[Learner]) -> Self:
-        """Set the class that `build` makes an object of: a subclass of `Learner` with its own `loop`, for instance."""
+        """Set the class of the built learner: a subclass of `Learner`, such as one with its own `loop`."""
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise LearnerError(
                 f"learner_class got {kind!r}; it needs a subclass of learner.Learner",
                 code="builder-learner-class-type",
                 kind=kind,
             )
-        self._options.learner_class = kind
-        return self
+        return self._set(learner_class=kind)
 
     def _config_text(self, text: str, kept: str | None = None, private: bool = False) -> Self:
-        """Set the config file that the run was started from, which is written into its directory.
+        """Set the config file that the run was started from; it is written into the run directory.
 
         Args:
           text: of the file.
           kept: what checkpoints keep of it, without the arguments of loggers.
           private: whether the file is for this user alone.
         """
-        self._options.config_text, self._options.config_kept = text, text if kept is None else kept
-        self._options.config_private = private
-        return self
+        return self._set(config_text=text, config_kept=text if kept is None else kept, config_private=private)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -629,12 +604,12 @@ class LearnerBuilder:
         update: Callable[..., Any] | None = None,
         trainable: Any = None,
     ) -> Learner:
-        """Checks everything, and reports all that is wrong in one error.
+        """Return the learner. Raises one error with all problems of the options and the arguments.
 
         Args:
           model: an `nnx.Module`, `Linen(module, variables)`, an Equinox module, any pytree of arrays, or a function
-            without arguments that makes one. It is copied. Where the strategy splits models, a function is traced, and
-            each device makes its part of the arrays: the model is nowhere whole.
+            without arguments that returns one. It is copied. If the strategy shards models, a function is traced, and
+            each device initialises its own shards of the arrays.
           optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
             `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`.
           lr: a float, a schedule of `learner.schedules` or optax (a function of the optimizer step), or
@@ -645,7 +620,7 @@ class LearnerBuilder:
           valid_step: the same for validation.
           update: replaces the whole update: `(state, batch, lr, rng) -> (state, output)`, where `model` is the first
             state.
-          trainable: what is differentiated, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
+          trainable: the parameters to differentiate, a predicate `(path, array) -> bool`; for nnx also an nnx filter.
         """
         options, parts = self._options, _ModelParts()
         problems = [
@@ -656,26 +631,27 @@ class LearnerBuilder:
         problems += parts.read(options, model, trainable, train_step, valid_step, update)
         if update is not None:
             problems += _wrong_update(update, optimizer, train_step, options)
-        elif parts.family is not None:
-            problems += _optimizer_problems(optimizer, parts.family, parts.train, options)
-        if problems or parts.family is None:
+        elif parts.adapter is not None:
+            problems += _optimizer_problems(optimizer, parts.adapter, parts.train, options)
+        if problems or parts.adapter is None:
             raise one_error(problems, "this learner cannot be built", code="learner-unbuildable")
         for kind in ("train", "valid"):
             if not any(m.name == "Loss" for m in options.metrics_of(kind)):
                 self._add(Loss(), kind)
-        # Copies: the builder may build again, and a run changes the state of its early stopping and its plateau.
-        options = options.copy()
+        # Copies, as a run changes the state of its early stopping and its plateau, and the builder may build again.
+        options = dataclasses.replace(self._options, early_stopping=copy.deepcopy(self._options.early_stopping))
         if options.num_epochs is None and options.num_steps is None:
-            options.num_epochs = 1
+            options = dataclasses.replace(options, num_epochs=1)
         make: type[Learner] = options.learner_class or Learner
-        return make(options, parts.define(parts.family, options, update), copy.deepcopy(definition), train, valid)
+        step = parts.define(parts.adapter, options, update)
+        return make(TrainingDefinition(options, step, copy.deepcopy(definition)), train, valid)
 
 
 @dataclasses.dataclass
 class _ModelParts:
-    """The model and its steps, which are read one after the other. None where a mistake came first."""
+    """The model and its steps, in the order in which they are checked; None after an earlier problem."""
 
-    family: ModelAdapter | None = None
+    adapter: ModelAdapter | None = None
     train: StepFn | None = None
     valid: StepFn | None = None
 
@@ -686,30 +662,33 @@ class _ModelParts:
         problems: list[str] = []
         try:
             selected = trained_of(trainable, options.freeze) if options.freeze else trainable
-            self.family, model = _family_of(model, selected, update is not None, options.devices)
-            problems += check_freeze_patterns(options.freeze, self.family, model)
+            self.adapter, model = _split_model(model, selected, update is not None, options.devices)
+            problems += check_freeze_patterns(options.freeze, self.adapter, model)
             self.train = None if update is not None else step_fn(model, "train_step", train_step)
             self.valid = step_fn(model, "valid_step", valid_step)
             # Arrays that the strategy makes later have no values yet.
-            problems += [] if self.family.fresh else init_problems(self.family.params)
-            if options.checkpoints is not None and options.checkpoints.record is not None and not self.family.fresh:
+            problems += [] if self.adapter.fresh else init_problems(self.adapter.params)
+            if options.checkpoints is not None and options.checkpoints.record is not None and not self.adapter.fresh:
                 options.checkpoints.record.check(model)
             if self.train is None and self.valid is None and update is None:
                 problems.append(
-                    f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, "
-                    "batch), or pass "
-                    "build(..., train_step=fn) with fn(model, batch)"
+                    Problem(
+                        f"the model ({type(model).__name__}) has no train_step: give it a method train_step(self, "
+                        "batch), or pass build(..., train_step=fn) with fn(model, batch)",
+                        code="model-train-step-missing",
+                    )
                 )
         except NothingToTrainError as error:
-            problems.append(explain_empty_trainable(options.freeze, trainable, error.family) or str(error))
+            text = explain_empty_trainable(options.freeze, trainable, error.adapter) or str(error)
+            problems.append(Problem(text, code="model-nothing-to-train"))
         except LearnerError as error:
             problems.append(Problem(error, code=error.code, **error.fields))
         return problems
 
-    def define(self, family: ModelAdapter, options: Options, update: Callable[..., Any] | None) -> StepDefinition:
+    def define(self, adapter: ModelAdapter, options: Options, update: Callable[..., Any] | None) -> StepDefinition:
         """Return the definition of the steps, once nothing is wrong with the parts."""
         return StepDefinition(
-            family,
+            adapter,
             self.train,
             update,
             self.valid,
@@ -723,13 +702,15 @@ class _ModelParts:
         )
 
 
-def _optimizer_problems(optimizer: Any, family: ModelAdapter, train: StepFn | None, options: Options) -> list[str]:
+def _optimizer_problems(optimizer: Any, adapter: ModelAdapter, train: StepFn | None, options: Options) -> list[str]:
     own_grads = train is not None and train.returns_gradients
-    params = jax.eval_shape(options.precision.kept, family.params) if options.precision.casts else family.params
+    params = (
+        jax.eval_shape(options.precision.to_param_dtype, adapter.params) if options.precision.casts else adapter.params
+    )
     return check_optimizer(with_placeholder_schedules(optimizer), params, options.accumulate, own_grads)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _integer(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise LearnerError(
             f"{name} is {value!r}; it needs a whole number, {least} or more",
@@ -804,10 +785,12 @@ def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition,
     """Return the optimizer with its learning rate as they are given, and all problems of the learning rate."""
 
     def refuse(problem: str) -> tuple[OptimizerDefinition, list[str]]:
-        return OptimizerDefinition(optimizer, 0.0), [f"the learning rate is {problem}"]
+        return OptimizerDefinition(optimizer, 0.0), [
+            Problem(f"the learning rate is {problem}", code="learning-rate-value", value=lr)
+        ]
 
     if isinstance(lr, ReduceOnPlateau):
-        return OptimizerDefinition(optimizer, lr.rate, plateau=lr), []
+        return OptimizerDefinition(optimizer, lr.lr, plateau=lr), []
     if needs_run_length(lr):  # `fit` checks it, which knows the length of the run
         return OptimizerDefinition(optimizer, 1.0, lr), []
     if is_schedule(lr):
@@ -828,7 +811,7 @@ def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition,
     return OptimizerDefinition(optimizer, value), []
 
 
-def _family_of(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[ModelAdapter, Any]:
+def _split_model(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[ModelAdapter, Any]:
     """Return the adapter of the model, and the model, or one of its type where each device makes its own part."""
     if strategy is not None and strategy.splits and makes_model(model):
         return abstract_adapter(model, trainable, shared=shared)
@@ -838,22 +821,49 @@ def _family_of(model: Any, trainable: Any, shared: bool, strategy: Strategy | No
 
 
 def _wrong_update(update: Any, optimizer: Any, train_step: Any, options: Options) -> list[str]:
-    problems = []
+    problems: list[str] = []
     if not callable(update):
-        problems.append(f"update is {update!r}; it needs a function (state, batch, lr, rng) -> (state, output)")
+        problems.append(
+            Problem(
+                f"update is {update!r}; it needs a function (state, batch, lr, rng) -> (state, output)",
+                code="step-update-type",
+            )
+        )
     if optimizer is not None or train_step is not None:
         problems.append(
-            "update= replaces the train step and the optimizer; pass None as the optimizer and no train_step"
+            Problem(
+                "update= replaces the train step and the optimizer; pass None as the optimizer and no train_step",
+                code="step-update-and-optimizer",
+            )
         )
     if options.precision.casts:
         problems.append(
-            f"update= differentiates by itself, so precision {options.precision.description!r} cannot cast inside of "
-            "it: cast there, and leave precision out (or give its matmul= alone: precision('float32', matmul='high'))"
+            Problem(
+                f"update= differentiates by itself, so precision {options.precision.description!r} cannot cast inside "
+                "of it: cast there, and leave precision out (or give its matmul= alone: "
+                "precision('float32', matmul='high'))",
+                code="step-update-and-precision",
+            )
         )
     if options.remat is not None:
-        problems.append("update= differentiates by itself, so remat cannot act on it; use jax.checkpoint there")
+        problems.append(
+            Problem(
+                "update= differentiates by itself, so remat cannot act on it; use jax.checkpoint there",
+                code="step-update-and-remat",
+            )
+        )
     if options.freeze:
-        problems.append("update= changes what it likes, so freeze cannot act on it; leave those parameters alone there")
+        problems.append(
+            Problem(
+                "update= changes what it likes, so freeze cannot act on it; leave those parameters alone there",
+                code="step-update-and-freeze",
+            )
+        )
     if options.accumulate > 1:
-        problems.append("update= makes a whole step of each batch; it cannot be used with grads_accumulation")
+        problems.append(
+            Problem(
+                "update= makes a whole step of each batch; it cannot be used with grads_accumulation",
+                code="step-update-and-accumulation",
+            )
+        )
     return problems

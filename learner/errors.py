@@ -87,11 +87,11 @@ class OutOfMemoryError(LearnerError):
 
 
 def one_error(problems: Sequence[str], title: str = "this cannot be trained", *, code: str) -> LearnerError:
-    """Join several problems into one error.
+    """Return one error for several problems.
 
     Args:
-      problems: texts, which have the code of the whole; a `Problem` keeps its own in `error.codes`.
-      title: of the list of several.
+      problems: texts; a `Problem` keeps its own code in `error.codes`, others have `code`.
+      title: the heading of a list of several.
       code: of the error.
 
     >>> problems = ["num_epochs is 0: give 1 or more", "the learning rate is -1.0: give a positive number"]
@@ -115,7 +115,7 @@ def one_error(problems: Sequence[str], title: str = "this cannot be trained", *,
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """A hint for a misspelt name: the nearest known ones, or all of them.
+    """Return a hint for a misspelt name: the nearest known names, or all of them.
 
     >>> near("valid/Acuracy", ["train/Loss", "valid/Accuracy"])
     "did you mean 'valid/Accuracy'?"
@@ -134,7 +134,7 @@ def near(name: str, known: Sequence[str]) -> str:
 
 
 def near_path(pattern: str, paths: Sequence[str]) -> str:
-    """The same for a regular expression that was to match one of the paths; of many, the first are shown.
+    """Return a hint for a regular expression that matches none of the paths, with the first paths if there are many.
 
     >>> near_path(r"^out\\.kernl$", ["hidden.kernel", "out.kernel"])
     "did you mean 'out.kernel'?"

@@ -6,13 +6,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from runs import build_line, build_net, quiet, shuffled, valid_data
-from spread import Cnn, Mlp, labelled
-from stopped import all_of, same
 
 from learner.errors import OutOfMemoryError
 from learner.strategies import SingleDevice
 from learner.training.oom import OomContext
+from tests.support.runs import build_line, build_net, quiet, shuffled, valid_data
+from tests.support.spread import Cnn, Mlp, labelled
+from tests.support.stopped import all_of, same
 
 pytestmark = pytest.mark.accelerator
 

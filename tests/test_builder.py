@@ -2,9 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import logging
 import math
-import re
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from codes import raises_code
 from flax import nnx
-from more_metrics import MAKE
-from runs import Net, batches, build_line, line, line_step, model_bits, quiet, tree_of, valid_data
 
 import learner.metrics
 from learner import (
@@ -35,6 +32,9 @@ from learner.records import CompactRecorder
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, fsdp
 from learner.training.compilation import CompileTimes
+from tests.support.codes import named_case, raises_code
+from tests.support.more_metrics import MAKE
+from tests.support.runs import Net, batches, build_line, line, line_step, model_bits, quiet, tree_of, valid_data
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -120,9 +120,7 @@ NO_COUNT = [0, -1, 1.5, "3", None, True]
 
 
 def is_refused(name, code, *arguments, field=None):
-    shown = re.sub(r" at 0x[0-9a-f]+", "", f"{name}{arguments!r}")  # the same name in every process
-    fields = {} if field is None else {"name": field}
-    return pytest.param(name, arguments, code, fields, id=shown[:60])
+    return name, arguments, code, {} if field is None else {"name": field}
 
 
 REFUSED = [
@@ -227,33 +225,31 @@ def test_no_option_is_left_out():
     assert public - {"build"} == set(OPTIONS)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_returns_the_builder(tmp_path, name):
-    for arguments in OPTIONS[name]:
+def test_each_option_returns_the_builder(tmp_path):
+    for name, arguments in ((name, arguments) for name, values in OPTIONS.items() for arguments in values):
         builder = LearnerBuilder(tmp_path / "run")
-        assert getattr(builder, name)(*arguments) is builder
+        with named_case(f"{name}{arguments}"):
+            assert getattr(builder, name)(*arguments) is builder
 
 
-@pytest.mark.parametrize(("name", "arguments", "code", "fields"), REFUSED)
-def test_a_wrong_value_is_refused_at_once(tmp_path, name, arguments, code, fields):
-    with raises_code(code, **fields):
-        getattr(LearnerBuilder(tmp_path / "run"), name)(*arguments)
+def test_a_wrong_value_is_refused_at_once(tmp_path):
+    for name, arguments, code, fields in REFUSED:
+        with named_case(f"{name}{arguments}"), raises_code(code, **fields):
+            getattr(LearnerBuilder(tmp_path / "run"), name)(*arguments)
 
 
 @pytest.mark.parametrize("directory", ["", None, 3])
-def test_a_directory_that_is_none(directory):
+def test_a_value_that_is_no_directory(directory):
     with raises_code("builder-directory-type"):
         LearnerBuilder(directory)
 
 
 def test_options_write_nothing(tmp_path):
     builder = LearnerBuilder(tmp_path / "run")
+    same_metric = ("metrics", "metric_train_numeric", "metric_valid_numeric")
     for name, values in OPTIONS.items():
-        if name not in ("compilation_cache", "metrics"):
+        if name not in ("compilation_cache", *same_metric):
             getattr(builder, name)(*values[0])
-        if name in ("metric_train", "metric_valid"):
-            builder._options.train_metrics.clear()
-            builder._options.valid_metrics.clear()
     build_line(builder)
     assert list(tmp_path.iterdir()) == []
 
@@ -261,30 +257,25 @@ def test_options_write_nothing(tmp_path):
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-def names_of(learner):
-    options = learner._options
-    return [m.name for m in options.train_metrics], [m.name for m in options.valid_metrics]
+def test_the_loss_is_there_once(tmp_path):
+    builder = quiet(tmp_path / "run").metrics(Loss()).metric_train(LearningRate())
+    result = build_line(builder).fit(batches(), valid_data())
+    assert set(result.history) == {"train/Loss", "train/Learning Rate", "valid/Loss"}
 
 
-def test_the_loss_is_always_there(tmp_path):
-    assert names_of(build_line(quiet(tmp_path))) == (["Loss"], ["Loss"])
-    mine = build_line(quiet(tmp_path).metrics(Loss()).metric_train(LearningRate()))
-    assert names_of(mine) == (["Loss", "Learning Rate"], ["Loss"])
-
-
-def test_metrics_go_where_they_have_a_meaning(tmp_path):
-    learner = build_line(quiet(tmp_path).metrics(LearningRate(), Words()))
-    assert names_of(learner) == (["Learning Rate", "Words", "Loss"], ["Words", "Loss"])
-
-
-def test_a_text_is_shown_and_not_plotted(tmp_path):
-    learner = build_line(quiet(tmp_path / "run").metrics(Words()))
+def test_metrics_go_where_they_have_a_meaning_and_texts_are_not_plotted(tmp_path):
+    memory = MemoryLogger()
+    learner = build_line(quiet(tmp_path / "run").metrics(LearningRate(), Words()).metric_loggers(memory))
     result = learner.fit(batches(), valid_data())
+    assert {info.key: info.numeric for info in memory.events[0].metrics} == {
+        "train/Learning Rate": True,
+        "train/Words": False,
+        "train/Loss": True,
+        "valid/Words": False,
+        "valid/Loss": True,
+    }
     assert result.history["train/Words"] == ["24 rows"]
     assert (tmp_path / "run/valid/epoch-1/Words.log").read_text() == '"20 rows",final\n'
-    infos = {info.key: info for info in learner._options.metric_infos(["train", "valid"])}
-    assert not infos["train/Words"].numeric
-    assert infos["train/Loss"].numeric
 
 
 def made_of(kind):
@@ -412,7 +403,7 @@ def test_all_that_is_wrong_is_one_error(tmp_path):
 
 def test_updates_have_no_accumulation(tmp_path):
     builder = quiet(tmp_path / "run").grads_accumulation(2)
-    with pytest.raises(LearnerError, match="cannot be used with grads_accumulation"):
+    with raises_code("step-update-and-accumulation", "grads_accumulation"):
         builder.build(line(), None, 0.1, update=lambda state, batch, lr, rng: (state, None))
 
 
@@ -420,10 +411,11 @@ def test_a_rate_of_zero_is_one(tmp_path):
     assert isinstance(build_line(quiet(tmp_path / "run"), 0.0), Learner)
 
 
-@pytest.mark.parametrize("lr", [0.1, 1, np.float32(0.1), jnp.float32(0.1), optax.constant_schedule(0.1)])
-@pytest.mark.parametrize("optimizer", [optax.adamw, partial(optax.sgd, momentum=0.9), lambda lr: optax.sgd(lr)])
-def test_rates_and_optimizers_of_every_kind(tmp_path, lr, optimizer):
-    assert isinstance(build_line(quiet(tmp_path / "run"), lr, optimizer), Learner)
+def test_rates_and_optimizers_of_every_kind(tmp_path):
+    rates = [0.1, 1, np.float32(0.1), jnp.float32(0.1), optax.constant_schedule(0.1)]
+    optimizers = [optax.adamw, partial(optax.sgd, momentum=0.9), lambda lr: optax.sgd(lr)]
+    for lr, optimizer in itertools.zip_longest(rates, optimizers, fillvalue=optax.sgd):
+        assert isinstance(build_line(quiet(tmp_path / "run"), lr, optimizer), Learner)
 
 
 @pytest.mark.parametrize("make", [Net, lambda: Net(), partial(Net, width=3)])
@@ -463,7 +455,7 @@ def test_two_learners_of_one_builder_are_two_runs(tmp_path):
     assert one.summary["epochs"] == two.summary["epochs"] == 2
     assert one.history == two.history
     assert model_bits(one.model) == model_bits(two.model)
-    assert plateau.rate == 0.1
+    assert plateau.lr == 0.1
 
 
 def test_building_leaves_a_run_alone(tmp_path):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from shown import assert_shown
-from written import write_run, write_steps
 
 from learner.cli.main import main
 from learner.runs.lock import locked
+from tests.support.shown import assert_shown
+from tests.support.written import write_run, write_steps
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "reliability.md").read_text()
@@ -74,7 +74,7 @@ def test_the_configs_of_precision_can_be_read():
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.options import option
+    from learner.cli.builder_options import option
     from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "precision.md").read_text()
@@ -183,6 +183,7 @@ def test_the_code_about_records_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("compiled_once")
 def test_the_code_of_loops_prints_what_is_shown(tmp_path, monkeypatch):
     text = (ROOT / "docs" / "loops.md").read_text()
     blocks = re.findall(r"^```(python|text)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -262,7 +263,7 @@ def test_the_configs_of_metrics_can_be_read():
     import yaml
 
     from learner import LearnerBuilder
-    from learner.cli.options import option
+    from learner.cli.builder_options import option
     from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "metrics.md").read_text()
@@ -302,7 +303,7 @@ def test_the_metrics_of_sequences_images_and_the_run():
     import yaml
 
     from learner import LearnerBuilder, metrics
-    from learner.cli.options import option
+    from learner.cli.builder_options import option
     from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "metrics-sequences-images.md").read_text()
@@ -316,8 +317,8 @@ def test_the_metrics_of_sequences_images_and_the_run():
     for name, value in yaml.safe_load(config).items():
         option(LearnerBuilder, name, value, name, names_for(name) or None).apply(builder)
     tabled = set(re.findall(r"`(\w+)\(", "".join(line for line in text.splitlines() if line.startswith("| `"))))
-    modules = ("adaptors", "aggregates", "bleu", "edits", "groups", "images", "overlaps", "rouge", "sequences")
-    modules += ("speed", "system", "texts", "training")
+    modules = ("adaptors", "aggregates", "bleu", "edits", "subsets", "image_quality", "overlaps", "rouge", "sequences")
+    modules += ("speed", "system", "on_text", "optimizer_step")
     here = {f"learner.metrics.{module}" for module in modules}
     assert tabled - {"Perplexity"} == {n for n in metrics.__all__ if getattr(metrics, n).__module__ in here}
 
@@ -326,12 +327,12 @@ def test_the_metrics_of_sequences_images_and_the_run():
 @pytest.mark.usefixtures("compiled_once")
 def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
     import yaml
-    from tfevents import scalars
 
     from learner import LearnerBuilder
+    from learner.cli.builder_options import option
     from learner.cli.importing import exports
-    from learner.cli.options import option
     from learner.cli.schema import names_for
+    from tests.support.tfevents import scalars
 
     text = (ROOT / "docs" / "loggers.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -359,8 +360,8 @@ def test_the_code_about_renderers_prints_what_is_shown(tmp_path, monkeypatch):
     import yaml
 
     from learner import LearnerBuilder
+    from learner.cli.builder_options import option
     from learner.cli.importing import exports
-    from learner.cli.options import option
     from learner.cli.schema import names_for
 
     text = (ROOT / "docs" / "renderers.md").read_text()

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import platform
 
 import grain
@@ -13,39 +12,36 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import spread
-from runs import (
+
+from learner import Learner
+from learner.data import ArrayDataset, DataLoaderBuilder
+from learner.metrics import LearningRate
+from learner.runs.history import read_history
+from tests.support.codes import raises_code
+from tests.support.runs import (
     BATCH,
     ROWS,
     STEPS,
     LastRow,
-    Net,
     T,
     X,
     arrays,
     batches,
     bits,
     build_line,
-    build_net,
-    journal_of,
     line,
     line_step,
     logs_of,
     model_bits,
+    numbers_in,
     numbers_of,
     quiet,
     saved_steps,
     shuffled,
-    streamed,
     tree_of,
     valid_data,
 )
-from stopped import some
-
-from learner import Learner, LearnerError
-from learner.data import ArrayDataset, DataLoaderBuilder
-from learner.metrics import GradientNorm, IterationSpeed, LearningRate, TopKAccuracy
-from learner.runs.history import read_history
+from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
 
@@ -70,12 +66,6 @@ class ByHand:
         self.w -= rate * 2 / rows * batch["x"].T @ error
         self.b -= rate * 2 / rows * error.sum(0)
         return loss, rows
-
-
-def numbers_in(text):
-    """The steps' values and weights, and the last line's value and what follows it."""
-    *steps, last = [line.split(",") for line in text.splitlines()]
-    return np.float64([value for value, _ in steps]), np.float64([weight for _, weight in steps]), last
 
 
 # -- what is computed --------------------------------------------------------------------------------------------------
@@ -144,111 +134,33 @@ def test_the_epoch_of_a_metric_that_collects_sees_each_row_once_in_order(tmp_pat
         assert history["valid/Last Row"][epoch - 1] == pytest.approx(expected, rel=1e-5)
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
+# -- the model -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, compiled_once):
-    """A run with everything in it: the model that was given, the result, the directory."""
-    directory, model = tmp_path_factory.mktemp("trained") / "run", Net()
-    builder = quiet(directory).num_epochs(3).with_file_checkpointer(keep_last=3)
-    return model, build_net(builder, model).fit(shuffled(rows=ROWS), valid_data(9)), directory
-
-
-def test_the_files(trained):
-    _, _, directory = trained
-    paths = {path for path in tree_of(directory) if not path.startswith("checkpoint/")}
-    logs = {
-        f"{split}/epoch-{epoch}/{name}.log"
-        for epoch in (1, 2, 3)
-        for split, names in (("train", ("Learning_Rate",)), ("valid", ()))
-        for name in ("Loss", "Accuracy", "Last_Row", *names)
-    }
-    assert paths == {"experiment.log", "journal.jsonl", "model.json", "summary.json", *logs}
-    assert saved_steps(directory) == [STEPS, 2 * STEPS, 3 * STEPS]
-
-
-def test_each_line_is_a_value_and_its_weight(trained):
-    _, _, directory = trained
-    for path, text in logs_of(directory).items():
-        *steps, last = [line.split(",") for line in text.splitlines()]
-        weights = ["4"] * 5 + ["2"] if path.startswith("train") else ["9", "9", "2"]
-        assert [weight for _, weight in steps] == ([] if "Last_Row" in path else weights)
-        assert last[1:] == ["final"]
-        assert all(str(np.float32(value)) == value for value, _ in [*steps, last])
-
-
-def test_history_journal_and_files_agree(trained):
-    _, result, directory = trained
-    for path, text in logs_of(directory).items():
-        split, epoch, name = path.removesuffix(".log").replace("_", " ").split("/")
-        values, weights, last = numbers_in(text)
-        logged = result.history[f"{split}/{name}"][int(epoch.split("-")[1]) - 1]
-        assert float(last[0]) == logged
-        if name == "Last Row":
-            continue
-        mean = values[-1] if name == "Learning Rate" else (values * weights).sum() / weights.sum()
-        assert logged == pytest.approx(mean, rel=1e-5)
-    assert read_history(directory) == result.history
-    assert [(line["epoch"], line["step"]) for line in numbers_of(directory)] == [(1, 6), (2, 12), (3, 18)]
-
-
-def test_the_journal_tells_the_run(trained):
-    _, _, directory = trained
-    entries = journal_of(directory)
-    events = [entry["event"] for entry in entries]
-    assert events[0] == "start"
-    assert events[-1] == "end"
-    assert sorted(events[1:-1]) == ["epoch"] * 3 + ["save"] * 3
-    assert [entry["step"] for entry in entries if entry["event"] == "save"] == [6, 12, 18]
-
-
-def test_the_summary_is_the_file(trained):
-    _, result, directory = trained
-    assert json.loads((directory / "summary.json").read_text()) == result.summary
-    assert result.summary["steps"] == 18
-    assert result.summary["epochs"] == 3
-    assert result.stopped_by == result.summary["stopped_by"] == "num_epochs"
-    best = min(result.history["valid/Loss"])
-    assert result.summary["metrics"]["valid/Loss"]["best"]["value"] == best
-
-
-def test_the_model_that_comes_back(trained):
-    given, result, _ = trained
-    assert type(result.model) is Net
-    assert result.model is not given
-    assert result.model.norm.use_running_average
-    assert result.model.drop.deterministic
-    assert model_bits(result.model) != model_bits(given)
-    assert not np.array_equal(result.model.norm.mean[...], given.norm.mean[...])
-    assert np.array_equal(result.model(X[:5]), result.model(X[:5]))
-
-
-def test_the_model_that_was_given_is_untouched(trained):
-    given, _, _ = trained
-    assert model_bits(given) == model_bits(Net())  # its arrays can still be read, so none was donated
-    assert not given.norm.use_running_average
-    assert not given.drop.deterministic
-
-
-def test_a_function_that_makes_the_model(tmp_path):
+def test_a_function_that_makes_the_model_and_data_given_to_build(tmp_path):
     made = []
 
     def make():
         made.append(line())
         return made[-1]
 
-    learner = quiet(tmp_path / "run").build(make, optax.sgd, RATE, train_step=line_step)
-    expected = build_line(quiet(tmp_path / "given"), RATE).fit(batches()).model
-    assert bits(learner.fit(batches()).model) == bits(expected)
+    learner = quiet(tmp_path / "run").build(
+        make, optax.sgd, RATE, batches(), batches(9), train_step=line_step, valid_step=line_step
+    )
+    expected, result = build_line(quiet(tmp_path / "given"), RATE).fit(batches(), batches(9)), learner.fit()
+    assert bits(result.model) == bits(expected.model)
+    assert result.history == expected.history
     assert len(made) == 1
 
 
-def test_a_second_fit_is_refused(tmp_path):
-    learner = build_line(quiet(tmp_path / "run"))
-    learner.fit(batches())
+def test_one_epoch_without_validation_and_no_second_fit(tmp_path):
+    learner = build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_best=1))
+    result = learner.fit(batches())
+    assert result.summary["epochs"] == 1  # by default
+    assert set(result.history) == {"train/Loss"}
+    assert {path.split("/")[0] for path in logs_of(tmp_path / "run")} == {"train"}
     before = tree_of(tmp_path)
-    with pytest.raises(LearnerError, match=r"fitted already.*resume\(\)"):
+    with raises_code("learner-already-fitted"):
         learner.fit(batches())
     assert tree_of(tmp_path) == before
 
@@ -316,7 +228,7 @@ def test_the_same_batches_in_any_form_give_the_same_run(tmp_path, reference, kin
     assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
 
 
-@pytest.mark.parametrize("kind", some(DATA, {"generator function", "loader of items", "grain map"}))
+@pytest.mark.parametrize("kind", some(DATA, {"generator function", "grain map"}))
 def test_validation_data_in_any_form(tmp_path, reference, kind):
     learner = build_line(quiet(tmp_path / "run").num_epochs(2))
     history = learner.fit(ragged()[:2], DATA[kind]()).history
@@ -339,12 +251,6 @@ def test_a_dataset_with_a_batch_size_is_shuffled_by_the_seed(tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-def test_data_given_to_build(tmp_path, reference):
-    builder = quiet(tmp_path / "run").num_epochs(2).grads_accumulation(2)
-    result = build_line(builder, train=ragged(), valid=ragged(9)).fit()
-    assert (model_bits(result.model), logs_of(tmp_path / "run")) == reference
-
-
 def test_several_validation_sets(tmp_path):
     first, second = batches(8)[:1], batches(8)[1:]
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(monitor="valid-ood/Loss")
@@ -355,12 +261,6 @@ def test_several_validation_sets(tmp_path):
     assert numbers_in(logs["valid-ood/epoch-2/Loss.log"])[1].tolist() == [8, 8]
     alone = build_line(quiet(tmp_path / "alone").num_epochs(2)).fit(batches(), second)
     assert alone.history["valid/Loss"] == result.history["valid-ood/Loss"]
-
-
-def test_no_validation(tmp_path):
-    result = build_line(quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(keep_best=1)).fit(batches())
-    assert set(result.history) == {"train/Loss"}
-    assert {path.split("/")[0] for path in logs_of(tmp_path / "run")} == {"train"}
 
 
 # -- length ------------------------------------------------------------------------------------------------------------
@@ -410,10 +310,6 @@ def test_epochs_and_steps_whichever_comes_first(tmp_path, epochs, steps, ended_b
     assert result.summary["steps"] == min(epochs * STEPS, steps)
 
 
-def test_one_epoch_is_the_default(tmp_path):
-    assert build_line(quiet(tmp_path / "run")).fit(batches()).summary["epochs"] == 1
-
-
 def test_a_one_shot_iterator_is_one_epoch(tmp_path):
     result = build_line(quiet(tmp_path / "run")).fit(iter(batches()), iter(batches(8)))
     assert result.summary["steps"] == STEPS
@@ -445,66 +341,6 @@ def test_validation_without_epochs(tmp_path):
     assert [p.step for p in result.history.points("valid/Loss")] == [4, 8, 11]
     assert [p.step for p in result.history.points("train/Loss")] == [11]
     assert read_history(tmp_path / "run") == result.history
-
-
-# -- nothing else changes a bit ----------------------------------------------------------------------------------------
-
-
-def looked_at(info, model):
-    model.out.kernel[...] = jnp.zeros_like(model.out.kernel[...])  # cannot reach the run
-    return {"step": info.step}
-
-
-BESIDES = {
-    "hooks": lambda b: b.on_epoch_end(looked_at).every(steps=2, fn=looked_at),
-    "no checkpoints and no log": lambda b: b.with_file_checkpointer(None).application_logger(None),
-}
-FURTHER = {
-    "more metrics": lambda b: b.metrics(TopKAccuracy(2), IterationSpeed()).metric_train(GradientNorm()),
-    "two steps at a time": lambda b: b.steps_per_dispatch(2),
-}
-CASES = [*BESIDES, *(pytest.param(what, marks=pytest.mark.full) for what in FURTHER)]
-
-
-@pytest.mark.parametrize("what", CASES)
-def test_what_only_looks_on_changes_no_bit_of_training(tmp_path, trained, what):
-    builder = {**BESIDES, **FURTHER}[what](quiet(tmp_path / "run").num_epochs(3))
-    result = build_net(builder).fit(shuffled(rows=ROWS), valid_data(9))
-    _, reference, directory = trained
-    assert model_bits(result.model) == model_bits(reference.model)
-    logs, expected = logs_of(tmp_path / "run"), logs_of(directory)
-    assert {path for path in expected if path.startswith("train/")} <= set(logs)
-    assert all(logs[path] == text for path, text in expected.items() if path.startswith("train/"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "accumulate"),
-    some(list(itertools.product(["mlp", "cnn", "transformer"], [1, 3])), {("cnn", 1)}),
-)
-def test_steps_per_dispatch_change_no_bit(tmp_path, kind, accumulate):
-    """For programs with and without a loop, by the choice of `fit`: of the model, and of every step."""
-
-    def left(k):
-        option = {} if k is None else {"steps_per_dispatch": (k,)}
-        run = spread.train(tmp_path / str(k), kind, accumulate=accumulate, rows=100, **option)
-        return bits([run.model, run.steps, run.epochs])
-
-    default = left(None)
-    assert {k: left(k) == default for k in (1, 5)} == {1: True, 5: True}
-
-
-@pytest.mark.full
-def test_data_that_streams_gives_the_bits_of_data_on_the_device(tmp_path, trained):
-    result = build_net(quiet(tmp_path / "run").num_epochs(3)).fit(streamed(rows=ROWS), valid_data(9))
-    assert model_bits(result.model) == model_bits(trained[1].model)
-
-
-@pytest.mark.parametrize("what", some(["seed", "order", "model"], {"seed"}))
-def test_what_should_change_training_does(tmp_path, trained, what):
-    """The comparison of the tests above notices a difference."""
-    learner = build_net(quiet(tmp_path / "run").num_epochs(3).seed(int(what == "seed")), Net(int(what == "model")))
-    result = learner.fit(shuffled(9 if what == "order" else 3, ROWS), valid_data(9))
-    assert model_bits(result.model) != model_bits(trained[1].model)
 
 
 # -- numbers that are none ---------------------------------------------------------------------------------------------
@@ -543,7 +379,7 @@ def test_evaluate_and_predict_after_training(tmp_path):
 
 def test_predict_refuses_integers_that_the_device_would_wrap(tmp_path):
     batch = {**batches(8)[0], "id": np.full(8, 2**40)}
-    with pytest.raises(LearnerError, match="'id' of a given batch holds 1099511627776"):
+    with raises_code("batch-integer-too-large", "'id'", "1099511627776", split="given"):
         list(build_line(quiet(tmp_path / "run")).predict([batch]))
 
 

@@ -33,8 +33,9 @@ from learner.loggers import MemoryLogger
 from learner.metrics import CollectingMetric, IterationSpeed
 from learner.runs.metric_logs import RunFiles
 from learner.training.feed import group as feed_module
-from learner.training.reporter import StepTimeEstimator
 from learner.training.run import Run
+from learner.training.timing import StepTimeEstimator
+from tests.support.codes import raises_code
 
 WAIT = 60  # seconds after which something that should have happened is said to hang
 ROWS, SIZE, RATE = 22, 4, 0.05  # 5 full batches and one of 2 rows
@@ -223,7 +224,7 @@ MODES = {  # data, micro-batches per step, step, and the programs that are compi
     ),
 }
 VALUES = 2  # and the values of each split at its end, two small programs
-QUICK = ("resident", "stream, accumulation", "resident, no loop, accumulation")
+QUICK = ("stream, accumulation", "resident, no loop, accumulation")  # others watch a loop over resident data below
 
 
 @pytest.fixture(
@@ -246,7 +247,7 @@ def test_the_loop_runs_under_the_transfer_guard_and_reads_nothing(fit):
     """The guard is around all of the loop: it would have raised."""
     assert fit.result.stopped_by == "num_epochs"
     assert fit.reads == []
-    assert {thread.name for thread, _ in fit.all_reads} == {"learner-worker"}
+    assert {thread.name for thread, _ in fit.all_reads} == {"learner-reporter"}
 
 
 def test_everything_compiles_once_in_the_first_epoch(fit):
@@ -366,7 +367,7 @@ def test_a_read_in_the_loop_would_be_noticed_however_it_is_made(tmp_path, monkey
 
 @pytest.mark.parametrize(
     "careless",
-    [lambda run: run.tally.number + 1, lambda run: jnp.zeros(3), lambda run: jnp.sum(np.ones(3))],
+    [lambda run: run.accumulator.number + 1, lambda run: jnp.zeros(3), lambda run: jnp.sum(np.ones(3))],
     ids=["number", "zeros", "numpy"],
 )
 def test_a_transfer_in_the_loop_would_raise(tmp_path, monkeypatch, careless):
@@ -465,14 +466,14 @@ def test_an_endless_iterator_trains_for_so_many_steps(tmp_path):
 
 def test_an_exhausted_generator_is_an_error_in_epoch_2(tmp_path):
     """After all of epoch 1, which stays logged."""
-    with pytest.raises(learner.LearnerError, match=r"train data is exhausted.*epoch 2"):
+    with raises_code("data-exhausted", "epoch 2"):
         build(builder(tmp_path / "run", num_steps=9)).fit(batch for batch in as_batches())
     assert column(tmp_path / "run", "train", 1, "Loss")[1].endswith(",final")
     assert len(column(tmp_path / "run", "train", 1, "Loss")[0]) == 6
 
 
 def test_where_it_is_known_before_nothing_is_trained(tmp_path):
-    with pytest.raises(learner.LearnerError, match=r"train data is an iterator .* read once, but num_epochs is 2"):
+    with raises_code("data-read-once", "num_epochs is 2", split="train"):
         build(builder(tmp_path / "run", num_epochs=2)).fit(batch for batch in as_batches())
     assert not (tmp_path / "run").exists()
 
@@ -535,7 +536,7 @@ def test_listeners_that_block_hang_or_fail_neither_stop_nor_delay_training(tmp_p
     """The loop ends while two of three listeners have not come back from their first event."""
     close = ListenerThread.close
     monkeypatch.setattr(
-        learner.training.session, "ListenerThread", lambda listener, warn: ListenerThread(listener, warn, size=4)
+        learner.training.run_outputs, "ListenerThread", lambda listener, warn: ListenerThread(listener, warn, size=4)
     )
     monkeypatch.setattr(
         ListenerThread,

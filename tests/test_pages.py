@@ -5,6 +5,7 @@ with a directory is a config, which commands call by its name; others are parts 
 """
 
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -18,8 +19,8 @@ import pytest
 import yaml
 
 from learner import LearnerBuilder
+from learner.cli.builder_options import option
 from learner.cli.main import main
-from learner.cli.options import option
 from learner.cli.recipes import recipe
 from learner.cli.schema import OBJECTS, names_for
 from learner.cli.sources import source
@@ -86,6 +87,9 @@ def test_the_code_of(name, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    if not any(kind == "text" for kind, _ in blocks):  # no numbers are shown: two epochs run the same code
+        num_epochs = LearnerBuilder.num_epochs
+        monkeypatch.setattr(LearnerBuilder, "num_epochs", lambda builder, n: num_epochs(builder, min(n, 2)))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for number, (kind, code) in enumerate(blocks):
             following, shown = [*blocks, ("", "")][number + 1]
@@ -102,16 +106,15 @@ def test_the_code_of(name, tmp_path, monkeypatch):
                     run_command(line)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_the_code_can_be_read(name):
+def test_the_code_can_be_read():
     """And a block is of a kind that is known, so that none is left out."""
     kinds = {"python", "py", "text", "yaml", "json", "rust", *COMMANDS}
-    for kind, code in blocks_of(name):
-        assert kind in kinds
+    for name, kind, code in ((page, *block) for page in EVERY for block in blocks_of(page)):
+        assert kind in kinds, name
         if kind in ("python", "py"):
             compile(code, f"a block of {name}", "exec")
         elif kind == "yaml":
-            assert isinstance(yaml.safe_load(code), dict)
+            assert isinstance(yaml.safe_load(code), dict), name
 
 
 def anchors_of(page):
@@ -121,14 +124,17 @@ def anchors_of(page):
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_links_lead_somewhere(name):
-    page = DOCS / name
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+def links_of(name):
+    return re.findall(r"\]\((?!https?:)([^)\s]+)\)", (DOCS / name).read_text())
+
+
+def test_links_lead_somewhere():
+    anchors = functools.cache(anchors_of)
+    for name, link in ((page, link) for page in EVERY for link in links_of(page)):
         path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors_of(target), link
+        target = (DOCS / name).parent.joinpath(path).resolve() if path else DOCS / name
+        assert target.exists(), (name, link)
+        assert not anchor or anchor in anchors(target), (name, link)
 
 
 def test_every_page_of_a_folder_is_in_its_list():

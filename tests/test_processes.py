@@ -1,21 +1,32 @@
 """Several processes train one run: the numbers of one process, one directory, one checkpoint, one end."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
-from processes import ROOT, start
-from runs import journal_of, saved_steps
 
 from learner import load_checkpoint
+from tests.support.processes import ROOT, start
+from tests.support.runs import journal_of, saved_steps
+from tests.support.trained import train
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 PROGRAM = ROOT / "tests" / "support" / "trained.py"
 ABORTED = -6
+
+
+def processes(directory, count, devices=1, timeout=100, **options):
+    """Return how each of the processes of a run ended. They share compiled programs with the runs before."""
+    given = ["localhost:{port}", "{count}", "{index}", directory, "mlp", words(options)]
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return start([PROGRAM, *given], count, devices, timeout=timeout, **cache)
 
 
 def words(options):
@@ -23,25 +34,23 @@ def words(options):
     return json.dumps(options).replace("{", "{{").replace("}", "}}")
 
 
-def trained(directory, count, kind="mlp", devices=1, expect=0, timeout=240, **options):
-    """What each process printed last, after a run of several."""
-    given = ["localhost:{port}", "{count}", "{index}", directory, kind, words(options)]
-    ended = start([PROGRAM, *given], count, devices, timeout=timeout)
+def trained(directory, count, expect=0, **options):
+    """Return the last line of each process of a run of several, as a dict."""
+    ended = processes(directory, count, timeout=240, **options)
     codes = [process.code for process in ended]
-    wanted = [expect] * count if isinstance(expect, int) else list(expect)
-    assert codes == wanted, "\n".join(f"{each.code}\n{each.out[-800:]}\n{each.err[-3000:]}" for each in ended)
-    return [said(process) for process in ended]
+    expected = [expect] * count
+    assert codes == expected, "\n".join(f"{each.code}\n{each.out[-800:]}\n{each.err[-3000:]}" for each in ended)
+    return [last_line(process) for process in ended]
 
 
-def said(process):
+def last_line(process):
     lines = [line for line in process.out.splitlines() if line.startswith("{")]
     return json.loads(lines[-1]) if lines else {}
 
 
-def alone(directory, kind="mlp", devices=1, **options):
-    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, PROGRAM, "none", "0", "0", directory, kind, json.dumps(options)]
-    subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, timeout=120)
+def alone(directory, **options):
+    """Return what the same run leaves in one process, which is this one."""
+    train("none", 0, 0, directory, "mlp", options)
     return left(directory)
 
 
@@ -65,31 +74,30 @@ def metric_logs(directory):
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
+def one(tmp_path_factory, compiled_once):
     directory = tmp_path_factory.mktemp("one") / "run"
     return directory, alone(directory, accumulate=4, epochs=3)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """Two epochs of two processes with two devices each, and what they left."""
+def two(tmp_path_factory, compiled_once):
+    """Two epochs of two processes with two devices each, and their last lines."""
     directory = tmp_path_factory.mktemp("two") / "run"
-    told = trained(directory, 2, devices=2, accumulate=4, epochs=2)
-    return directory, told
+    return directory, trained(directory, 2, devices=2, accumulate=4, epochs=2)
 
 
 def test_two_processes_leave_one_run_with_the_numbers_of_one(one, two):
-    directory, told = two
-    assert told == [{"stopped_by": "num_epochs", "steps": 4}] * 2
+    directory, ends = two
+    assert ends == [{"stopped_by": "num_epochs", "steps": 4}] * 2
     np.testing.assert_equal(left(directory, 0), left(directory, 1))
     expected = metric_logs(one[0])
     found = metric_logs(directory)
     assert found.keys() == {name for name in expected if "epoch-3" not in name}
     for name, lines in found.items():
-        numbers, wanted = ([line.split(",") for line in text] for text in (lines, expected[name]))
-        assert [line[1:] for line in numbers] == [line[1:] for line in wanted]
+        values, of_one = ([line.split(",") for line in text] for text in (lines, expected[name]))
+        assert [line[1:] for line in values] == [line[1:] for line in of_one]
         np.testing.assert_allclose(
-            [float(line[0]) for line in numbers], [float(line[0]) for line in wanted], rtol=1e-4, atol=2e-5
+            [float(line[0]) for line in values], [float(line[0]) for line in of_one], rtol=1e-4, atol=2e-5
         )
 
 
@@ -104,15 +112,6 @@ def test_processes_keep_the_best_epoch_together(tmp_path):
     assert best < 4
     assert saved_steps(tmp_path / "run") == [2 * best, 8]
     assert load_checkpoint(tmp_path / "run").epoch == best
-
-
-@pytest.mark.full
-def test_a_process_that_fails_saves_no_best_without_the_others(tmp_path):
-    directory = tmp_path / "run"
-    options = {"epochs": 4, "accumulate": 4, "save": BEST, "at": {"process": 1, "step": 6, "what": "raise"}}
-    ended = start([PROGRAM, "localhost:{port}", "{count}", "{index}", directory, "mlp", words(options)], 2, timeout=100)
-    assert all(process.code not in (0, None) for process in ended)
-    assert saved_steps(directory) == []
 
 
 def test_the_first_process_alone_writes_and_the_others_have_a_log(two):
@@ -131,11 +130,11 @@ def test_the_first_process_alone_writes_and_the_others_have_a_log(two):
 
 
 @pytest.mark.full
-def test_more_and_fewer_processes_go_on_from_its_checkpoint(one, two, tmp_path):
+def test_more_processes_resume_from_its_checkpoint(one, two, tmp_path):
     """Three processes, which also split the model, make the third epoch of what two have begun."""
     directory = two[0]
-    told = trained(directory, 3, accumulate=4, epochs=3, resume=True, rules="fsdp")
-    assert [each["steps"] for each in told] == [6] * 3
+    ends = trained(directory, 3, accumulate=4, epochs=3, resume=True, rules="fsdp")
+    assert [each["steps"] for each in ends] == [6] * 3
     close(one[1], left(directory, 2))
     assert saved_steps(directory) == [2, 4, 6]
     assert "processes: 2 -> 3" in (directory / "experiment.log").read_text()
@@ -148,31 +147,20 @@ def test_each_process_makes_its_parts_of_a_model(one, tmp_path):
     assert "made it on one device" not in (tmp_path / "run" / "experiment.log").read_text()
 
 
-STOPS = [
-    pytest.param(
-        {"at": {"process": 1, "step": 3, "what": "SIGTERM"}}, 143, "sigterm", id="sigterm", marks=pytest.mark.full
-    ),
-    pytest.param(
-        {"at": {"process": 1, "step": 3, "what": "interrupt"}},
-        0,
-        "interrupter: enough",
-        id="interrupter",
-        marks=pytest.mark.full,
-    ),
-    pytest.param(
+STOPS = {  # each is the reason of one process, or of all
+    "sigterm, profiled": (
         {"profile": [2, 5], "epochs": 500, "at": {"process": 1, "step": 20, "what": "SIGTERM"}},
         143,
         "sigterm",
-        id="profiled",
-        marks=pytest.mark.full,
     ),
-    pytest.param({"early": 1, "epochs": 9}, 0, "early stopping: ", id="early stopping", marks=pytest.mark.full),
-    pytest.param({"limits": [1e9, 1e-3]}, 0, "time limit", id="time limit", marks=pytest.mark.full),
-    pytest.param({"bad": 30, "nonfinite": "stop"}, 0, "on_nonfinite: ", id="not finite", marks=pytest.mark.full),
-]
+    "early stopping": ({"early": 1, "epochs": 9}, 0, "early stopping: "),
+    "time limit": ({"limits": [1e9, 1e-3]}, 0, "time limit"),
+    "not finite": ({"bad": 30, "nonfinite": "stop"}, 0, "on_nonfinite: "),
+}
 
 
-@pytest.mark.parametrize(("options", "code", "reason"), STOPS)
+@pytest.mark.full
+@pytest.mark.parametrize(("options", "code", "reason"), STOPS.values(), ids=STOPS)
 def test_all_leave_at_the_same_step_whoever_has_the_reason(tmp_path, options, code, reason):
     directory = tmp_path / "run"
     trained(directory, 2, expect=code, **{"epochs": 3, **options})
@@ -188,7 +176,7 @@ def test_all_leave_at_the_same_step_whoever_has_the_reason(tmp_path, options, co
 
 @pytest.mark.full
 def test_sigterm_one_of_n_processes(tmp_path):
-    """Stopped by SIGTERM to one of two inside an epoch, and gone on with by one: as if nothing had happened."""
+    """Stopped by SIGTERM to one of two inside an epoch, and resumed by one: as if nothing had happened."""
     expected = alone(tmp_path / "one")
     directory = tmp_path / "run"
     trained(directory, 2, expect=143, at={"process": 1, "step": 2, "what": "SIGTERM"})
@@ -196,27 +184,25 @@ def test_sigterm_one_of_n_processes(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("count", [2, 3])
-def test_one_that_fails_ends_the_others_with_its_error(tmp_path, count):
+def test_one_that_fails_ends_the_others_with_its_error(tmp_path):
+    """They save no best epoch without it."""
     directory = tmp_path / "run"
-    options = {"epochs": 500, "at": {"process": 1, "step": 20, "what": "raise"}}
-    given = ["localhost:{port}", "{count}", "{index}", directory, "mlp", words(options)]
-    ended = start([PROGRAM, *given], count, timeout=100)
+    ended = processes(directory, 3, epochs=500, save=BEST, at={"process": 1, "step": 20, "what": "raise"})
     assert all(process.code not in (0, None) for process in ended)
     assert "the hook of this process does not work" in ended[1].err
-    assert "process 1 failed: ValueError: the hook of this process does not work" in said(ended[0])["error"]
+    for other in (ended[0], ended[2]):
+        assert "process 1 failed: ValueError: the hook of this process does not work" in last_line(other)["error"]
+    assert saved_steps(directory) == []
 
 
 @pytest.mark.full
 def test_one_that_is_killed_ends_the_others(tmp_path):
     directory = tmp_path / "run"
-    options = {"epochs": 500, "at": {"process": 1, "step": 20, "what": "SIGKILL"}, "heartbeat": 10}
-    given = ["localhost:{port}", "{count}", "{index}", directory, "mlp", words(options)]
-    first, second = start([PROGRAM, *given], 2, timeout=100)
+    first, second = processes(directory, 2, epochs=500, at={"process": 1, "step": 20, "what": "SIGKILL"}, heartbeat=10)
     assert second.code == -9
     assert first.code in (2, ABORTED)
     if first.code == 2:
-        assert "one of them may have died" in said(first)["error"]
+        assert "one of them may have died" in last_line(first)["error"]
     else:
         assert "died" in first.err or "heartbeat" in first.err.lower()
     assert saved_steps(directory)
@@ -224,10 +210,9 @@ def test_one_that_is_killed_ends_the_others(tmp_path):
 
 @pytest.mark.full
 def test_metric_keys_differ_per_process(tmp_path):
-    """Processes that mean other runs are told so before anything is made."""
+    """Processes of different runs raise before anything is created."""
     directory = tmp_path / "run"
-    told = trained(directory, 2, expect=2, seeds=[0, 7], perplexity=1, betas=[0.9, 0.5])
-    for each in told:
+    for each in trained(directory, 2, expect=2, seeds=[0, 7], perplexity=1, betas=[0.9, 0.5]):
         assert "the processes of the run differ in what they train:" in each["error"]
         assert 'metrics.valid.2 is "Loss" in process 0; "Perplexity" in process 1' in each["error"]
         assert "options.seed is 0 in process 0; 7 in process 1" in each["error"]

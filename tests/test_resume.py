@@ -1,11 +1,14 @@
-"""Going on with a run for longer, and from an older checkpoint."""
+"""Runs that resume for longer, and from an older checkpoint."""
 
 import json
 import shutil
 
 import jax
 import pytest
-from runs import (
+
+from learner.strategies import Replicated, Sharded
+from tests.support.codes import raises_code
+from tests.support.runs import (
     LastRow,
     Net,
     batches,
@@ -18,10 +21,7 @@ from runs import (
     tree_of,
     valid_data,
 )
-from stopped import all_of, same, some, stopping_at
-
-from learner import LearnerError
-from learner.strategies import Replicated, Sharded
+from tests.support.stopped import all_of, same, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -132,30 +132,17 @@ def test_going_back_without_saving(copy, five):
     ("asked", "missing"), [({"epoch": 9}, "the end of epoch 9"), ({"step": 7}, "step 7")], ids=["epoch", "step"]
 )
 def test_a_checkpoint_that_is_not_there(copy, five, asked, missing):
-    with pytest.raises(LearnerError) as error:
+    known = ", ".join(f"step {6 * epoch} (epoch {epoch})" for epoch in range(1, 6))
+    with raises_code("checkpoint-not-found", name=missing, known=known):
         fit_five(quiet(copy).checkpoint(**asked))
-    assert missing in str(error.value)
-    assert "step 6 (epoch 1), step 12 (epoch 2)" in str(error.value)
     assert {path: content for path, (content, _) in tree_of(copy).items()} == {p: c for p, (c, _) in five[2].items()}
 
 
 @pytest.mark.parametrize("asked", [{"epoch": 1}, {"epoch": "best"}, {"step": 6}])
 def test_a_checkpoint_of_a_run_that_is_not_there(tmp_path, asked):
-    with pytest.raises(LearnerError, match=r"there is no (run|checkpoint)"):
+    with raises_code("resume-checkpoint-missing", place=str(tmp_path / "run")):
         build_line(quiet(tmp_path / "run").checkpoint(**asked)).fit(batches())
     assert list(tmp_path.iterdir()) == []
-
-
-# -- data -------------------------------------------------------------------------------------------------------------
-
-
-def test_data_that_cannot_be_repeated(tmp_path):
-    make = lambda n: quiet(tmp_path / "run").num_steps(n).with_file_checkpointer()  # noqa: E731
-    build_line(make(4)).fit(iter(batches()))
-    before = tree_of(tmp_path)
-    with pytest.raises(LearnerError, match=r"cannot be repeated.*pass a loader"):
-        build_line(make(6).resume()).fit(iter(batches()))
-    assert tree_of(tmp_path) == before
 
 
 # -- random keys -------------------------------------------------------------------------------------------------------
@@ -171,25 +158,24 @@ def rbg():
 
 
 STRATEGIES = {
-    "one device": lambda: None,
     "replicated": lambda: Replicated(2),
     "sharded": lambda: Sharded(devices=2),
 }
 
 
-@pytest.mark.parametrize("where", some(list(STRATEGIES), ()))
+@pytest.mark.full
+@pytest.mark.parametrize("where", STRATEGIES)
 def test_random_keys_of_another_implementation(tmp_path, rbg, where):
     def fit(name, epochs, resume=False):
         builder = quiet(tmp_path / name).num_epochs(epochs).with_file_checkpointer()
-        if STRATEGIES[where]():
-            builder.strategy(STRATEGIES[where]())
+        builder.strategy(STRATEGIES[where]())
         return build_net(builder.resume() if resume else builder).fit(shuffled(), valid_data())
 
     fit("run", 1)
     result = fit("run", 2, resume=True)
     same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", fit("whole", 2)))
     jax.config.update("jax_default_prng_impl", "threefry2x32")
-    with pytest.raises(LearnerError, match=r"implementation rbg, and those of this process are of threefry2x32: set"):
+    with raises_code("checkpoint-key-implementation", saved="rbg", now="threefry2x32"):
         fit("run", 3, resume=True)
 
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import learner
+from tests.support.codes import named_case
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,9 +52,8 @@ def test_the_examples_of_plain_docstrings():
     assert [doctest.DocTestRunner().run(test).failed for test in tests] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_docstrings_become_restructured_text():
+    cases = [
         ("`a` and `b`s, 'c`d`'", "``a`` and ``b``\\ s, 'c\\ ``d``'"),
         ("x_ of |y| is *args", "x\\_ of \\|y\\| is \\*args"),
         ("in `one\n  two` lines", "in ``one two`` lines"),
@@ -64,10 +64,10 @@ def test_the_examples_of_plain_docstrings():
         ("Default: few,\n  or many", "Default: few,\nor many"),
         ("Args:\n  *x: the `x`\n    of all", "Args:\n  \\*x: the ``x``\n    of all"),
         ("Returns:\n  `a`: by key,\n    or not", ":returns: ``a``: by key, or not"),
-    ],
-)
-def test_docstrings_become_restructured_text(text, expected):
-    assert PLAIN.rst(text) == expected
+    ]
+    for text, expected in cases:
+        with named_case((text, expected)):
+            assert PLAIN.rst(text) == expected
 
 
 def test_what_overrides_a_method_of_a_base_class_has_no_entry_of_its_own():

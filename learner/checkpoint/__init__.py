@@ -1,7 +1,7 @@
 """Checkpoints: their contents, when they are saved, which are kept, and how they are restored."""
 
 from learner.checkpoint.manifest import DamagedError
-from learner.checkpoint.options import CheckpointOptions, Retention
+from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.saver import Saver
 from learner.checkpoint.store import CheckpointStore, Entry
 

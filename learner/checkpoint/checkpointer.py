@@ -1,7 +1,7 @@
-"""Checkpoints for loops of one's own: any tree of arrays, by step.
+"""Checkpoints for training loops of the user: any tree of arrays, by step.
 
-They are those of `fit`: each is written under another name and gets its own once it is complete, with checksums; the
-newest, and the best if wanted, are kept.
+They are written as those of `fit`: each under another name at first, and renamed once it is complete, with checksums.
+The newest are kept, and on request the best.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 
 from learner.checkpoint.items import loaded_leaves, stored_leaves
 from learner.checkpoint.manifest import DamagedError
-from learner.checkpoint.options import CheckpointOptions, Retention
+from learner.checkpoint.retention import CheckpointOptions, Retention
 from learner.checkpoint.store import FORMAT, CheckpointStore
 from learner.errors import LearnerError
 from learner.util.trees import named_leaves
@@ -32,9 +32,9 @@ class RestoredState:
 
     Attributes:
       step: of the checkpoint.
-      state: the tree that was given, with the numbers of the checkpoint; a new object.
-      info: what `save` was given with it.
-      score: the same.
+      state: a new tree with the arrays and numbers of the checkpoint.
+      info: the `info` that was saved with it.
+      score: the `score` that was saved with it.
     """
 
     step: int
@@ -51,10 +51,10 @@ class Checkpointer:
     waits until the checkpoint is complete.
 
     Args:
-      directory: where they go, a directory for each; any path that Orbax takes.
-      keep_last: how many of the newest are kept.
-      keep_best: how many of the best by `score` are kept besides.
-      higher_is_better: which scores are the best.
+      directory: of the checkpoints; any path that Orbax takes.
+      keep_last: the number of the newest that are kept.
+      keep_best: the number of the best by `score` that are kept as well.
+      higher_is_better: the direction of `score`.
 
     >>> import tempfile
     >>> with Checkpointer(tempfile.mkdtemp(), keep_last=1) as checkpointer:
@@ -69,9 +69,9 @@ class Checkpointer:
         self, directory: str | Path, keep_last: int = 2, keep_best: int = 0, *, higher_is_better: bool = False
     ):
         options = CheckpointOptions(keep_last, keep_best)  # which checks them
-        place = directory if "://" in str(directory) else Path(directory).absolute()
+        path = directory if "://" in str(directory) else Path(directory).absolute()
         keep = Retention(options.keep_last, options.keep_best, None, higher_is_better)
-        self._store, self._higher_is_better = CheckpointStore(place, keep), higher_is_better
+        self._store, self._higher_is_better = CheckpointStore(path, keep), higher_is_better
 
     @property
     def steps(self) -> list[int]:
@@ -81,13 +81,13 @@ class Checkpointer:
     def save(
         self, step: int, state: PyTree, *, score: float | None = None, info: Mapping[str, Any] | None = None
     ) -> None:
-        """Writes a checkpoint, and removes those that need not stay.
+        """Write a checkpoint, and remove those that are not kept.
 
         Args:
           step: its number, 0 or more.
           state: a tree of arrays.
-          score: how good it is, for `keep_best`; NaN is like none.
-          info: whatever else a loop needs to go on, as JSON: the epoch, the position in the data.
+          score: for `keep_best`; NaN counts as none.
+          info: the other data that a loop needs to resume, as JSON: the epoch, the position in the data.
 
         Raises:
           LearnerError: there is a checkpoint of this step, or the state has nothing that could be saved.
@@ -99,7 +99,7 @@ class Checkpointer:
                 code="checkpoint-step-value",
                 step=step,
             )
-        arrays, plain = _sides(state)
+        arrays, plain = _arrays_and_numbers(state)
         if not arrays:
             raise LearnerError(
                 f"there are no arrays in the state, so nothing can be saved: it is {type(state).__name__}",
@@ -118,15 +118,15 @@ class Checkpointer:
         self._store.save(int(step), {"model": {"state": stored_leaves(arrays)}}, progress)
 
     def restore(self, like: PyTree, step: int | str = "latest") -> RestoredState:
-        """Reads a checkpoint.
+        """Read a checkpoint.
 
         Args:
-          like: a tree of the same structure, shapes and dtypes; its arrays say on which devices the new ones are.
+          like: a tree of the same structure, shapes and dtypes. The new arrays are placed on the devices of its arrays.
           step: its number, `"latest"` or `"best"`. A latest one that is damaged is skipped with a warning.
 
         Raises:
-          DamagedError: the one that was named is not as it was saved.
-          LearnerError: there is none, or it is of another tree; then it lists all that differs.
+          DamagedError: the requested checkpoint is not as it was saved.
+          LearnerError: there is no checkpoint, or it is of another tree; the message lists all differences.
         """
         if step != "latest":
             entry = self._store.find(epoch=step) if step == "best" else self._store.find(step=int(step))
@@ -134,7 +134,7 @@ class Checkpointer:
         for number in reversed(self._store.steps):
             try:
                 if number in self._store.damaged:
-                    raise DamagedError(self._store.damaged[number], code="checkpoint-damaged")
+                    raise DamagedError(self._store.damaged[number], code="checkpoint-damaged", step=number)
                 return self._read(like, number)
             except DamagedError as error:
                 warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=2)
@@ -142,7 +142,7 @@ class Checkpointer:
 
     def _read(self, like: PyTree, step: int) -> RestoredState:
         progress = self._store.progress(step)
-        arrays, plain = _sides(like)
+        arrays, plain = _arrays_and_numbers(like)
         if {"info", "numbers"} - progress.keys():
             raise LearnerError(
                 f"{self._store.path(step)} is a checkpoint of a run: use learner.load_checkpoint",
@@ -153,6 +153,7 @@ class Checkpointer:
             raise LearnerError(
                 f"the checkpoint {self._store.path(step)} and the tree differ in the numbers {names}",
                 code="checkpoint-numbers-differ",
+                names=names,
             )
         items = self._store.restore(step, {"model": {"state": stored_leaves(arrays)}})
         new = loaded_leaves(items["model"]["state"] or {}, arrays)
@@ -162,7 +163,7 @@ class Checkpointer:
         return RestoredState(step, state, progress["info"], progress["score"])
 
     def close(self) -> None:
-        """Gives Orbax's threads back."""
+        """End Orbax's threads."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -174,8 +175,8 @@ class Checkpointer:
         self.close()
 
 
-def _sides(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays and Python numbers by path."""
+def _arrays_and_numbers(tree: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays and the Python numbers of a tree, by path."""
     named = named_leaves(tree)
     if len(named) != len(jax.tree.leaves(tree)):
         raise LearnerError(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.steps.state import TrainState
+from learner.steps.train_state import TrainState
 from learner.util.trees import named_leaves
 
 Items = dict[str, dict[str, dict[str, Any]]]
@@ -19,14 +19,14 @@ PARTS = {"model": ("params", "model_state"), "optim": ("opt_state", "extra"), "s
 
 
 def to_items(state: TrainState) -> Items:
-    """The items `model`, `optim` and `scheduler`: for each part of the state, its leaves by path. Random keys become
-    numbers.
+    """Return the items `model`, `optim` and `scheduler`: for each part of the state, its leaves by path. Random keys
+    become numbers.
     """
     return {item: {part: stored_leaves(getattr(state, part)) for part in parts} for item, parts in PARTS.items()}
 
 
 def from_items(items: Mapping[str, Any], state: TrainState) -> TrainState:
-    """The state with what the items hold in place of its leaves; only the items that are there."""
+    """Return the state with the leaves that the items have. Parts of other items stay as they are."""
     parts = {
         part: loaded_leaves(items[item].get(part) or {}, getattr(state, part)) for item in items for part in PARTS[item]
     }
@@ -34,16 +34,16 @@ def from_items(items: Mapping[str, Any], state: TrainState) -> TrainState:
 
 
 def stored_leaves(tree: Any) -> dict[str, Any]:
-    """The arrays of a tree by path, as Orbax can store them: random keys as numbers, and none without elements, which
-    it refuses.
+    """Return the arrays of a tree by path, as Orbax can store them: random keys as numbers, and none without elements,
+    which it refuses.
     """
     leaves = {name: x for name, x in named_leaves(tree).items() if x.size}
     return {_escaped(name): _numbers(x) if is_key(x) else x for name, x in leaves.items()}
 
 
 def loaded_leaves(stored: Mapping[str, Any], tree: Any) -> Any:
-    """The tree with its arrays from what `stored_leaves` made. What stands there as a shape, because it is not there,
-    stays as it is in the tree.
+    """Return the tree with the arrays that `stored_leaves` returned. A leaf that was stored as a shape only stays as it
+    is in the tree.
     """
     leaves = []
     for name, old in named_leaves(tree).items():
@@ -67,10 +67,10 @@ def key_impl(keys: Any) -> Any:
 
 
 def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
-    """Return the random key that a checkpoint's progress has the numbers of, implemented as `key`, or its shape, is.
+    """Return the random key of a checkpoint's progress, with the implementation of `key`, which may be a shape.
 
     Raises:
-      LearnerError: it was saved of another implementation. A run has one, which all of its numbers are made with.
+      LearnerError: the key has another implementation, which would give the resumed run other random numbers.
     """
     numbers, impl = jnp.asarray(progress["root_key"], jnp.uint32), key_impl(key)
     length = jax.eval_shape(jax.random.key_data, key).shape[-1]
@@ -81,6 +81,8 @@ def root_key_of(progress: Mapping[str, Any], key: Any) -> Any:
             f"{impl}: set jax_default_prng_impl (or JAX_DEFAULT_PRNG_IMPL) to {saved} to resume, or begin another run "
             "with the saved parameters (initial_from)",
             code="checkpoint-key-implementation",
+            saved=saved,
+            now=str(impl),
         )
     return jax.random.wrap_key_data(numbers, impl=impl)
 
@@ -105,7 +107,7 @@ def _escaped(name: str) -> str:
 
 
 def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
-    """A line for every leaf in which a checkpoint and a learner differ.
+    """Return a line for every leaf in which a checkpoint and a learner differ.
 
     Args:
       saved: leaves of the checkpoint by path, with `shape` and `dtype`.
@@ -119,17 +121,17 @@ def differences(saved: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str
     return rows
 
 
-def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], what: str) -> None:
-    """Raise one error that lists all differences; `what` names the checkpoint in the message."""
+def refuse_differences(saved: Mapping[str, Any], needed: Mapping[str, Any], name: str) -> None:
+    """Raise one error that lists all differences; `name`: of the checkpoint in the message."""
     if rows := differences(saved, needed):
-        raise LearnerError(difference_text(rows, what), code="checkpoint-model-differs")
+        raise LearnerError(difference_text(rows, name), code="checkpoint-model-differs", count=len(rows))
 
 
-def difference_text(rows: Sequence[str], what: str) -> str:
-    """The lines of `differences`, for people."""
+def difference_text(rows: Sequence[str], name: str) -> str:
+    """Return the lines of `differences` as a message."""
     shown = [*rows[:20], *([f"and {len(rows) - 20} more"] if len(rows) > 20 else [])]
     return (
-        f"{what} was saved by another model or optimizer; it differs in {len(rows)} arrays:\n  "
+        f"{name} was saved by another model or optimizer; it differs in {len(rows)} arrays:\n  "
         + "\n  ".join(shown)
         + "\nBuild the learner as it was for that run, or start a new run in another directory"
     )
@@ -140,7 +142,7 @@ def _described(leaf: Any) -> str:
 
 
 def flat(items: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves of items by `item/part/path`."""
+    """Return the leaves of items by `item/part/path`."""
     return {
         f"{i}/{p}/{n}": x
         for i, parts in items.items()

@@ -18,20 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.checkpoint import CheckpointStore, DamagedError, Entry
 from learner.checkpoint.items import differences, from_items, to_items
-from learner.checkpoint.manifest import NAME
+from learner.checkpoint.manifest import NAME, DamagedError
+from learner.checkpoint.store import CheckpointStore, Entry
 from learner.errors import LearnerError, one_error
-from learner.models.adapters import Linen, ModelAdapter, adapter_of, is_instance_of
+from learner.models.adapters import Linen, ModelAdapter, adapter_of
 from learner.models.freezing import trained_of
 from learner.models.matching import Match
 from learner.optimizers.schedule_resolution import with_placeholder_schedules
-from learner.records import load_model
+from learner.records.model_files import load_model
 from learner.runs.history import History
 from learner.runs.journal import read_journal
 from learner.steps.eval_params import eval_leaves, has_eval_params
 from learner.steps.optimizer import check_optimizer, init_optimizer
-from learner.steps.state import TrainState
+from learner.steps.train_state import TrainState
+from learner.util.optional import is_instance_of
 from learner.util.text import printable
 from learner.util.trees import named_leaves
 
@@ -47,15 +48,15 @@ class LoadedCheckpoint:
     """The model and the metadata that `load_checkpoint` read.
 
     Attributes:
-      path: where it lies.
+      path: of the checkpoint.
       step: the optimizer step.
-      epoch: the epoch that it is the end of, or `None` when it was made inside of one.
-      score: the monitored metric's value, or `None`.
+      epoch: the epoch that it is the end of, or None if it was made inside one.
+      score: the monitored metric's value, or None.
       monitor: the metric that decides about the best, by key.
       lr_scale: the rate of a step is `schedule(step) * lr_scale`; without a schedule it is the rate.
-      history: what every metric was up to there.
-      config: the text of the config that the run was started from, or `None`.
-      params: what was trained, as NumPy arrays by path. Random keys are their numbers.
+      history: the values of every metric up to the checkpoint.
+      config: the text of the config that the run was started from, or None.
+      params: the trained arrays as NumPy arrays by path. Random keys are their numbers.
       model_state: the other arrays of the model.
       opt_state: those of the optimizer.
       model: the model that was given, with the arrays of the checkpoint, in eval mode; a new object.
@@ -87,21 +88,21 @@ def load_checkpoint(
     trainable: Any = None,
     freeze: Match | Sequence[Match] = (),
 ) -> LoadedCheckpoint:
-    """Reads a checkpoint of a run, which may still be going on.
+    """Read a checkpoint of a run, which may still be training.
 
     Args:
       directory: of the run, or the one that holds its checkpoints where they lie elsewhere.
       which: `"best"`, `"latest"`, or the epoch that it ends.
-      model: what `build` was given: an object, or a function that makes one. It is not changed. `None`: only arrays.
+      model: as for `build`, an object or a function that makes one. It is not changed. None: only arrays.
       step: the optimizer step instead of `which`.
       optimizer: a function of the learning rate as for `build`, for `optimizer_state`. It needs the model.
       trainable: as for `build`; the optimizer's state depends on it.
       freeze: as for the builder, one or several; the optimizer's state depends on it.
 
     Raises:
-      DamagedError: the checkpoint that was named is not as it was saved.
-      LearnerError: there is no such checkpoint, or the model or the optimizer is another one; then it lists all that
-        differs.
+      DamagedError: the checkpoint is not as it was saved.
+      LearnerError: there is no such checkpoint, or the model or the optimizer differs; the message lists all
+        differences.
 
     >>> import tempfile, optax
     >>> from learner import LearnerBuilder, RegressionOutput
@@ -127,15 +128,15 @@ def load_checkpoint(
     what = f"the checkpoint {store.path(entry.step)}"
     rebuilt = optimizer_state = None
     if model is not None:
-        family = _family(model, trainable, freeze)
-        blank = blank_state(family, optimizer)
-        match = PathMatch(items["model"], blank, family.kind)
+        adapter = _split_model(model, trainable, freeze)
+        blank = blank_state(adapter, optimizer)
+        match = PathMatch(items["model"], blank, adapter.kind)
         stored = items["optim"]["opt_state"] if optimizer is not None else {}
         match.refuse_differences(what, _advice(optimizer), stored)
         model_items = {part: _on_device(arrays) for part, arrays in match.items().items()}
         state = from_items({"model": model_items, "optim": {"opt_state": _on_device(stored)}}, blank)
         params = evaluated_params(state.params, items["optim"]["opt_state"])
-        rebuilt = family.rebuild(params, state.model_state)
+        rebuilt = adapter.rebuild(params, state.model_state)
         optimizer_state = state.opt_state if optimizer is not None else None
     return LoadedCheckpoint(
         path=str(store.path(entry.step)),
@@ -162,7 +163,7 @@ def load_optimizer(
 
     Args:
       path: such as `runs/digits/checkpoint/optim-3.mpk.gz`.
-      model: what `build` was given: an object, or a function that makes one. It is not changed.
+      model: as for `build`, an object or a function that makes one. It is not changed.
       optimizer: a function of the learning rate as for `build`.
       trainable: as for `build`; the optimizer's state depends on it.
       freeze: as for the builder, one or several; the optimizer's state depends on it.
@@ -171,15 +172,15 @@ def load_optimizer(
       LearnerError: there is no such file, it is damaged, or of another optimizer or model; then all paths that differ
         are named.
     """
-    return load_model(path, blank_state(_family(model, trainable, freeze), optimizer).opt_state)
+    return load_model(path, blank_state(_split_model(model, trainable, freeze), optimizer).opt_state)
 
 
 @dataclasses.dataclass(frozen=True)
 class SchedulerRecord:
-    """Where the learning rate of a checkpoint stood.
+    """The position of a checkpoint in its learning rate schedule.
 
     Attributes:
-      step: optimizer steps that were made.
+      step: optimizer steps so far.
       lr_scale: the rate of a step is `schedule(step) * lr_scale`; without a schedule it is the rate.
     """
 
@@ -207,7 +208,7 @@ def load_scheduler(path: str | Path) -> SchedulerRecord:
     return SchedulerRecord(int(record["step"]), float(record["lr_scale"]))
 
 
-def _family(model: Any, trainable: Any, freeze: Match | Sequence[Match]) -> ModelAdapter:
+def _split_model(model: Any, trainable: Any, freeze: Match | Sequence[Match]) -> ModelAdapter:
     several = [freeze] if isinstance(freeze, str | re.Pattern) or callable(freeze) else list(freeze)
     return adapter_of(materialize(model), trained_of(trainable, several) if several else trainable, shared=True)
 
@@ -218,7 +219,7 @@ def _advice(optimizer: Any) -> str:
 
 
 def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
-    """Raises `LearnerError` where arguments of the function `name` do not say which checkpoint is meant."""
+    """Raise `LearnerError` if the arguments of the function `name` do not select a checkpoint."""
     if not isinstance(directory, str | Path) or not str(directory):
         raise LearnerError(
             f"the directory of {name} is {directory!r}; it needs a path, such as 'runs/digits'",
@@ -232,6 +233,7 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
             f"which of {name} is {which!r}; it needs 'best', 'latest', or an epoch, 1 or more",
             code="checkpoint-which-unknown",
             name=name,
+            which=which,
         )
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise LearnerError(
@@ -243,7 +245,7 @@ def refuse_unknown(name: str, directory: Any, which: Any, step: Any) -> None:
 
 
 def materialize(model: Any) -> Any:
-    """The model, also of a function without arguments that makes it.
+    """Return the model, or the result of a function without arguments that makes it.
 
     >>> materialize(lambda: {"w": 1.0})
     {'w': 1.0}
@@ -262,7 +264,7 @@ def makes_model(model: Any) -> bool:
 
 
 def store_of(directory: str | Path) -> CheckpointStore:
-    """The checkpoints of a run's directory, or those that lie in the directory itself."""
+    """Return the checkpoints of a run's directory, or those in the directory itself."""
     place: Any = str(directory) if "://" in str(directory) else Path(directory).absolute()
     # A run's directory is the usual argument; the directory of the checkpoints themselves is the fallback.
     for path in (f"{place}/checkpoint" if isinstance(place, str) else place / "checkpoint", place):
@@ -283,11 +285,19 @@ def store_of(directory: str | Path) -> CheckpointStore:
         )
     elsewhere = _elsewhere(place) if isinstance(place, Path) else None
     hint = "" if elsewhere is None else f"; by its journal they went to {elsewhere}: give that directory"
-    raise LearnerError(f"there is no checkpoint in {directory}{hint}", code="checkpoint-missing", directory=directory)
+    raise LearnerError(
+        f"there is no checkpoint in {directory}{hint}",
+        code="checkpoint-missing",
+        directory=directory,
+        elsewhere=elsewhere,
+    )
 
 
 def _elsewhere(directory: Path) -> str | None:
-    """Where a run's journal says that its checkpoints lie. It is told, not followed."""
+    """Return the directory in which a run has saved its checkpoints according to its journal, for a message.
+
+    It is not opened: the journal may come from anywhere.
+    """
     with contextlib.suppress(LearnerError, OSError):
         saves = [line.get("path") for _, line in read_journal(directory) if line.get("event") == "save"]
         if saves and isinstance(saves[-1], str):
@@ -298,7 +308,7 @@ def _elsewhere(directory: Path) -> str | None:
 def read_items(
     store: CheckpointStore, entry: Entry, names: Sequence[str]
 ) -> tuple[dict[str, dict[str, Arrays]], dict[str, Any]]:
-    """Items of a checkpoint and its progress. An item always has all of its parts."""
+    """Return items of a checkpoint, each with all of its parts, and its progress."""
     try:
         progress = store.progress(entry.step)
         shapes = store.shapes(entry.step, names)
@@ -306,22 +316,25 @@ def read_items(
         _refuse_absurd(shapes, f"the checkpoint {store.path(entry.step)}")
         items = store.read(entry.step, shapes)
     except DamagedError as error:
-        raise DamagedError(f"{error}; {store.others(entry.step)}", code="checkpoint-damaged") from None
+        others = store.others(entry.step)
+        raise DamagedError(f"{error}; {others}", code="checkpoint-damaged", step=entry.step, others=others) from None
     parts = {"model": ("params", "model_state"), "optim": ("opt_state",), "scheduler": ("lr_scale",)}
     return {name: {part: items[name].get(part) or {} for part in parts[name]} for name in names}, progress
 
 
-def _refuse_absurd(shapes: Any, what: str) -> None:
-    """Before memory is taken: a file that is a few bytes long can claim any shape."""
+def _refuse_absurd(shapes: Any, name: str) -> None:
+    """Raise if the shapes need more memory than the machine has: a file of a few bytes can claim any shape."""
     needed = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(shapes))
     try:
         room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # the system does not say it
+    except (AttributeError, OSError, ValueError):  # unknown on this system
         return
     if needed > room:
         raise LearnerError(
-            f"{what} says that its arrays take {needed} bytes, and there is memory for {room}",
+            f"{name} says that its arrays take {needed} bytes, and there is memory for {room}",
             code="checkpoint-too-large",
+            needed=needed,
+            room=room,
         )
 
 
@@ -334,10 +347,10 @@ def _unescape(name: str) -> str:
 
 
 def evaluated_params(params: PyTree, opt_state: Arrays) -> PyTree:
-    """The parameters to evaluate; the state of the optimizer is that of the checkpoint, by path."""
-    others = eval_leaves(named_leaves(params), _on_device(_unescaped(opt_state)))
+    """Return the parameters to evaluate, such as averages. `opt_state`: of the checkpoint, by path."""
+    replaced = eval_leaves(named_leaves(params), _on_device(_unescaped(opt_state)))
     return jax.tree.unflatten(
-        jax.tree.structure(params), [others.get(name, x) for name, x in named_leaves(params).items()]
+        jax.tree.structure(params), [replaced.get(name, x) for name, x in named_leaves(params).items()]
     )
 
 
@@ -345,7 +358,7 @@ def has_averages(store: CheckpointStore, entry: Entry) -> bool:
     """Return True if the checkpoint is evaluated with other parameters than it trains, such as averages."""
     try:
         optim = store.shapes(entry.step, ("optim",))["optim"]
-    except DamagedError:  # who reads the model says so
+    except DamagedError:  # reading the model raises it
         return False
     return has_eval_params(optim.get("opt_state") or {})
 
@@ -357,105 +370,110 @@ def _on_device(arrays: Arrays) -> Arrays:
 # -- fitting arrays to a model -----------------------------------------------------------------------------------------
 
 
-def blank_state(family: ModelAdapter, optimizer: Any) -> TrainState:
-    """A state whose arrays are only shapes to be filled."""
+def blank_state(adapter: ModelAdapter, optimizer: Any) -> TrainState:
+    """Return a state whose arrays only have the shapes for those of a checkpoint."""
     opt_state: PyTree = ()
     if optimizer is not None:
         optimizer = with_placeholder_schedules(optimizer)
-        if problems := check_optimizer(optimizer, family.params, 1, own_grads=True):
+        if problems := check_optimizer(optimizer, adapter.params, 1, own_grads=True):
             raise one_error(problems, code="checkpoint-arguments-wrong")
         # The rate plays no part: its state is replaced by that of the checkpoint, and only its structure counts.
         first = lambda params: init_optimizer(optimizer, None, params, jnp.float32(1))  # noqa: E731
-        opt_state = jax.jit(first)(family.params)
-    return TrainState(jnp.int32(0), family.params, family.model_state, opt_state, jnp.float32(1), (), {})
+        opt_state = jax.jit(first)(adapter.params)
+    return TrainState(jnp.int32(0), adapter.params, adapter.model_state, opt_state, jnp.float32(1), (), {})
 
 
 class PathMatch:
     """The arrays of a checkpoint beside those of a model, by path.
 
     Attributes:
-      taken: the paths of the arrays that fit.
-      left: why the others do not, by path.
+      matched: the paths of the arrays that fit.
+      unmatched: why the others do not, by path.
       unused: the paths that only the checkpoint has.
     """
 
     def __init__(self, saved: Mapping[str, Arrays], blank: TrainState, kind: str):
         self._saved, self._blank = saved, blank
         self._shapes = jax.eval_shape(to_items, blank)  # NumPy's 64-bit numbers become 32-bit ones
-        self._there, self._here = _places(saved, kind), _places(self._shapes["model"], kind)
+        self._saved_paths, self._model_paths = _paths_of(saved, kind), _paths_of(self._shapes["model"], kind)
         self._fitting: list[str] = []
-        self.left: dict[str, str] = {}
-        for name, place in self._here.items():
-            why = self._why_not(name)
-            if why is None:
+        self.unmatched: dict[str, str] = {}
+        for name, location in self._model_paths.items():
+            reason = self._mismatch(name)
+            if reason is None:
                 self._fitting.append(name)
             else:
-                self.left[_shown(place)] = why
-        self.taken = tuple(_shown(self._here[name]) for name in self._fitting)
-        self.unused = tuple(_shown(place) for name, place in self._there.items() if name not in self._here)
+                self.unmatched[_shown(location)] = reason
+        self.matched = tuple(_shown(self._model_paths[name]) for name in self._fitting)
+        self.unused = tuple(
+            _shown(location) for name, location in self._saved_paths.items() if name not in self._model_paths
+        )
 
-    def _why_not(self, name: str) -> str | None:
-        if name not in self._there:
+    def _mismatch(self, name: str) -> str | None:
+        if name not in self._saved_paths:
             return "not in the checkpoint"
-        there, here = self._pair(name)
-        floats = jnp.issubdtype(there.dtype, jnp.floating) and jnp.issubdtype(here.dtype, jnp.floating)
-        if there.shape == here.shape and (there.dtype == here.dtype or floats):
+        saved, new = self._pair(name)
+        floats = jnp.issubdtype(saved.dtype, jnp.floating) and jnp.issubdtype(new.dtype, jnp.floating)
+        if saved.shape == new.shape and (saved.dtype == new.dtype or floats):
             return None
-        return f"{there.dtype}{list(there.shape)} there, {here.dtype}{list(here.shape)} here"
+        return f"{saved.dtype}{list(saved.shape)} there, {new.dtype}{list(new.shape)} here"
 
     def _pair(self, name: str) -> tuple[Any, Any]:
-        part, path = self._there[name]
-        part_here, path_here = self._here[name]
-        return self._saved[part][path], self._shapes["model"][part_here][path_here]
+        part, path = self._saved_paths[name]
+        model_part, model_path = self._model_paths[name]
+        return self._saved[part][path], self._shapes["model"][model_part][model_path]
 
-    def refuse_differences(self, what: str, advice: str, opt_state: Arrays | None = None) -> None:
+    def refuse_differences(self, checkpoint: str, advice: str, opt_state: Arrays | None = None) -> None:
         """Raise one error that lists all arrays that differ, those of the optimizer included."""
         saved = {
-            _shown(self._here.get(name, place)): self._saved[place[0]][place[1]] for name, place in self._there.items()
+            _shown(self._model_paths.get(name, (part, path))): self._saved[part][path]
+            for name, (part, path) in self._saved_paths.items()
         }
-        needed = {_shown(place): self._shapes["model"][place[0]][place[1]] for place in self._here.values()}
+        needed = {_shown((part, path)): self._shapes["model"][part][path] for part, path in self._model_paths.values()}
         saved |= {_shown(("opt_state", name)): x for name, x in (opt_state or {}).items()}
         needed |= {_shown(("opt_state", name)): x for name, x in self._shapes["optim"]["opt_state"].items()}
         if rows := differences(saved, needed):
             shown = rows[:SHOWN] + ([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])
-            title = f"{what} is of another model or optimizer; {len(rows)} arrays differ:"
-            raise LearnerError("\n  ".join([title, *shown]) + f"\n{advice}", code="checkpoint-model-differs")
-
-    def refuse_strangers(self, what: str) -> None:
-        """An error where not one array fits."""
-        if not self._fitting:
-            here = [f"{path}: {why}" for path, why in self.left.items()]
-            there = [f"{path}: unused" for path in self.unused]
-            shown = [*here[:SHOWN], *there[:SHOWN]]
+            title = f"{checkpoint} is of another model or optimizer; {len(rows)} arrays differ:"
             raise LearnerError(
-                f"nothing in {what} fits this model, by path and shape:\n  " + "\n  ".join(shown),
+                "\n  ".join([title, *shown]) + f"\n{advice}", code="checkpoint-model-differs", count=len(rows)
+            )
+
+    def refuse_strangers(self, checkpoint: str) -> None:
+        """Raise if not one array fits."""
+        if not self._fitting:
+            unmatched = [f"{path}: {reason}" for path, reason in self.unmatched.items()]
+            unused = [f"{path}: unused" for path in self.unused]
+            shown = [*unmatched[:SHOWN], *unused[:SHOWN]]
+            raise LearnerError(
+                f"nothing in {checkpoint} fits this model, by path and shape:\n  " + "\n  ".join(shown),
                 code="checkpoint-nothing-fits",
             )
 
     def items(self) -> dict[str, Arrays]:
-        """The item `model` for the state: what fits from the checkpoint, on the host and cast where it has to be; else
-        the model's.
+        """Return the item `model` for the state: the arrays of the checkpoint that fit, on the host and cast if
+        necessary, and the model's own in place of the others.
         """
         items = to_items(self._blank)["model"]
         for name in self._fitting:
-            part, path = self._here[name]
-            there, here = self._pair(name)
-            items[part][path] = np.asarray(there).astype(here.dtype)
+            part, path = self._model_paths[name]
+            saved, new = self._pair(name)
+            items[part][path] = np.asarray(saved).astype(new.dtype)
         return items
 
 
-def _places(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str, str]]:
-    """Where each array stands, by its name in the whole model: `trainable=` moves arrays from one part to the other."""
-    places = {}
+def _paths_of(item: Mapping[str, Arrays], kind: str) -> dict[str, tuple[str, str]]:
+    """Return part and path of each array by its name in the model: `trainable=` moves arrays between the parts."""
+    paths = {}
     for part in ("params", "model_state"):
         for path in item[part]:
             name = path
             if kind == "flax.linen" and part == "model_state":
                 frozen = path.startswith("frozen.")
                 name = path.removeprefix("frozen.") if frozen else f"{part}/{path}"
-            places[name] = part, path
-    return places
+            paths[name] = part, path
+    return paths
 
 
-def _shown(place: tuple[str, str]) -> str:
-    return f"{place[0]}/{_unescape(place[1])}"
+def _shown(location: tuple[str, str]) -> str:
+    return f"{location[0]}/{_unescape(location[1])}"

@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+from learner.checkpoint.arrays import ITEMS
 from learner.errors import LearnerError
 from learner.util.disk import read_text, to_disk
 
 NAME = "manifest.json"
 PROGRESS = "progress/metadata"  # where Orbax's handler for JSON has it
-ITEMS = ("model", "optim", "scheduler", "in_flight")
 NUMBERED = re.compile(r"(0|[1-9]\d*)(\.(partial|removed)(\..+)?)?", re.ASCII)
 SAVING = re.compile(r"(\d+)\.saving", re.ASCII)
 MARK = "a save of learner is under way: the directories of this step that end in .partial belong to it\n"
@@ -27,11 +27,11 @@ class DamagedError(LearnerError):
 
 
 def write_manifest(directory: Any, facts: Mapping[str, Any]) -> None:
-    """Writes the manifest of a directory whose other files are complete, and hands all of them to the disk.
+    """Write the manifest of a directory whose other files are complete, and flush all of them to the disk.
 
     Args:
       directory: a `pathlib.Path`, or one of `etils.epath`.
-      facts: what else is to be read without the rest, as JSON can hold it.
+      facts: fields that are read without the rest of the checkpoint, as JSON.
     """
     files = {name: _described(directory / name) for name in _files(directory)}
     content = {**facts, "files": files}
@@ -42,15 +42,15 @@ def write_manifest(directory: Any, facts: Mapping[str, Any]) -> None:
     _described(path)
     if _is_local(directory):
         # A file survives a power cut only if the entry in its directory does.
-        for place in (*(each for each in directory.rglob("*") if each.is_dir()), directory):
-            to_disk(place)
+        for folder in (*(path for path in directory.rglob("*") if path.is_dir()), directory):
+            to_disk(folder)
 
 
 def read_manifest(directory: Any) -> dict[str, Any]:
-    """The content of a manifest, without a look at the other files.
+    """Return the content of a manifest. No other file is read.
 
     Raises:
-      DamagedError: there is none, or it is not as it was written.
+      DamagedError: there is no manifest, or it is not as it was written.
     """
     path = directory / NAME
     try:
@@ -86,10 +86,10 @@ def read_manifest(directory: Any) -> dict[str, Any]:
 
 
 def refuse_damage(directory: Any) -> None:
-    """Reads every file of a checkpoint.
+    """Read every file of a checkpoint.
 
     Raises:
-      DamagedError: one of them is missing or is not as it was written; the message names it.
+      DamagedError: a file is missing or is not as it was written; the message names it.
     """
     for name, (size, digest) in read_manifest(directory)["files"].items():
         path = directory / name
@@ -118,53 +118,53 @@ def refuse_damage(directory: Any) -> None:
             )
 
 
-def is_ours(place: Any) -> bool:
-    """Return whether a directory is proven to be a checkpoint that learner wrote: by its manifest, or where that is
+def is_ours(directory: Any) -> bool:
+    """Return True if a directory is proven to be a checkpoint that learner wrote: by its manifest, or if that is
     damaged by its progress. One that is being written or removed also counts if a save has marked it; an empty one
-    holds nothing that could be lost. What lies behind a link is not ours.
+    has nothing that could be lost. The target of a link is not ours.
 
     Others keep directories that are named by numbers, too, and nothing of theirs may be moved or removed.
     """
-    match = NUMBERED.fullmatch(place.name)
-    if match is None or not place.is_dir() or (_is_local(place) and place.is_symlink()):
+    match = NUMBERED.fullmatch(directory.name)
+    if match is None or not directory.is_dir() or (_is_local(directory) and directory.is_symlink()):
         return False
     step = int(match[1])
     # The step inside must be that of the name: a copy of a checkpoint under another number proves nothing.
-    if _is_of_step(place / NAME, step, {"format", "step", "files", "sha256"}):
+    if _is_of_step(directory / NAME, step, {"format", "step", "files", "sha256"}):
         return True
-    if _is_of_step(place / PROGRESS, step, {"format", "step"}):
+    if _is_of_step(directory / PROGRESS, step, {"format", "step"}):
         return True
-    if match[2] is None or not _is_local(place):
+    if match[2] is None or not _is_local(directory):
         return False
-    if match[3] == "partial" and is_mark(place.with_name(f"{match[1]}.saving")):
+    if match[3] == "partial" and is_mark(directory.with_name(f"{match[1]}.saving")):
         return True
-    names = {path.name.partition(".orbax-checkpoint-tmp")[0] for path in place.iterdir()}
-    of_orbax = ".orbax-checkpoint-tmp" in place.name or OF_ORBAX in names  # version 0.1.0 left no mark
+    names = {path.name.partition(".orbax-checkpoint-tmp")[0] for path in directory.iterdir()}
+    of_orbax = ".orbax-checkpoint-tmp" in directory.name or OF_ORBAX in names  # version 0.1.0 left no mark
     parts = {*ITEMS, "progress", NAME, OF_ORBAX, "commit_success.txt"}
     return not names or (of_orbax and names <= parts)
 
 
 def is_mark(path: Any) -> bool:
-    """Return whether a file says that a save of learner is under way."""
+    """Return True if a file is the mark of an unfinished save of learner."""
     try:
         return SAVING.fullmatch(path.name) is not None and not path.is_symlink() and _text(path) in ("", MARK)
     except (OSError, ValueError, LearnerError):
         return False
 
 
-def remove_checkpoint(place: Any) -> None:
-    """Remove a directory that is ours. What proves that goes last, so that a removal that is cut off can be ended."""
-    # The manifest proves that the directory is ours, so a removal that was cut off can be continued.
-    for path in place.iterdir():
+def remove_checkpoint(directory: Any) -> None:
+    """Remove a directory that is ours."""
+    # The manifest goes last: it proves that the directory is ours, so that a removal that was cut off can be continued.
+    for path in directory.iterdir():
         if path.name == NAME:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-    (place / NAME).unlink(missing_ok=True)
+    (directory / NAME).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        place.rmdir()
+        directory.rmdir()
 
 
 def _is_of_step(path: Any, step: int, keys: set[str]) -> bool:
@@ -189,7 +189,7 @@ def _files(directory: Any) -> list[str]:
 
 
 def _described(path: Any) -> list[Any]:
-    """Size and checksum of a file, which is on the disk afterwards, not only in the system's memory."""
+    """Flush a file to the disk, and return its size and its checksum."""
     if _is_local(path):
         to_disk(path)
         return [path.stat().st_size, _sha256(path)]

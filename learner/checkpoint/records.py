@@ -1,7 +1,7 @@
-"""Files beside each checkpoint: its model as `model-<epoch>.mpk.gz`, for whoever only wants to use it, and where they
-are wanted `optim-<epoch>.mpk.gz` and `scheduler-<epoch>.mpk.gz`.
+"""Files beside each checkpoint: its model as `model-<epoch>.mpk.gz`, to be used without the rest, and on request
+`optim-<epoch>.mpk.gz` and `scheduler-<epoch>.mpk.gz`.
 
-Inside of an epoch the names are `model-step-<step>.mpk.gz` and so on. A file stays as long as its checkpoint does.
+Inside an epoch the names are `model-step-<step>.mpk.gz` and so on. A file stays as long as its checkpoint does.
 """
 
 import re
@@ -42,7 +42,7 @@ def records_of(directory: Any, step: int, epoch: int | None) -> Iterator[Any]:
 
 
 def write_record(path: Any, write: Callable[[Any], None]) -> None:
-    """Writes a file that is there whole or not at all, and is on the disk afterwards.
+    """Write a file atomically, and flush it to the disk.
 
     Args:
       path: a `pathlib.Path`, or one of `etils.epath`, whose files appear when they are closed.

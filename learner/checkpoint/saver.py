@@ -1,93 +1,115 @@
 """The thread that saves, so that the loop does not wait for the disk."""
 
-import contextlib
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from learner.checkpoint.best import Snapshot
 from learner.checkpoint.items import to_items
+from learner.checkpoint.save_queue import SaveQueue, SaveRequest
 from learner.checkpoint.store import CheckpointStore
-from learner.steps.state import TrainState
+from learner.util.ownership import ThreadOwned
 
 
-class Saver:
-    """Writes one checkpoint after another. A second save waits until the first is done."""
+class Saver(ThreadOwned):
+    """Write one checkpoint after another, in a thread that owns its attributes.
+
+    Args:
+      store: where checkpoints are written.
+      queue: of the saves.
+      done: called with a snapshot and the seconds of writing it when its checkpoint is complete.
+      failed: called with a snapshot and the error when it could not be written. If None, the error is raised by
+        `check`, and nothing more is saved.
+      before: called with each snapshot before it is written.
+      after: called with each snapshot when it is written, before `done`. Its errors are raised by `check`.
+
+    Attributes:
+      longest: seconds of the longest save so far, from its request until its checkpoint was complete.
+    """
 
     def __init__(
         self,
         store: CheckpointStore,
-        done: Callable[[Mapping[str, Any], float], None],
-        failed: Callable[[Mapping[str, Any], Exception], None] | None = None,
-        before: Callable[[Mapping[str, Any]], None] = lambda progress: None,
-        after: Callable[[TrainState, Mapping[str, Any]], None] = lambda state, progress: None,
+        queue: SaveQueue,
+        done: Callable[[Snapshot, float], None],
+        failed: Callable[[Snapshot, Exception], None] | None = None,
+        before: Callable[[Snapshot], None] = lambda snapshot: None,
+        after: Callable[[Snapshot], None] = lambda snapshot: None,
     ):
-        """`done(progress, seconds)` is called from the thread when a checkpoint is complete, `failed(progress, error)`
-        when one could not be written; without `failed` the error is raised by `check`, and nothing more is saved.
-        `before(progress)` is called before each, and `after(state, progress)` when it is complete; what that raises is
-        raised by `check`.
-        """
-        self._store, self._done, self._failed, self._before, self._after = store, done, failed, before, after
+        self._store, self._queue = store, queue
+        self._done, self._failed, self._before, self._after = done, failed, before, after
+        self.longest = 0.0
         self._error: BaseException | None = None
-        self._closed = False
-        # One place: a third save waits in `submit`, which bounds how many copies of the state exist.
-        self._queue: queue.Queue[tuple[TrainState, dict[str, Any], Mapping[str, Any]] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._work, name="learner-saver", daemon=True)
         self._thread.start()
 
-    def submit(self, state: TrainState, progress: dict[str, Any], further: Mapping[str, Any]) -> None:
-        """Queues a save. `state` belongs to it: nobody may donate it. `further` has items besides the state's.
+    # -- any thread ----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: SaveRequest, check: Callable[[], None] = lambda: None) -> None:
+        """Queue a save, when no more than one other is pending. Until then `check` is called now and then; it may
+        raise. The arrays of the snapshots belong to the save: nobody may donate them.
 
         Raises:
-          RuntimeError: it is closed. Nobody would take the save from the queue.
+          RuntimeError: the saver is closed. Nobody would take the save from the queue.
         """
+
+        def check_all() -> None:
+            self.check()
+            check()
+
         self.check()
-        if self._closed:
-            raise RuntimeError("the saver is closed")
-        self._queue.put((state, progress, further))
+        self._queue.put(request, check_all)
 
     def check(self) -> None:
-        """Raises what went wrong in the thread, with its own traceback."""
+        """Raise the error of the saver's thread, with its own traceback."""
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
-        """Until everything that was submitted is written, or has failed."""
-        self._queue.join()
+        """Block until everything that was submitted is written, or has failed."""
+        self._queue.wait()
 
     def close(self, seconds: float | None = None) -> None:
-        """Waits until everything is written; raises nothing. A disk that hangs is left behind after `seconds`."""
-        # Before the end is queued, so that no later `submit` can be queued behind it and never be written.
-        self._closed = True
-        with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=seconds)
+        """Write what was submitted, and end the thread. This raises nothing. If the disk hangs, the thread is abandoned
+        after `seconds`.
+        """
+        self._queue.close()
         self._thread.join(seconds)
 
+    # -- the saver's thread --------------------------------------------------------------------------------------------
+
     def _work(self) -> None:
-        while True:
-            job = self._queue.get()
+        self.claim()
+        while (request := self._queue.first()) is not None:
             try:
-                if job is None:
-                    return
                 if self._error is None:
-                    self._save(*job)
+                    self._write(request)
             # The thread stays alive and drains the queue: a loop that waits in `submit` or `wait` must not hang.
             except BaseException as error:
                 self._error = error
             finally:
-                self._queue.task_done()
+                del request  # before the queue has room for another copy of the state
+                self._queue.remove_first()
 
-    def _save(self, state: TrainState, progress: dict[str, Any], further: Mapping[str, Any]) -> None:
-        start = time.perf_counter()
+    def _write(self, request: SaveRequest) -> None:
         try:
-            self._before(progress)
-            self._store.save(progress["step"], {**to_items(state), **further}, progress)
+            answer = request.answer.result()
+        except BaseException:  # the error of another thread, which raises it itself
+            return
+        for snapshot in request.snapshots(answer):
+            self._save(snapshot, request.requested_at)
+
+    def _save(self, snapshot: Snapshot, requested_at: float) -> None:
+        began = time.perf_counter()
+        try:
+            self._before(snapshot)
+            self._store.save(snapshot.step, {**to_items(snapshot.state), **snapshot.further}, snapshot.full_progress)
         except Exception as error:
             if self._failed is None:
                 raise
-            self._failed(progress, error)
+            self._failed(snapshot, error)
         else:
             # `done` reports the checkpoint, so it comes after the files that `after` writes beside it.
-            self._after(state, progress)
-            self._done(progress, time.perf_counter() - start)
+            self._after(snapshot)
+            self.longest = max(self.longest, time.monotonic() - requested_at)
+            self._done(snapshot, time.perf_counter() - began)

@@ -1,8 +1,9 @@
-"""Checkpoints on disk, through Orbax: each is one atomic directory, keyed by the optimizer step.
+"""Checkpoints on disk: each is one atomic directory, keyed by the optimizer step.
 
-A checkpoint has the items `model`, `optim` and `scheduler`, each readable on its own, and `progress`: everything else
-that a run is, as JSON. `in_flight` is there when it was made inside an epoch: the metrics' states in flight and the
-rows collected so far. `manifest.json` makes it complete: see `learner.checkpoint.manifest`.
+A checkpoint has one PyTree of Orbax, `state`, with the items `model`, `optim` and `scheduler`, each readable on its
+own, and `in_flight` when it was made inside an epoch: the metrics' states in flight and the rows collected so far.
+The JSON file `progress` has everything else that a run is. `manifest.json` makes it complete: see
+`learner.checkpoint.manifest`.
 
 Orbax's manager is not used: it removes older checkpoints before ours has its checksums, and writes nothing below its
 newest step.
@@ -12,15 +13,10 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import gc
 import json
-import logging
 import os
 import shutil
-import sys
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,9 +24,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from learner.checkpoint.arrays import ITEMS, STATE, ArrayFiles
 from learner.checkpoint.items import differences, flat, refuse_differences
 from learner.checkpoint.manifest import (
-    ITEMS,
     MARK,
     NAME,
     NUMBERED,
@@ -43,18 +39,15 @@ from learner.checkpoint.manifest import (
     remove_checkpoint,
     write_manifest,
 )
-from learner.checkpoint.options import Retention
-from learner.checkpoint.quiet import quiet_orbax
 from learner.checkpoint.records import is_record, record_name, records_of, write_record
+from learner.checkpoint.retention import Retention
 from learner.errors import LearnerError
-from learner.util.disk import FULL, is_full, read_text, to_disk
+from learner.util.disk import read_text, to_disk
 
-FORMAT = 1  # of the item `progress` and of the manifest
+FORMAT = 2  # of a checkpoint; 1 had a PyTree for each item
 FACTS = ("ends_epoch", "score", "at_stop", "at_end", "higher_is_better")  # of `progress`, in the manifest too
 SMALL_FILES = 160 << 10  # bytes that a checkpoint takes on a disk besides its arrays
-UNFINISHED = ".orbax-checkpoint-tmp"
 TRIES, SECONDS_BETWEEN_TRIES = 20, 0.05  # of removing what threads that outlive a failed save may write to
-WAIT_FOR_ORBAX = 30.0  # seconds, for the threads of a save that failed
 MOST_PACKED = 10_000  # times: as much as compression could save
 Once = Callable[[Callable[[], Any]], Any]
 
@@ -65,8 +58,8 @@ class Entry:
 
     Attributes:
       step: the optimizer step.
-      epoch: the epoch that it is the end of, or `None` when it was made inside of one.
-      score: the monitored metric's value, or `None`.
+      epoch: the epoch that it is the end of, or None if it was made inside one.
+      score: the monitored metric's value, or None.
     """
 
     step: int
@@ -78,24 +71,22 @@ class CheckpointStore:
     """The checkpoints of one run.
 
     Attributes:
-      damaged: what is wrong with those whose manifest is damaged, by step.
+      damaged: the problems of checkpoints whose manifest is damaged, by step.
     """
 
     def __init__(self, directory: Any, retention: Retention | None = None, once: Once = lambda do: do()):
-        """`retention` says what is kept; without one the store only reads. `once` calls a function in one of several
-        processes, and returns or raises in all of them what it did there; they save and read every checkpoint together.
+        """Open the checkpoints in a directory.
+
+        Args:
+          directory: of the checkpoints; any path that Orbax takes.
+          retention: the rule for which are kept. Without one the store only reads.
+          once: calls a function in one of several processes, and returns its result or raises its error in all of them.
+            They save and read every checkpoint together.
         """
-        self._place, self._retention, self._once = directory, retention, once
+        self._directory, self._retention, self._once = directory, retention, once
+        self._arrays = ArrayFiles()
         self._verified: set[int] = set()
         self.damaged: dict[int, str] = {}
-
-    @functools.cached_property
-    def _ocp(self) -> Any:
-        """Orbax, which takes a second to import: a run has made its first steps before it needs it."""
-        with quiet_orbax():  # importing it logs, too
-            import orbax.checkpoint
-
-        return orbax.checkpoint
 
     @property
     def _writes(self) -> bool:
@@ -104,32 +95,15 @@ class CheckpointStore:
 
     @functools.cached_property
     def _path(self) -> Any:
-        if "://" not in str(self._place):
-            return Path(self._place)
+        if "://" not in str(self._directory):
+            return Path(self._directory)
         from etils import epath
 
-        return epath.Path(self._place)
-
-    @functools.cached_property
-    def _orbax(self) -> Any:
-        ocp = self._ocp
-        several: dict[str, Any] = {}
-        if jax.process_count() > 1:
-            # By these they wait for each other outside of the devices, which are in use while a checkpoint is written.
-            processes = set(range(jax.process_count()))
-            options = ocp.options.MultiprocessingOptions(
-                primary_host=0, active_processes=processes, barrier_sync_key_prefix="learner"
-            )
-            several = {"multiprocessing_options": options}
-        handlers = {name: ocp.StandardCheckpointHandler(**several) for name in ITEMS}
-        composite: dict[str, Any] = {}
-        if several:
-            composite = {"composite_options": ocp.CompositeOptions(**several)}
-        return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**composite, **handlers), **several)
+        return epath.Path(self._directory)
 
     @functools.cached_property
     def _table(self) -> dict[int, dict[str, Any]]:
-        """The facts in the manifests, by step."""
+        """Return the facts in the manifests, by step."""
         table = {}
         for step in self._steps():
             try:
@@ -146,63 +120,61 @@ class CheckpointStore:
         return sorted(int(path.name) for path in self._path.iterdir() if self._is_checkpoint(path))
 
     def _is_checkpoint(self, path: Any) -> bool:
-        """Return whether a directory is a checkpoint, which may be damaged; others may have theirs beside them."""
+        """Return True if a directory is a checkpoint, which may be damaged. Other programs may have files beside it."""
         named = path.name.isdecimal() and path.name == str(int(path.name))
         if self._is_local:
             return named and is_ours(path)
-        return named and path.is_dir() and any((path / part).exists() for part in (NAME, "progress", *ITEMS))
+        return named and path.is_dir() and any((path / part).exists() for part in (NAME, "progress", STATE, *ITEMS))
 
     @property
     def entries(self) -> list[Entry]:
-        """The checkpoints that are complete by their manifests, oldest first."""
+        """Return the checkpoints that are complete by their manifests, oldest first."""
         return [Entry(step, facts["ends_epoch"], facts["score"]) for step, facts in sorted(self._table.items())]
 
     @property
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, also of those that are damaged, oldest first."""
+        """Return the steps of all checkpoints, damaged ones included, oldest first."""
         return sorted({*self._table, *self.damaged})
 
     def path(self, step: int) -> Any:
-        """Where a checkpoint lies."""
+        """Return the path of a checkpoint."""
         return self._path / str(step)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Makes the directory, and removes what a process that was killed has left of a save or of a removal."""
+        """Create the directory, and remove the remains of saves and removals that a killed process has begun."""
         # Before anything is removed: a complete checkpoint that lacks only its name must not be taken for a leftover.
         self._path.mkdir(parents=True, exist_ok=True)
         self.recover()
         if not self._is_local:
             return
-        places = list(self._path.iterdir())
-        for place in places:
-            match = NUMBERED.fullmatch(place.name)
-            if match is not None and match[2] and is_ours(place):
-                remove_checkpoint(place)
-            elif place.suffix == ".partial" and is_record(place.name) and place.is_file() and not place.is_symlink():
-                place.unlink()
+        paths = list(self._path.iterdir())
+        for path in paths:
+            match = NUMBERED.fullmatch(path.name)
+            if match is not None and match[2] and is_ours(path):
+                remove_checkpoint(path)
+            elif path.suffix == ".partial" and is_record(path.name) and path.is_file() and not path.is_symlink():
+                path.unlink()
         # Marks go last. A kill in between leaves a mark without directories, which the next start removes; directories
         # without their mark would stay forever.
-        for place in places:  # behind the directories, which they prove to be ours
-            if is_mark(place):
-                place.unlink()
+        for path in paths:
+            if is_mark(path):
+                path.unlink()
 
     def recover(self) -> None:
-        """Ends what a process that was killed has begun: a checkpoint that was complete, and was just to get its
-        name.
-        """
-        for place in self._path.glob("*.partial") if self._is_local and self._path.exists() else ():
-            name = place.name.removesuffix(".partial")
-            if name.isdecimal() and not os.path.lexists(self._path / name) and is_ours(place):
+        """Give a checkpoint its name that was complete when its process was killed."""
+        for directory in self._path.glob("*.partial") if self._is_local and self._path.exists() else ():
+            name = directory.name.removesuffix(".partial")
+            if name.isdecimal() and not os.path.lexists(self._path / name) and is_ours(directory):
                 # The checksums prove that every byte had reached the disk before the kill. Anything less stays a
                 # leftover.
                 with contextlib.suppress(DamagedError, OSError):
-                    refuse_damage(place)
-                    place.rename(self._path / name)
+                    refuse_damage(directory)
+                    directory.rename(self._path / name)
 
     def save(self, step: int, items: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-        """Writes a checkpoint, and removes those that need not stay once it is complete. Waits until then.
+        """Write a checkpoint, and when it is complete, remove those that are not kept. Waits until then.
 
         It is written under another name, and gets its own when everything is on the disk. Only one that was made
         because the run stopped there is replaced by another of its step.
@@ -215,6 +187,7 @@ class CheckpointStore:
             raise LearnerError(
                 f"the directory {self._path} is gone: somebody removed it while the run went on",
                 code="checkpoint-directory-gone",
+                directory=str(self._path),
             )
         if step in self.steps and not self._table.get(step, {}).get("at_stop"):
             raise LearnerError(
@@ -227,7 +200,7 @@ class CheckpointStore:
         replaced = self.records(step)
         # A local checkpoint is written under another name and renamed, which is atomic. Object stores have no rename:
         # there the manifest, written last, decides whether it exists.
-        place = self._path / f"{step}.partial" if self._is_local else self.path(step)
+        directory = self._path / f"{step}.partial" if self._is_local else self.path(step)
         if self._is_local and step not in self._table and os.path.lexists(self.path(step)):
             raise _in_the_way(self.path(step))
         if self._is_local and self._writes:
@@ -238,9 +211,9 @@ class CheckpointStore:
             if self._is_local and self._writes:
                 self._mark(step)
             # All processes write their shards; Orbax returns in each when all have finished. One completes it.
-            self._write(place, items)
+            self._write(directory, items)
             if self._writes:
-                self._complete(place, step, facts, progress)
+                self._complete(directory, step, facts, progress)
         except BaseException as error:
             error.add_note(f"while writing the checkpoint {self.path(step)}")
             self._discard_partial(step)
@@ -256,11 +229,11 @@ class CheckpointStore:
 
     def _make_room(self, step: int) -> None:
         """Remove what an earlier save or removal left under the names that this save needs, if it is ours."""
-        for place in (*self._path.glob(f"{step}.partial*"), self._path / f"{step}.removed"):
-            if NUMBERED.fullmatch(place.name) and os.path.lexists(place):
-                if not is_ours(place):
-                    raise _in_the_way(place)
-                remove_checkpoint(place)
+        for directory in (*self._path.glob(f"{step}.partial*"), self._path / f"{step}.removed"):
+            if NUMBERED.fullmatch(directory.name) and os.path.lexists(directory):
+                if not is_ours(directory):
+                    raise _in_the_way(directory)
+                remove_checkpoint(directory)
         mark = self._mark_of(step)
         if os.path.lexists(mark):
             if not is_mark(mark):
@@ -279,12 +252,12 @@ class CheckpointStore:
         to_disk(self._mark_of(step))
 
     def records(self, step: int) -> list[Any]:
-        """The files beside a checkpoint that hold its model."""
+        """Return the files beside a checkpoint that hold parts of it."""
         facts = self._table.get(step)
         return [] if facts is None else list(records_of(self._path, step, facts["ends_epoch"]))
 
     def record(self, step: int, extension: str, write: Callable[[Any], None], item: str = "model") -> Any:
-        """Writes a part of a checkpoint into a file beside it, and returns its path; `None` in the processes that
+        """Write a part of a checkpoint into a file beside it, and return its path. Return None in the processes that
         write none.
         """
         facts = self._table.get(step)
@@ -294,25 +267,10 @@ class CheckpointStore:
         write_record(path, write)
         return path
 
-    def _write(self, place: Any, items: Mapping[str, Any]) -> None:
+    def _write(self, directory: Any, items: Mapping[str, Any]) -> None:
         if self._is_local and self._writes:
             self._refuse_full_disk(items)
-        args = self._ocp.args
-        parts = {name: args.StandardSave(item) for name, item in items.items()}
-        # Orbax gives no handle to its threads; those that are new after a failure are the ones to wait for.
-        before = {*threading.enumerate()}
-        _silence_orbax()
-        with quiet_orbax():
-            try:
-                self._orbax.save(place, args=args.Composite(**parts))
-            except BaseException as error:
-                # Threads of a failed save still write. They must end before their directory is removed.
-                self.close()
-                _end_threads(before)
-                for code in FULL:  # TensorStore says it in several kilobytes, for which a log has no room then
-                    if os.strerror(code) in str(error):
-                        raise OSError(code, os.strerror(code), str(place)) from None
-                raise
+        self._arrays.save(directory, items)
 
     def _refuse_full_disk(self, items: Mapping[str, Any]) -> None:
         """Raise before anything is written: what Orbax writes until it notices would take the room of the logs."""
@@ -323,23 +281,23 @@ class CheckpointStore:
             text = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed:,} bytes, and {usage.free:,} are free"
             raise OSError(errno.ENOSPC, text, str(self._path))
 
-    def _complete(self, place: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    def _complete(self, directory: Any, step: int, facts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         # The manifest holds the checksums of all other files, so it is written after the last of them.
-        path = place / PROGRESS
+        path = directory / PROGRESS
         path.parent.mkdir()
         path.write_text(json.dumps(progress, allow_nan=False))
-        write_manifest(place, {"format": FORMAT, "step": step, **facts})
+        write_manifest(directory, {"format": FORMAT, "step": step, **facts})
         if self._is_local:
-            self._name(place, self.path(step))
+            self._name(directory, self.path(step))
 
-    def _name(self, place: Path, path: Path) -> None:
-        """Gives a complete checkpoint its name; another of that name goes, once the new one has it."""
+    def _name(self, directory: Path, path: Path) -> None:
+        """Give a complete checkpoint its name. Another of that name is removed once the new one has it."""
         replaced = path.with_name(f"{path.name}.removed")
         if path.exists():
             path.rename(replaced)  # one of this store's table, so that it is ours
         # There is a moment without a checkpoint of this name. `recover` closes it after a kill; an error does so here.
         try:
-            place.rename(path)
+            directory.rename(path)
         except BaseException:
             if replaced.exists():
                 replaced.rename(path)
@@ -356,20 +314,20 @@ class CheckpointStore:
             return
         # Threads that outlive a failed save may create files while the directory is being removed.
         for _ in range(TRIES):
-            places = [place for place in self._path.glob(f"{step}.partial*") if is_ours(place)]
-            if not places:
+            paths = [directory for directory in self._path.glob(f"{step}.partial*") if is_ours(directory)]
+            if not paths:
                 break
-            for place in places:
-                shutil.rmtree(place, ignore_errors=True)
+            for directory in paths:
+                shutil.rmtree(directory, ignore_errors=True)
             time.sleep(SECONDS_BETWEEN_TRIES)
         with contextlib.suppress(OSError):
-            if not places and is_mark(self._mark_of(step)):
+            if not paths and is_mark(self._mark_of(step)):
                 self._mark_of(step).unlink()
 
     def _prune(self) -> None:
         assert self._retention is not None
         table = {step: (facts["ends_epoch"], facts["score"]) for step, facts in self._table.items()}
-        at_stop, at_end = ([s for s, facts in self._table.items() if facts[why]] for why in ("at_stop", "at_end"))
+        at_stop, at_end = ([s for s, facts in self._table.items() if facts[reason]] for reason in ("at_stop", "at_end"))
         for step in sorted(table.keys() - self._retention.kept(table, at_stop, at_end)):
             self._remove(step)
 
@@ -379,28 +337,28 @@ class CheckpointStore:
         records = self.records(step)
         self._table.pop(step, None)
         self.damaged.pop(step, None)
-        place = self.path(step)
+        directory = self.path(step)
         if not self._writes:
             return
         # Records first: without its checkpoint no later run would know a record's owner.
         for path in records:
             path.unlink(missing_ok=True)
         if self._is_local:
-            if not is_ours(place):
-                raise _in_the_way(place)
-            removed = place.with_name(f"{step}.removed")
+            if not is_ours(directory):
+                raise _in_the_way(directory)
+            removed = directory.with_name(f"{step}.removed")
             if os.path.lexists(removed):
                 if not is_ours(removed):
                     raise _in_the_way(removed)
                 remove_checkpoint(removed)
             # One atomic rename makes it no checkpoint any more; a kill during the slow removal is then harmless.
-            place.rename(removed)
+            directory.rename(removed)
             with contextlib.suppress(OSError):  # what is left of it goes at the next start
                 remove_checkpoint(removed)
         else:
             # Without a manifest it is no checkpoint, so that a removal that is cut off cannot leave half of one.
-            (place / NAME).unlink(missing_ok=True)
-            place.rmtree()
+            (directory / NAME).unlink(missing_ok=True)
+            directory.rmtree()
 
     @property
     def _is_local(self) -> bool:
@@ -409,20 +367,20 @@ class CheckpointStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def verify(self, step: int) -> None:
-        """Reads every file of a checkpoint, once.
+        """Read every file of a checkpoint, once.
 
         Raises:
-          DamagedError: one of them is not as it was written; it names it.
+          DamagedError: a file is not as it was written; the message names it.
         """
         # Hashing reads every byte, seconds for large models, and files of a complete checkpoint never change.
         if step in self._verified:
             return
         if problem := self._once(lambda: _damage(self.path(step))):
-            raise DamagedError(problem, code="checkpoint-damaged")
+            raise DamagedError(problem, code="checkpoint-damaged", step=step)
         self._verified.add(step)
 
     def progress(self, step: int, verified: bool = True) -> dict[str, Any]:
-        """The JSON item of a checkpoint; without a look at its checksums, if it need not be `verified`."""
+        """Return the JSON item of a checkpoint. `verified`: verify the checksums of the checkpoint first."""
         if verified:
             self.verify(step)
         path = self.path(step) / PROGRESS
@@ -449,116 +407,112 @@ class CheckpointStore:
         return progress
 
     def differences(self, step: int, items: Mapping[str, Any]) -> list[str]:
-        """The arrays of the named items in which a checkpoint differs from those given, a line for each."""
+        """Return a line for each array in which a checkpoint differs from the given items."""
         self.verify(step)
-        with quiet_orbax():
-            metadata = self._metadata(step)
-        return differences(flat({name: metadata[name].tree for name in items}), flat(items))
+        metadata = self._arrays.metadata(self.path(step))
+        return differences(flat({name: metadata.get(name, {}) for name in items}), flat(items))
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
-        """The named items with the shapes, dtypes and shardings of the arrays given in `items`.
+        """Return the named items with the shapes, dtypes and shardings of the arrays given in `items`.
 
         Raises:
-          LearnerError: an array of the checkpoint differs from the one given; it lists them all.
+          LearnerError: arrays of the checkpoint differ from the given ones; the message lists them all.
         """
         self.verify(step)
-        args = self._ocp.args
-        with quiet_orbax():
-            trees = {name: self._metadata(step)[name].tree for name in items}
-            refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
-            parts = {name: args.StandardRestore(_abstract(item)) for name, item in items.items()}
-            # With the shardings of the given arrays each process reads its own shards alone.
-            return dict(self._orbax.restore(self.path(step), args=args.Composite(**parts)))
+        metadata = self._arrays.metadata(self.path(step))
+        trees = {name: metadata.get(name, {}) for name in items}
+        refuse_differences(flat(trees), flat(items), f"the checkpoint {self.path(step)}")
+        # With the shardings of the given arrays each process reads its own shards alone.
+        return self._arrays.restore(self.path(step), {name: _abstract(item) for name, item in items.items()})
 
     def shapes(self, step: int, names: Iterable[str]) -> dict[str, Any]:
-        """The named items with a shape and a dtype for each array, as they were saved; no array is read.
+        """Return the named items with the shape and the dtype of each array as it was saved. No array is read.
 
         Raises:
-          DamagedError: one of them cannot be read.
+          DamagedError: an item cannot be read.
         """
         self.verify(step)
         with self._readable(step):
-            metadata = self._metadata(step)
+            metadata = self._arrays.metadata(self.path(step))
             shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
-            return {name: jax.tree.map(shape, dict(metadata[name].tree)) for name in names}
+            return {name: jax.tree.map(shape, dict(metadata[name])) for name in names}
 
     def read(self, step: int, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        """The items of `shapes` as NumPy arrays.
+        """Return the items of `shapes` as NumPy arrays.
 
         Raises:
-          DamagedError: one of them cannot be read.
+          DamagedError: an item cannot be read.
         """
         self.verify(step)
         with self._readable(step):
             # Without these Orbax would restore the shardings that were saved, whose devices may not exist here.
-            host = jax.tree.map(_on_host, dict(shapes))
-            parts = {name: self._ocp.args.StandardRestore(item) for name, item in host.items()}
-            return dict(self._orbax.restore(self.path(step), args=self._ocp.args.Composite(**parts)))
+            return self._arrays.restore(self.path(step), jax.tree.map(_on_host, dict(shapes)))
 
     @contextlib.contextmanager
     def _readable(self, step: int) -> Iterator[None]:
         try:
-            with quiet_orbax():
-                yield
+            yield
         except Exception as error:  # whatever Orbax meets in files that are not what they should be
             reason = " ".join(str(error).split())
             raise DamagedError(
-                f"the checkpoint {self.path(step)} is damaged: {reason}", code="checkpoint-damaged"
+                f"the checkpoint {self.path(step)} is damaged: {reason}",
+                code="checkpoint-damaged",
+                step=step,
             ) from error
 
     def metrics(self, step: int) -> dict[str, Any] | None:
-        """The item `in_flight`, or `None`."""
+        """Return the item `in_flight`, or None."""
         self.verify(step)
-        if not (self.path(step) / "in_flight").exists():
+        saved = self._arrays.metadata(self.path(step)).get("in_flight")
+        if saved is None:
             return None
-        with quiet_orbax():
-            saved = self._metadata(step)["in_flight"].tree
-            # Before Orbax allocates what the metadata claims.
-            self._refuse_claims(step, saved)
-            host = jax.tree.map(_on_host, dict(saved))
-            args = self._ocp.args.Composite(in_flight=self._ocp.args.StandardRestore(host))
-            return dict(self._orbax.restore(self.path(step), args=args)["in_flight"])
+        self._refuse_claims(step, saved)  # before Orbax allocates what the metadata claims
+        restored = self._arrays.restore(self.path(step), {"in_flight": jax.tree.map(_on_host, dict(saved))})
+        return dict(restored["in_flight"])
 
     def _refuse_claims(self, step: int, tree: Any) -> None:
         """Raise if the shapes of `in_flight`, which the checkpoint itself declares, claim more bytes than its files can
         hold.
         """
-        place = self.path(step) / "in_flight"
-        held = sum(path.stat().st_size if self._is_local else path.stat().length for path in place.rglob("*"))
+        item = next(path for name in (STATE, "in_flight") if (path := self.path(step) / name).exists())
+        stored = sum(path.stat().st_size if self._is_local else path.stat().length for path in item.rglob("*"))
         claimed = sum(int(np.prod(x.shape, dtype=object)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
-        if claimed > MOST_PACKED * held:
+        if claimed > MOST_PACKED * stored:
             raise LearnerError(
-                f"{place} claims to hold {claimed} bytes in files of {held}: it is not what a run saved",
+                f"{item} claims to hold {claimed} bytes in files of {stored}: it is not what a run saved",
                 code="checkpoint-claims-too-much",
-                place=place,
+                place=item,
+                claimed=claimed,
             )
 
-    def _metadata(self, step: int) -> Any:
-        return self._orbax.metadata(self.path(step)).item_metadata
-
     def find(self, epoch: int | str | None = None, step: int | None = None) -> Entry:
-        """A checkpoint by the epoch that it ends, by its step, or the `"latest"` or `"best"`.
+        """Return a checkpoint by the epoch that it ends, by its step, or the `"latest"` or `"best"`.
 
         Raises:
-          DamagedError: its manifest is damaged, or it may be one whose manifest is.
-          LearnerError: there is none.
+          DamagedError: its manifest is damaged, or may be: a damaged manifest does not show its epoch.
+          LearnerError: there is no such checkpoint.
         """
         entries = self.entries
         self._refuse_damaged(epoch, step)
         if not entries:
-            raise LearnerError(f"there is no checkpoint in {self._path}", code="checkpoint-missing")
+            raise LearnerError(
+                f"there is no checkpoint in {self._path}", code="checkpoint-missing", directory=str(self._path)
+            )
         if epoch == "latest":
             return entries[-1]
         if epoch == "best":
             return self.best() or entries[-1]
-        wanted = [e for e in entries if (e.step == step if epoch is None else e.epoch == epoch)]
-        if not wanted:
-            asked = f"step {step}" if epoch is None else f"the end of epoch {epoch}"
+        matching = [e for e in entries if (e.step == step if epoch is None else e.epoch == epoch)]
+        if not matching:
+            requested = f"step {step}" if epoch is None else f"the end of epoch {epoch}"
             have = ", ".join(f"step {e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in entries)
             raise LearnerError(
-                f"there is no checkpoint of {asked} in {self._path}; there are: {have}", code="checkpoint-not-found"
+                f"there is no checkpoint of {requested} in {self._path}; there are: {have}",
+                code="checkpoint-not-found",
+                name=requested,
+                known=have,
             )
-        return wanted[-1]
+        return matching[-1]
 
     def _refuse_damaged(self, epoch: int | str | None, step: int | None) -> None:
         """Raise if a checkpoint with a damaged manifest may be the one requested: its step and epoch are unknown."""
@@ -572,25 +526,32 @@ class CheckpointStore:
             doubt = f", and may be the one that was named ({epoch if epoch == 'best' else f'epoch {epoch}'})"
         for suspect in suspects:
             if suspect in self.damaged:
-                raise DamagedError(f"{self.damaged[suspect]}{doubt}; {self.others(suspect)}", code="checkpoint-damaged")
+                others = self.others(suspect)
+                raise DamagedError(
+                    f"{self.damaged[suspect]}{doubt}; {others}", code="checkpoint-damaged", step=suspect, others=others
+                )
 
     def others(self, step: int) -> str:
         """Return a sentence that lists the other checkpoints."""
-        others = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in self.entries if e.step != step]
-        return f"there are also {', '.join(others)}" if others else "there is no other"
+        steps = [f"step={e.step}" + (f" (epoch {e.epoch})" if e.epoch else "") for e in self.entries if e.step != step]
+        return f"there are also {', '.join(steps)}" if steps else "there is no other"
 
     def best(self) -> Entry | None:
-        """The best by the monitored metric; the earlier one of equals; `None` when none has a value."""
+        """Return the best checkpoint by the monitored metric, or None if none has a value. Of equal ones the earlier is
+        better.
+        """
         # Checkpoints without a score come last, so the first one tells whether any has a score.
         ranked = self.ranked()
         return ranked[0] if ranked and ranked[0].score is not None else None
 
     def ranked(self) -> list[Entry]:
-        """All of them from the best on; those without a value of the monitored metric come last, newest first."""
+        """Return all checkpoints from the best on. Those without a value of the monitored metric come last, newest
+        first.
+        """
         sign = -1.0 if self._higher_is_better else 1.0
         scored = [e for e in self.entries if e.score is not None]
-        others = [e for e in self.entries if e.score is None]
-        return sorted(scored, key=lambda e: (sign * (e.score or 0.0), e.step)) + others[::-1]
+        unscored = [e for e in self.entries if e.score is None]
+        return sorted(scored, key=lambda e: (sign * (e.score or 0.0), e.step)) + unscored[::-1]
 
     @property
     def _higher_is_better(self) -> bool:
@@ -599,12 +560,14 @@ class CheckpointStore:
         return any(facts["higher_is_better"] for facts in self._table.values())
 
     def remove_all(self) -> None:
-        """Removes every checkpoint."""
+        """Remove every checkpoint."""
         for step in self.steps:
             self._remove(step)
 
     def set_aside(self, after: int, directory: Any) -> list[int]:
-        """Moves the checkpoints of later steps to another directory: the run goes on below them."""
+        """Move the checkpoints of later steps to another directory: the run resumes from an earlier one. Return their
+        steps.
+        """
         newer = [step for step in self.steps if step > after]
         target = Path(directory) if self._is_local else self._path / "superseded" / Path(directory).parent.name
         for step in newer:
@@ -619,12 +582,8 @@ class CheckpointStore:
         return newer
 
     def close(self) -> None:
-        """Gives Orbax's threads back."""
-        # Popped, so that a later save gets a new checkpointer: a closed one cannot be used again.
-        orbax = vars(self).pop("_orbax", None)
-        if orbax is not None:
-            with quiet_orbax():
-                orbax.close()
+        """End Orbax's threads."""
+        self._arrays.close()
 
 
 def _damage(path: Any) -> str:
@@ -646,7 +605,7 @@ def _abstract(item: Any) -> Any:
 
 
 def _on_host(x: Any) -> np.ndarray:
-    """Orbax takes the kind of the array from it, and not its numbers."""
+    """Return an array from which Orbax takes the kind, and not the numbers: it needs no memory for them."""
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
@@ -657,51 +616,3 @@ def _in_the_way(path: Path) -> LearnerError:
         code="checkpoint-path-in-the-way",
         path=path,
     )
-
-
-def _end_threads(before: set[threading.Thread]) -> None:
-    """Wait for the threads of a save that failed: they go on to write, into a directory that is to be removed."""
-    until = time.monotonic() + WAIT_FOR_ORBAX
-    while left := [thread for thread in threading.enumerate() if thread not in before and _is_of_orbax(thread)]:
-        with contextlib.suppress(Exception):  # Orbax's threads raise what they died of, which is known
-            left[0].join(max(0.0, until - time.monotonic()))  # it may begin further ones
-        if time.monotonic() >= until:
-            break
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        gc.collect()  # tasks that nobody waited for complain when they are collected, which is now
-
-
-def _is_of_orbax(thread: threading.Thread) -> bool:
-    return type(thread).__module__.startswith("orbax.")
-
-
-class _OfFailedSaves(logging.Filter):
-    """Drops what threads of Orbax report of a save that failed, at whatever time: its error has said it."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is about something else."""
-        error = record.exc_info[1] if record.exc_info else None
-        return UNFINISHED not in f"{record.getMessage()} {error}" and not _says_full(error)
-
-
-def _says_full(error: BaseException | None) -> bool:
-    return error is not None and is_full(error)
-
-
-_of_failed_saves = _OfFailedSaves()
-
-
-@functools.cache
-def _silence_orbax() -> None:
-    """Keep what Orbax's and TensorStore's threads report of saves that failed off the screen, from now on: some outlive
-    the save, and nobody can wait for them.
-    """
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            shown(unraisable)
-
-    shown, sys.unraisablehook = sys.unraisablehook, hook
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_of_failed_saves)

@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from learner.cli.builder_options import Option, methods, option
 from learner.cli.importing import import_path
 from learner.cli.object_kinds import BASES, named_kind
-from learner.cli.options import Option, methods, option
 from learner.cli.problems import Problems
 from learner.cli.recipes import Recipe, Seeds, check_initialised, has_literals, make_model, recipe
-from learner.cli.schema import COMMON_GUESSES, DEFAULTS, NEEDED, OBJECTS, PARTS, PROCESS, names_for
+from learner.cli.schema import COMMON_GUESSES, DEFAULTS, NEEDED, OBJECTS, PARTS, PROCESS, builder_class, names_for
 from learner.cli.sources import DataSource, source, sources
 from learner.config.mappings import yaml_text
 from learner.config.safe_yaml import parse_yaml
@@ -23,8 +23,8 @@ from learner.data.source import source_of
 from learner.errors import LearnerError, near
 from learner.loggers.secrets import resolve, texts_in
 from learner.runs.journal import OBSERVER_KEYS
-from learner.schedules import RunLength
-from learner.training.preflight import run_length
+from learner.schedules.base import RunLength
+from learner.training.inputs import run_length
 
 HEADER = """\
 # What this run was started with, in full. `learner resume` goes on with it; `learner fit` can start another from it.
@@ -44,7 +44,7 @@ class RunConfig:
     """
 
     def __init__(self, content: Mapping[str, Any], builder: type | None = None, beside: Sequence[str] = ()) -> None:
-        self._builder = builder or _learner_builder()
+        self._builder = builder or builder_class()
         self._content = {**content, **_defaults(content)}
         self._problems = Problems()
         self._recipes: dict[str, Recipe] = {}
@@ -244,12 +244,6 @@ class RunConfig:
         if isinstance(model.target, type):
             return lambda: make_model(model, Seeds(self._seed))
         return make_model(model, Seeds(self._seed))
-
-
-def _learner_builder() -> type:
-    from learner.builder import LearnerBuilder
-
-    return LearnerBuilder
 
 
 def _of_each(part: DataSource | dict[str, DataSource], function: Callable[[DataSource], Any]) -> Any:

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.cli.options import methods
-from learner.cli.overrides import read_yaml, split
+from learner.cli.builder_options import methods
+from learner.cli.overrides import apply_overrides, read_yaml, split
 from learner.cli.problems import Problems
-from learner.cli.schema import DEFAULTS, PARTS
+from learner.cli.schema import DEFAULTS, PARTS, builder_class
 from learner.cli.sources import DataSource, source, sources
-from learner.cli.training import changed
 from learner.errors import LearnerError, near
 from learner.util.text import printable
 
@@ -32,7 +31,7 @@ LIMITS = {"rows": 100_000, "seconds": 20, "items": 3}
 
 def data(words: Sequence[str]) -> int:
     """`learner data CONFIG [--KEY=VALUE ...] [-o DIR]`."""
-    from learner.data import DatasetReport
+    from learner.data.dataset_report import DatasetReport
 
     line = split(words, ("help",))
     if "help" in line.switches:
@@ -48,7 +47,7 @@ def data(words: Sequence[str]) -> int:
     limits = {name: _limit(name, own.get(name, str(default))) for name, default in LIMITS.items()}
     output = _directory(own["output"]) if "output" in own else None
     texts = []
-    for name, each in _splits(changed(read_yaml(line.positional[0]), line)):
+    for name, each in _splits(apply_overrides(read_yaml(line.positional[0]), line)):
         report = DatasetReport(each, name, rows=limits["rows"], seconds=limits["seconds"], items=limits["items"])
         texts.append("\n".join(map(printable, str(report).split("\n"))))
         print(("\n\n" if len(texts) > 1 else "") + texts[-1], flush=True)
@@ -62,10 +61,8 @@ def data(words: Sequence[str]) -> int:
 
 def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the data of a config by split, each created on demand."""
-    from learner.builder import LearnerBuilder
-
     problems = Problems()
-    known = [*PARTS, "overwrite", *methods(LearnerBuilder)]
+    known = [*PARTS, "overwrite", *methods(builder_class())]
     for key in content:
         with problems.collect():
             if key not in known:
@@ -89,7 +86,8 @@ def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _as_loader(dataset: Any, batch_size: Any) -> Any:
     """Return a loader if the config has `with_batch_size` and the data is a dataset; otherwise return the data."""
-    from learner.data import DataLoaderBuilder, Dataset
+    from learner.data.dataset import Dataset
+    from learner.data.loader import DataLoaderBuilder
 
     if not batch_size or not isinstance(dataset, Dataset):
         return dataset

@@ -7,7 +7,7 @@ import jax
 
 from learner.cli.overrides import split
 from learner.errors import LearnerError, near
-from learner.strategies import choose_devices
+from learner.strategies.choose import choose_devices
 from learner.util.text import aligned, size
 
 DEVICES = """\

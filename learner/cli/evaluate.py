@@ -8,12 +8,13 @@ import jax
 import numpy as np
 
 from learner.cli.config import RunConfig
-from learner.cli.overrides import read_yaml, split
-from learner.cli.processes import HELP, SWITCHES, connected, pop_process_options
+from learner.cli.overrides import apply_overrides, read_yaml, split
+from learner.cli.processes import SWITCHES, connected, pop_process_options
+from learner.cli.saved_configs import run_directory, saved_config
 from learner.cli.sources import source
-from learner.cli.training import changed, run_directory, saved_config
 from learner.cli.trust import HELP as TRUST_HELP
 from learner.cli.trust import TRUST, require_trust
+from learner.cli.usage import PROCESSES
 from learner.errors import LearnerError
 from learner.training.directory import holds_run
 from learner.util.text import aligned, short
@@ -25,7 +26,7 @@ Prints the metrics of the newest checkpoint of the run in DIR on its validation 
 
   --checkpoint=best       use the best checkpoint instead, or that of an epoch
   --valid.KEY=VALUE       use other data
-{TRUST_HELP}{HELP}
+{TRUST_HELP}{PROCESSES}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -56,7 +57,7 @@ def evaluate(words: Sequence[str]) -> int:
     require_trust(directory, line)
     with connected(processes):
         content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
-        config = _checkpoint_config(changed(content, line), directory)
+        config = _checkpoint_config(apply_overrides(content, line), directory)
         learner = config.learner(with_data=False)
         data = config.data("valid")
         if data is None:
@@ -96,7 +97,7 @@ def predict(words: Sequence[str]) -> int:
     line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
     require_trust(directory, line)
     content = saved_config(directory, "predicts", call=".predict(data)")
-    config = _checkpoint_config(changed(content, line), directory)
+    config = _checkpoint_config(apply_overrides(content, line), directory)
     rows: list[int] = []
     arrays = joined(config.learner(with_data=False).predict(_counted(_loader(data), rows)), rows)
     np.savez(output, allow_pickle=False, **arrays)
@@ -149,7 +150,8 @@ def _text(value: float | str) -> str:
 
 def _loader(path: str) -> Any:
     """Return the rows to predict, in order: an iterable of batches, or a function that returns one."""
-    from learner.data import DataLoaderBuilder, Dataset
+    from learner.data.dataset import Dataset
+    from learner.data.loader import DataLoaderBuilder
     from learner.data.npz import read_npz
 
     data = read_npz(path) if path.endswith(".npz") else source(read_yaml(path), "DATA", seed=0).make()

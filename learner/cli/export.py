@@ -7,16 +7,16 @@ from typing import Any
 
 from learner.checkpoint.load import load_checkpoint
 from learner.cli.config import RunConfig
-from learner.cli.overrides import CommandLine, split, value_of
-from learner.cli.training import changed, saved_config
+from learner.cli.overrides import CommandLine, apply_overrides, split, value_of
+from learner.cli.saved_configs import saved_config
 from learner.cli.trust import HELP as TRUST_HELP
 from learner.cli.trust import TRUST, require_trust
 from learner.errors import LearnerError, near
-from learner.records import recorder_for, save_model
+from learner.records.model_files import recorder_for, save_model
+from learner.reports.event_files import KIND as TENSORBOARD
+from learner.reports.event_files import write_events
 from learner.reports.tables import KINDS, write_table
-from learner.reports.tensorboard import KIND as TENSORBOARD
-from learner.reports.tensorboard import write_events
-from learner.runs import Run
+from learner.runs.run_reader import RunReader
 from learner.util.text import count, printable, size
 
 EXPORT = f"""\
@@ -65,7 +65,7 @@ def export(words: Sequence[str]) -> int:
     line.overrides = [(key, text) for key, text in line.overrides if key not in OWN]
     require_trust(directory, line)
     content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
-    content = changed(content, line)
+    content = apply_overrides(content, line)
     model, trainable = RunConfig({**content, "directory": directory}).model()
     loaded = load_checkpoint(
         _place(content, directory), value_of(options.get("checkpoint", "latest")), model, trainable=trainable
@@ -86,7 +86,7 @@ def _numbers(line: CommandLine) -> int:
             )
     if len(line.positional) != 1:
         raise LearnerError("learner export needs one run: learner export DIR --format=csv", code="cli-export-one-run")
-    run, kind = Run(line.positional[0]), options["format"]
+    run, kind = RunReader(line.positional[0]), options["format"]
     if kind not in FORMATS:
         raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}", code="cli-format-unknown", kind=kind)
     output = Path(options.get("output", run.directory / f"numbers.{kind}"))

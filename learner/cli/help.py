@@ -7,58 +7,34 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from learner.cli.builder_options import methods
 from learner.cli.importing import import_path
-from learner.cli.options import methods
-from learner.cli.processes import HELP
 from learner.cli.recipes import named
-from learner.cli.schema import CONTEXT, names_for
+from learner.cli.schema import CONTEXT, builder_class, names_for
 from learner.cli.signatures import random_parameters, signature_parser
+from learner.cli.usage import TOPICS
 from learner.errors import LearnerError, near
-from learner.examples import CONFIGS as BUNDLED
-
-CONFIGS = "\n".join(sorted(f"  configs/{path.name}" for path in BUNDLED.glob("*.yaml")))
-
-FIT = f"""\
-usage: learner fit CONFIG [--KEY=VALUE ...]
-
-Trains the run that a config file describes. Options override keys of the
-config, including keys inside mappings, lists and arguments:
-
-  --num_epochs=3 --model.hidden=64 --metrics.0=Accuracy --optimizer=SGD
-
-  --print_config          print the config in full, as the run would save it
-  --print_sharding        print the placement of each array and the memory that
-                          the compiled training needs, without training
-  --KEY.help [CLASS]      show the choices for KEY, or the arguments of CLASS:
-                          --optimizer.help AdamW
-  -h, --help              show this text
-
-configs that come with learner, used if the file does not exist:
-{CONFIGS}
-
-options of the process, which are not saved with the config:
-{HELP}"""
 
 
-def fit_help() -> str:
-    """Return the help of `learner fit`: all keys, and optax's optimizers and schedules with their parameters."""
-    from learner.builder import LearnerBuilder
+def topic_help(topic: str) -> str:
+    """Return the help of `--help=TOPIC`: all keys, or the classes that a key takes with their parameters.
 
-    options = {name: _first_line(method) for name, method in methods(LearnerBuilder).items()}
+    Raises:
+      LearnerError: there is no such topic.
+    """
+    if topic not in TOPICS:
+        raise LearnerError(f"there is no topic {topic!r}: {near(topic, list(TOPICS))}", code="cli-help-topic-unknown")
+    key, _ = TOPICS[topic]
+    if key:
+        return key_help(key, "", {})
+    options = {name: _first_line(method) for name, method in methods(builder_class()).items()}
     return "\n".join(
         [
-            FIT,
             "keys:",
             *_entries(CONTEXT),
             "",
             "keys that are methods of LearnerBuilder:",
             *_entries({name: text for name, text in options.items() if name not in CONTEXT}),
-            "",
-            "optimizers:",
-            *_signatures("optimizer"),
-            "",
-            "schedules, for lr:",
-            *_signatures("lr"),
         ]
     )
 
@@ -75,10 +51,8 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     Raises:
       LearnerError: there is no such key or class.
     """
-    from learner.builder import LearnerBuilder
-
     place, names = f"--{key}.help", names_for(key)
-    known = list(dict.fromkeys([*CONTEXT, *methods(LearnerBuilder)]))
+    known = list(dict.fromkeys([*CONTEXT, *methods(builder_class())]))
     if key.partition(".")[0] not in known:
         raise LearnerError(f"there is no option {key!r}: {near(key, known)}", code="config-key-unknown", key=key)
     value = content.get(key)

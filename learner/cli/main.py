@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
+from learner.cli.usage import RESUME, fit_usage, requested_help
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
 from learner.util.text import printable
 
 COMMANDS = {
-    "fit": ("learner.cli.training", "train what a config file describes"),
-    "resume": ("learner.cli.training", "resume a run"),
+    "fit": ("learner.cli.fit", "train what a config file describes"),
+    "resume": ("learner.cli.fit", "resume a run"),
     "evaluate": ("learner.cli.evaluate", "evaluate a run's model on its validation data"),
     "predict": ("learner.cli.evaluate", "write the outputs of a run's model for other data"),
     "export": ("learner.cli.export", "export a run's model, or its numbers, to a file"),
@@ -32,12 +33,15 @@ COMMANDS = {
     "plot-lr": ("learner.cli.rates", "plot the learning rate of a run"),
     "profile": ("learner.cli.profiling", "profile the steps of a run"),
     "find-lr": ("learner.cli.rates", "find learning rates that lower the loss"),
+    "completion": ("learner.cli.completion", "print a script for completion in a shell"),
 }
+
+USAGES: dict[str, Callable[[], str]] = {"fit": fit_usage, "resume": lambda: RESUME}
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
 
-READING = ("summary", "compare", "plot", "report", "ask", "watch", "devices")
+READING = ("summary", "compare", "plot", "report", "ask", "watch", "devices", "completion")
 """Commands that run no code of the user's: they import nothing from the current directory, which may be a run's."""
 
 USAGE = """\
@@ -59,8 +63,9 @@ usage: learner COMMAND ...
   learner plot-lr CONFIG [--KEY=VALUE ...]  {plot-lr}
   learner profile CONFIG [-o DIR]           {profile}
   learner find-lr CONFIG [--KEY=VALUE ...]  {find-lr}
+  learner completion SHELL                  {completion}
 
-  learner COMMAND --help                    more about a command
+  learner help COMMAND                      more about a command
   learner --version
 """
 
@@ -163,10 +168,12 @@ def _plain_warnings(everywhere: bool) -> Iterator[None]:
 
 def _run(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
-    if command in ("-h", "--help"):
+    if command == "help" and rest:
+        command, rest = rest[0], [*rest[1:], "--help"]
+    if command in ("-h", "--help", "help"):
         print(USAGE.format(**{name: about for name, (_, about) in COMMANDS.items()}), end="")
         return 0
-    if command == "--version":
+    if command in ("--version", "version"):
         print("learner", VERSION)
         return 0
     if command not in COMMANDS:
@@ -175,6 +182,10 @@ def _run(words: list[str]) -> int:
             code="cli-command-unknown",
             command=command,
         )
+    topic = requested_help(rest)
+    if (command == "resume" and topic is not None) or (command == "fit" and topic == ""):
+        print(USAGES[command]().rstrip())  # before JAX is imported, which takes a second
+        return 0
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
     with import_order(own=False):  # what ours need is not to be found in the current directory
         if not reading:

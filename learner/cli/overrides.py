@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from learner.config.limits import DEEPEST
-from learner.config.mappings import read_mapping
+from learner.config.mappings import is_deep, read_mapping
 from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
 from learner.config.types import shown
 from learner.errors import LearnerError
@@ -40,12 +40,16 @@ def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config
     >>> line = split(["a.yaml", "--num_epochs=3", "--model.hidden", "64", "--print_config"])
     >>> line.positional, line.overrides, line.switches
     (['a.yaml'], [('num_epochs', '3'), ('model.hidden', '64')], {'print_config': ''})
+    >>> split(["--num-epochs=3"]).overrides
+    [('num_epochs', '3')]
     """
     found = CommandLine([], [], {})
     rest = list(words)
     while rest:
         word = rest.pop(0)
         key, equals, value = SHORT.get(word, word).removeprefix("--").partition("=")
+        first, dot, rest_of_key = key.partition(".")
+        key = first.replace("-", "_") + dot + rest_of_key  # further names may be the user's own, such as of splits
         takes_value = bool(rest) and not rest[0].startswith("--")
         if word == "-":
             raise LearnerError(
@@ -97,6 +101,15 @@ def value_of(text: str) -> Any:
         return text
     bare = isinstance(value, dict) and value and not any(value.values()) and ": " not in text
     return text if bare else value
+
+
+def apply_overrides(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
+    """Return the content of a config with the overrides of the command line applied."""
+    for key, text in line.overrides:
+        override(content, key, value_of(text))
+    if is_deep(content):
+        raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
+    return content
 
 
 def override(config: dict[str, Any], key: str, value: Any) -> None:

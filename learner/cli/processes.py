@@ -6,25 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from learner.cli.overrides import CommandLine, value_of
-from learner.distributed.process_group import connect, leave
+from learner.distributed.process_group import init_distributed, leave
 from learner.errors import LearnerError
 
 SWITCHES = ("help", "distributed")
 OPTIONS = ("coordinator", "num_processes", "process_id")
 
-HELP = """\
-  --distributed           run as one of several processes, all started with
-                          this option, in a cluster that JAX detects: SLURM,
-                          Open MPI, Kubernetes, Cloud TPU
-  --coordinator HOST:PORT --num_processes N --process_id I
-                          for other clusters: process 0 listens at
-                          HOST:PORT, and processes are numbered from 0
-"""
-
 
 def pop_process_options(line: CommandLine) -> dict[str, Any] | None:
-    """Remove these options from a command line, which was split with `SWITCHES`, and return the arguments of `connect`,
-    or None for a single process.
+    """Remove these options from a command line, which was split with `SWITCHES`, and return the arguments of
+    `init_distributed`, or None for a single process.
 
     >>> line = CommandLine(["a.yaml"], [("num_epochs", "3"), ("process_id", "1")], {"distributed": ""})
     >>> pop_process_options(line), line.overrides, line.switches
@@ -50,7 +41,7 @@ def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
         if arguments.get("process_id") == 0 and len(arguments) == len(OPTIONS):
             others = f"the other processes (--num_processes {arguments['num_processes']})"
             print(f"learner: process 0 waits at {arguments['coordinator']} for {others}", file=sys.stderr)
-        connect(**arguments)
+        init_distributed(**arguments)
     try:
         yield
     except BaseException as error:

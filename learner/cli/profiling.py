@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from learner.cli.config import RunConfig
-from learner.cli.overrides import read_yaml, split, value_of
-from learner.cli.training import changed
+from learner.cli.overrides import apply_overrides, read_yaml, split, value_of
 from learner.errors import LearnerError
 
 PROFILE = """\
@@ -35,7 +34,7 @@ def profile(words: Sequence[str]) -> int:
     line.overrides = [(key, value) for key, value in line.overrides if key not in OWN]
     if len(line.positional) != 1:
         raise LearnerError("learner profile needs a config file: learner profile CONFIG", code="cli-config-missing")
-    config = RunConfig(changed(read_yaml(line.positional[0]), line), beside=OWN)
+    config = RunConfig(apply_overrides(read_yaml(line.positional[0]), line), beside=OWN)
     steps = own.get("steps", (20, None))
     print(config.learner().profile(steps=steps, directory=own.get("output", "profile")))
     return 0

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from learner.cli.config import RunConfig
-from learner.cli.overrides import CommandLine, read_yaml, split, value_of
-from learner.cli.training import changed
+from learner.cli.overrides import CommandLine, apply_overrides, read_yaml, split, value_of
 from learner.diagnostics.rate_range import RangeTest
 from learner.errors import LearnerError, one_error
 from learner.optimizers.schedule_resolution import resolve_schedules, schedules_of
 from learner.reports.plots import Plot, package, refuse_path
-from learner.schedules import Constant, ReduceOnPlateau, RunLength
-from learner.schedules.base import ScheduleFn
+from learner.schedules.base import RunLength, ScheduleFn
+from learner.schedules.decays import Constant
+from learner.schedules.plateau import ReduceOnPlateau
 from learner.schedules.resolve import early_end, not_reached, rates, resolve, text_of
 from learner.steps.optimizer import check_schedule, is_schedule
 from learner.util.distribution import install_hint
@@ -147,7 +147,7 @@ def range_plot(result: RangeTest) -> Plot:
 def _schedule(lr: Any, run: RunLength) -> tuple[ScheduleFn, str]:
     """Return a rate as a function of the step, and its description."""
     if isinstance(lr, ReduceOnPlateau):
-        return Constant(lr.rate), f"ReduceOnPlateau begins with {lr.rate:g}, and lowers the rate by what it sees"
+        return Constant(lr.lr), f"ReduceOnPlateau begins with {lr.lr:g}, and lowers the rate by what it sees"
     if not is_schedule(lr):
         return Constant(float(lr)), f"{lr:g} in every step"
     schedule, problems = resolve(lr, run)
@@ -180,7 +180,7 @@ def _config(line: CommandLine, command: str, beside: Sequence[str] = ()) -> RunC
             code="cli-config-missing",
             command=command,
         )
-    return RunConfig(changed(read_yaml(line.positional[0]), line), beside=beside)
+    return RunConfig(apply_overrides(read_yaml(line.positional[0]), line), beside=beside)
 
 
 def _room() -> tuple[int, int]:

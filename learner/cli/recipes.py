@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from learner.cli.arguments import config_kinds, import_config_classes, parameters_of
+from learner.cli.config_arguments import config_kinds, import_config_classes, parameters_of
 from learner.cli.importing import import_path
 from learner.cli.kind_checks import OURS, check_target, package_of
 from learner.cli.object_kinds import GROUP, PREDICATE, argument_kinds, refuse_other

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError, Problem, one_error
+from learner.reports.html_report import write_report
 from learner.reports.pictures import AXES, picture
 from learner.reports.plots import package, refuse_path
-from learner.reports.report import write_report
-from learner.runs import compare as compared
 from learner.runs import control_files as asking
-from learner.runs import each_run, find_runs
-from learner.runs.find import run_directories
+from learner.runs.comparison import compare as compared
+from learner.runs.find import each_run, find_runs, run_directories
 from learner.runs.lock import is_locked
 from learner.util.distribution import install_hint
 from learner.util.json_values import encode

@@ -3,7 +3,9 @@
 They are the arguments of `LearnerBuilder`, `build` and `fit`, and every method of the builder.
 """
 
-from learner.cli.importing import exports
+from typing import Any
+
+from learner.cli.importing import exports, import_path
 
 PARTS = ("directory", "model", "optimizer", "lr", "train", "valid", "train_step", "valid_step", "update", "trainable")
 """Keys that are arguments of the builder, of `build` and of `fit`; all others are methods of the builder."""
@@ -72,8 +74,8 @@ CONTEXT = {
     "resume": "true: resume from the newest checkpoint in the directory, or start a new run if there is none; "
     "or {allow: [metrics, optimizer, logs]}: also if these have changed",
     "model": "a class, or a function that makes the model; rngs, key and seed come from the seed if left out",
-    "optimizer": "one of those below, or a function of the learning rate by import path",
-    "lr": "a number, one of the schedules below, ReduceOnPlateau, or a function of the step by import path",
+    "optimizer": "a name of --help=optimizers, or a function of the learning rate by import path",
+    "lr": "a number, a name of --help=schedules, or a function of the step by import path",
     "train": "dataset, views, batcher, batch_size, shuffle, num_workers, drop_last, prefetch; or a loader by its path",
     "valid": "as train; or a mapping of several by name",
     "train_step": "a function (model, batch) or (model, batch, rng) by import path; default: the model's method",
@@ -92,3 +94,8 @@ def names_for(key: str) -> dict[str, str]:
     """
     named = {name: path for module, base in NAMED.get(key, []) for name, path in exports(module, base).items()}
     return named | PARTS_OF.get(key, {})
+
+
+def builder_class() -> Any:
+    """Return `LearnerBuilder`, whose methods are keys. It is imported by name, like all that a config names."""
+    return import_path("learner.builder.LearnerBuilder", "the builder")

@@ -5,12 +5,12 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 
-from learner.cli.arguments import config_kinds, default_of, parameters_of, read_argument
+from learner.cli.config_arguments import config_kinds, default_of, parameters_of, read_argument
 from learner.config.base import is_config
 from learner.config.fields import write
 from learner.config.safe_yaml import ConfigLoader
@@ -52,7 +52,7 @@ def check(
     objects: Collection[str] = (),
     partial: bool = False,
 ) -> Arguments:
-    """Checks arguments against the signature of `target`.
+    """Check arguments against the signature of `target`.
 
     Args:
       target: a class or function.
@@ -74,41 +74,49 @@ def check(
     """
     what = path if path == key else f"{key}: {path}"
     kinds = config_kinds(target)
-    try:
-        _, others = signature_parser(target, {*skip, *kinds})
-    except Exception as error:  # whatever jsonargparse meets in code that is not ours
-        raise LearnerError(
-            f"{what}: its signature cannot be read; it needs a class or a function ({error})",
-            code="config-signature-unreadable",
-        ) from error
-    known = [*others, *kinds]
-    required = _required(target)
-    unknown = [] if _takes_anything(target) else [name for name in given if name not in known]
-    missing = [] if partial else [name for name in known if name in required and name not in given]
-    problems = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
-    problems += [f"{what} needs {' and '.join(map(repr, missing))}"] if missing else []
+    others = _plain_parameters(target, {*skip, *kinds}, what)
+    required = () if partial else _required(target)
+    missing = [name for name in (*others, *kinds) if name in required and name not in given]
+    problems = _name_problems(target, given, [*others, *kinds], missing, what)
     configs = {
         name: read_argument(kinds[name], given[name], f"{key}.{name}", problems) for name in kinds if name in given
     }
     left_out = [name for name in others if name not in given]
     parser, _ = signature_parser(target, {*skip, *kinds, *objects, *missing, *(left_out if partial else ())})
-    parsed = None
-    try:
-        values = {name: value for name, value in given.items() if name in others and name not in objects}
-        parsed = _parse(parser, values, key, target)
-    except LearnerError as error:
-        problems.append(Problem(error, code=error.code, **error.fields))
+    values = {name: value for name, value in given.items() if name in others and name not in objects}
+    parsed = _parse(parser, values, key, target, problems)
     if is_config(target) and not (problems or partial or objects):
         target.read_fields(given, key, problems)  # what its __post_init__ says
     if problems or parsed is None:
         raise one_error(problems, f"{key} cannot be used", code="config-arguments-mismatch")
-    defaults = {} if partial else {name: _as_dict(parser.get_defaults().get(name)) for name in left_out}
-    defaults = {name: default for name, default in defaults.items() if _comes_back(parser, values, name, default)}
+    defaults: dict[str, Any] = {}
     if not partial:
+        plain = {name: _as_dict(parser.get_defaults().get(name)) for name in left_out}
+        defaults = {name: value for name, value in plain.items() if _comes_back(parser, values, name, value)}
         defaults |= {name: write(kind, default_of(target, name)) for name, kind in kinds.items() if name not in given}
     return Arguments(
         parser, parsed, defaults, configs, {name: write(kinds[name], each) for name, each in configs.items()}
     )
+
+
+def _plain_parameters(target: Any, skip: Collection[str], what: str) -> list[str]:
+    """Return the parameters that jsonargparse reads."""
+    try:
+        return signature_parser(target, skip)[1]
+    except Exception as error:  # whatever jsonargparse meets in code that is not ours
+        raise LearnerError(
+            f"{what}: its signature cannot be read; it needs a class or a function ({error})",
+            code="config-signature-unreadable",
+        ) from error
+
+
+def _name_problems(
+    target: Any, given: Mapping[str, Any], known: Sequence[str], missing: Sequence[str], what: str
+) -> list[str]:
+    """Return the problems of the names of arguments: unknown and missing ones."""
+    unknown = [] if _accepts_any_name(target) else [name for name in given if name not in known]
+    problems = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
+    return problems + ([f"{what} needs {' and '.join(map(repr, missing))}"] if missing else [])
 
 
 def signature_parser(target: Callable[..., Any], skip: Collection[str] = ()) -> tuple[ArgumentParser, list[str]]:
@@ -146,16 +154,19 @@ def _required(target: Callable[..., Any]) -> list[str]:
     return [n for n, p in parameters_of(target).items() if p.default is p.empty and p.kind not in variable]
 
 
-def _takes_anything(target: Callable[..., Any]) -> bool:
+def _accepts_any_name(target: Callable[..., Any]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in parameters_of(target).values())
 
 
-def _parse(parser: ArgumentParser, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> Namespace:
+def _parse(
+    parser: ArgumentParser, given: Mapping[str, Any], key: str, target: Callable[..., Any], problems: list[str]
+) -> Namespace | None:
+    """Return the arguments as jsonargparse reads them, or None after adding a problem."""
     try:
-        parsed = _parse_object(parser, given)
+        return _parse_object(parser, given)
     except Exception as error:  # whatever a type of the user's raises; it is about the argument
-        raise LearnerError(_message(str(error), given, key, target), code="config-arguments-mismatch") from error
-    return parsed
+        problems.append(Problem(_message(str(error), given, key, target), code="config-arguments-mismatch"))
+        return None
 
 
 def _parse_object(parser: ArgumentParser, given: Mapping[str, Any]) -> Namespace:

@@ -25,8 +25,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from learner.cli.builder_options import Option, methods, option
 from learner.cli.importing import exports
-from learner.cli.options import Option, methods, option
 from learner.cli.problems import Problems, at_path
 from learner.cli.recipes import Recipe, recipe
 from learner.config.base import is_config
@@ -65,7 +65,7 @@ class DataSource:
         Raises:
           LearnerError: what one of them refuses, with its place in the config.
         """
-        from learner.data import DataLoaderBuilder
+        from learner.data.loader import DataLoaderBuilder
 
         with at_path(self.key if self.is_bare else f"{self.key}.dataset"):
             data = self.data.make()
@@ -82,7 +82,7 @@ class DataSource:
 
     def check_options(self) -> None:
         """Raise `LearnerError` for options that the loader refuses. Nothing that the config names is called."""
-        from learner.data import DataLoaderBuilder
+        from learner.data.loader import DataLoaderBuilder
 
         self._configure(DataLoaderBuilder())
 
@@ -133,7 +133,7 @@ def source(value: Any, key: str, seed: int) -> DataSource:
     Raises:
       LearnerError: there is no such thing, or its options are wrong; all that is wrong, in one error.
     """
-    from learner.data import DataLoaderBuilder
+    from learner.data.loader import DataLoaderBuilder
 
     if not isinstance(value, Mapping) or "class_path" in value:
         return DataSource(key, _data(value, key), is_bare=True)
@@ -188,7 +188,7 @@ def _data(value: Any, key: str) -> Recipe:
 
 
 def _view(value: Any, path: str) -> Option:
-    from learner.data import Dataset
+    from learner.data.dataset import Dataset
 
     if isinstance(value, str):
         value = {value: {}}
@@ -211,19 +211,18 @@ def _view(value: Any, path: str) -> Option:
 
 def _apply_view(method: Option, data: Any, path: str) -> Any:
     """Return a view of the data with its path in the config, for errors that its function raises later."""
-    from learner.data import view
-    from learner.data.lazy import View
+    from learner.data.dataset import View, inner_of, view
 
     below = view(data)
     result = inner_view = method.apply_chain(below)
     while isinstance(inner_view, View) and inner_view is not below:
-        inner_view.place, inner_view = path, inner_view.inner[0]
+        inner_view.place, inner_view = path, inner_of(inner_view)[0]
     return result
 
 
 def _loader_option(name: str, value: Any, key: str, seed: int) -> Option:
     """Return an option of the loader. The config keeps `shuffle: true`, which uses the config's seed."""
-    from learner.data import DataLoaderBuilder
+    from learner.data.loader import DataLoaderBuilder
 
     if name == "shuffle" and value is True:
         return dataclasses.replace(option(DataLoaderBuilder, name, seed, key), value=True)

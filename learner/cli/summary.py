@@ -10,8 +10,8 @@ from learner.cli.importing import import_order
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError
 from learner.renderers import print_overview, print_summary
-from learner.runs import Run
 from learner.runs.layout import read_summary
+from learner.runs.run_reader import RunReader
 from learner.util.json_values import encode
 from learner.util.text import printable
 
@@ -51,7 +51,7 @@ def summary(words: Sequence[str]) -> int:
     if not directory.is_dir():
         raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
     if line.json:
-        print(json.dumps(encode(_everything(Run(directory))), indent=2, allow_nan=False))
+        print(json.dumps(encode(_everything(RunReader(directory))), indent=2, allow_nan=False))
         return 0
     ended = read_summary(directory)
     if ended is not None:
@@ -63,7 +63,7 @@ def summary(words: Sequence[str]) -> int:
                 code="run-summary-damaged",
             ) from error
         return 0
-    run = Run(directory)
+    run = RunReader(directory)
     print(f"{printable(str(directory))}: this run has not ended ({printable(str(run.status))})")
     print(run.history if run.history else "no epoch has ended yet")
     return 0
@@ -77,8 +77,7 @@ def _is_config(word: str) -> bool:
 def _overview(words: Sequence[str]) -> int:
     """Print an overview of the run that a config describes."""
     from learner.cli.config import RunConfig
-    from learner.cli.overrides import read_yaml, split, value_of
-    from learner.cli.training import changed
+    from learner.cli.overrides import apply_overrides, read_yaml, split, value_of
 
     line = split(words, ("json",))
     if len(line.positional) != 1:
@@ -87,7 +86,7 @@ def _overview(words: Sequence[str]) -> int:
         )
     depth = [value_of(text) for key, text in line.overrides if key == "depth"]
     line.overrides = [(key, text) for key, text in line.overrides if key != "depth"]
-    content = changed(read_yaml(line.positional[0]), line)
+    content = apply_overrides(read_yaml(line.positional[0]), line)
     if depth:
         content["summary"] = {"depth": depth[-1]}
     overview = RunConfig(content, beside=("depth", "json")).learner().overview()
@@ -98,7 +97,7 @@ def _overview(words: Sequence[str]) -> int:
     return 0
 
 
-def _everything(run: Run) -> dict[str, Any]:
+def _everything(run: RunReader) -> dict[str, Any]:
     """Return the status, metrics and config of a run, which may still be training."""
     metrics = {}
     for key, info in run.metrics.items():

@@ -1,14 +1,14 @@
 """Data: datasets, and loaders that turn them into batches."""
 
+from learner.data.array_dataset import ArrayDataset
 from learner.data.batcher import Batcher, stack
 from learner.data.bundled import diabetes, digits, stdlib_text
-from learner.data.dataset import ArrayDataset, Dataset
-from learner.data.lazy import view
+from learner.data.dataset import Dataset, as_dataset, view
+from learner.data.dataset_report import DatasetReport
 from learner.data.loader import BatchIterator, DataLoader, DataLoaderBuilder
 from learner.data.packing import Pack
 from learner.data.padding import Pad
-from learner.data.parts import PerProcess
-from learner.data.report import DatasetReport
+from learner.data.sharding import PerProcess
 from learner.data.sources import (
     ForeignDataset,
     ImageFolder,
@@ -17,7 +17,6 @@ from learner.data.sources import (
     Table,
     TextWindows,
     arrow,
-    as_dataset,
     cifar10,
     cifar100,
     csv,

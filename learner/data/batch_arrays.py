@@ -3,9 +3,9 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from learner.data.sources.foreign import as_array
 from learner.errors import LearnerError
 from learner.util.trees import named_leaves
 
@@ -14,7 +14,7 @@ MOST_NAMED = 8  # arrays of a batch in a message
 
 
 def batch_arrays(batch: PyTree, split: str) -> PyTree:
-    """A batch as NumPy arrays with one common leading axis, or an error that says what is wrong with it."""
+    """Return a batch as NumPy arrays with one common leading axis. Raise `LearnerError` if it cannot be one."""
     leaves = named_leaves(batch)
     if not leaves:
         raise LearnerError(
@@ -70,9 +70,9 @@ def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
     narrow = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
     if not array.size or (array.min() >= narrow.min and array.max() <= narrow.max):
         return
-    wrong = array[(array < narrow.min) | (array > narrow.max)][0]
+    value = array[(array < narrow.min) | (array > narrow.max)][0]
     raise LearnerError(
-        f"{field_text(name)} of a {split} batch holds {wrong} ({array.dtype}), which is {wrong.astype(narrow.dtype)} "
+        f"{field_text(name)} of a {split} batch holds {value} ({array.dtype}), which is {value.astype(narrow.dtype)} "
         f"as {narrow.dtype}, with which JAX computes: give integers from {narrow.min} to {narrow.max}, or set the "
         "option jax_enable_x64 of JAX",
         code="batch-integer-too-large",
@@ -81,7 +81,7 @@ def _refuse_wrapped(name: str, array: np.ndarray, split: str) -> None:
 
 
 def _yields(batch: PyTree) -> str:
-    """A hint for what may be no batch: an item, a number, a text."""
+    """Return a hint for a value that may be no batch: an item, a number, a text."""
     leaves = jax.tree.leaves(batch)
     if leaves and all(np.ndim(as_array(leaf)) for leaf in leaves):
         return ""
@@ -97,3 +97,43 @@ def _yields(batch: PyTree) -> str:
 def field_text(name: str) -> str:
     """Return the name of a field of a batch for a message."""
     return f"'{name}'" if name else "the array"
+
+
+def field_name(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf for messages: `image`, `meta/id`, or `the array` if it is the only one."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "the array"
+
+
+def as_array(value: Any) -> Any:
+    """Return a leaf of an item or of a batch for NumPy: tensors, images and lists of numbers as arrays.
+
+    Numbers, texts, bytes and objects that NumPy cannot read are returned unchanged. A tensor of PyTorch may require a
+    gradient, and may be on another device.
+
+    >>> as_array([1, 2]), as_array(3), as_array("text")
+    (array([1, 2]), 3, 'text')
+    """
+    if isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes | None):
+        return value
+    if callable(getattr(value, "detach", None)) and callable(getattr(value, "numpy", None)):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # which NumPy lacks
+            return value.float().numpy().astype(jnp.bfloat16)
+        return value.numpy()
+    if is_array(value):
+        return np.asarray(value)
+    return value
+
+
+def is_array(value: Any) -> bool:
+    """Return True if NumPy can make an array of it, by a protocol or from a list of numbers."""
+    if isinstance(value, list):
+        return bool(value) and not isinstance(value[0], dict | str | bytes) and _regular(value)
+    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+
+
+def _regular(value: list[Any]) -> bool:
+    try:
+        return np.array(value).dtype.kind in "biufc"
+    except (ValueError, TypeError, RuntimeError):
+        return False

@@ -1,4 +1,4 @@
-"""From a list of items to a batch."""
+"""Batchers: functions that make a batch of a list of items."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from learner.data.dataset import field_name
+from learner.data.batch_arrays import field_name
 from learner.errors import LearnerError
 
 MOST_NAMED = 5  # items of one kind, or kinds, that a message names
@@ -17,7 +17,7 @@ class Batcher(Protocol):
     """Any function of a list of items that returns a batch: a dict (or another pytree) of arrays `[len(items), ...]`.
 
     It is called from other threads, and in other processes where the loader has workers. One whose batches have another
-    number of rows, because it puts several items into a row or leaves some out, says so by an attribute
+    number of rows, because it puts several items into a row or leaves some out, needs the attribute
     `any_rows = True`.
 
     >>> def pad(items):
@@ -28,38 +28,40 @@ class Batcher(Protocol):
     """
 
     def __call__(self, items: list[Any], /) -> Any:
-        """The batch of these items."""
+        """Return the batch of these items."""
 
 
 class ItemError(LearnerError):
-    """What is wrong with some items of a batch. A batcher knows their places in it, and whoever made the batch where
-    they are in the dataset.
+    """Raised for items that do not fit into a batch. A batcher numbers them within the batch; the caller of the batcher
+    renumbers them with `in_dataset`.
 
     Args:
-      parts: of the message: texts, and the numbers of items in the batch.
+      message: texts, and the numbers of items in the batch, which are joined.
+      code: see `LearnerError`.
+      fields: see `LearnerError`.
 
-    >>> error = ItemError("item ", 1, " has no tokens", code="batch-item-without-tokens")
+    >>> error = ItemError(["item ", 1, " has no tokens"], code="batch-item-without-tokens")
     >>> print(error)
     item 1 has no tokens
     >>> print(error.in_dataset([7, 12]))
     item 12 has no tokens
     """
 
-    def __init__(self, *parts: str | int, code: str, **fields: Any) -> None:
+    def __init__(self, message: Sequence[str | int], *, code: str, **fields: Any) -> None:
         super().__init__("", code=code, **fields)
-        self.args = parts
+        self.args = (message,)
 
     def __str__(self) -> str:
-        return "".join(map(str, self.args))
+        return "".join(map(str, self.args[0]))
 
     def in_dataset(self, rows: Sequence[int]) -> "ItemError":
-        """The same with the numbers that the items have in the dataset: `rows` are those of the batch."""
-        parts = (rows[part] if isinstance(part, int) else part for part in self.args)
-        return ItemError(*parts, code=self.code, **self.fields)
+        """Return a copy with the numbers of the items in the dataset, where the batch consists of `rows`."""
+        message = [rows[part] if isinstance(part, int) else part for part in self.args[0]]
+        return ItemError(message, code=self.code, **self.fields)
 
 
 def stack(items: Sequence[Any]) -> Any:
-    """The default batcher: items of one structure and of equal shapes, stacked along a new first axis.
+    """Stack items of one structure and of equal shapes along a new first axis: the default batcher.
 
     Dicts, tuples and other pytrees keep their structure; a list of numbers is an array.
 
@@ -74,19 +76,13 @@ def stack(items: Sequence[Any]) -> Any:
     structure: Any = flat[0][1]
     if not flat[0][0]:
         raise ItemError(
-            "item ",
-            0,
-            f" is {items[0]!r}, which holds nothing: does a function of the data return nothing?",
+            ["item ", 0, f" is {items[0]!r}, which holds nothing: does a function of the data return nothing?"],
             code="batch-items-differ",
         )
     for number, (_, other) in enumerate(flat):
         if other != structure:
             raise ItemError(
-                "items of a batch differ in structure: item ",
-                0,
-                f" is {structure}, item ",
-                number,
-                f" is {other}",
+                ["items of a batch differ in structure: item ", 0, f" is {structure}, item ", number, f" is {other}"],
                 code="batch-items-differ",
             )
     try:
@@ -105,33 +101,30 @@ def _is_list(value: Any) -> bool:
 
 
 def _check_shapes(items: Sequence[Any]) -> None:
-    """Names the items of each shape, in a field that has several."""
+    """Raise an `ItemError` that names the items of each shape, for the first field that has several."""
     fields = jax.tree_util.tree_leaves_with_path(items[0], is_leaf=_is_list)
     columns = zip(*(jax.tree.leaves(item, is_leaf=_is_list) for item in items), strict=True)
     for (path, _), column in zip(fields, columns, strict=True):
-        alike: dict[str, list[int]] = {}
+        by_shape: dict[str, list[int]] = {}
         for number, leaf in enumerate(column):
-            alike.setdefault(_shape(leaf), []).append(number)
-        if len(alike) > 1 or UNEVEN in alike:
-            parts: list[str | int] = []
-            for place, (shape, numbers) in enumerate(list(alike.items())[:MOST_NAMED]):
-                joint = "" if not place else ", and " if place == len(alike) - 1 else ", "
-                parts += [f"{joint}{shape} in ", *numbered(numbers)]
-            more = f", and {len(alike) - MOST_NAMED} more shapes" if len(alike) > MOST_NAMED else ""
+            by_shape.setdefault(_shape(leaf), []).append(number)
+        if len(by_shape) > 1 or UNEVEN in by_shape:
+            shapes: list[str | int] = []
+            for place, (shape, numbers) in enumerate(list(by_shape.items())[:MOST_NAMED]):
+                joint = "" if not place else ", and " if place == len(by_shape) - 1 else ", "
+                shapes += [f"{joint}{shape} in ", *numbered(numbers)]
+            more = f", and {len(by_shape) - MOST_NAMED} more shapes" if len(by_shape) > MOST_NAMED else ""
             hint = "; give DataLoaderBuilder a batcher that pads or cuts them"
             raise ItemError(
-                f"items of a batch differ in shape: {field_name(path)} is ",
-                *parts,
-                more,
-                hint,
+                [f"items of a batch differ in shape: {field_name(path)} is ", *shapes, more, hint],
                 code="batch-item-shapes-differ",
             ) from None
 
 
 def numbered(numbers: Sequence[int]) -> list[str | int]:
-    """`item 3`, or `items 3, 5 and 8`; of many the first ones. Parts of an `ItemError`.
+    """Return parts of an `ItemError`: `item 3`, or `items 3, 5 and 8`; of many the first ones.
 
-    >>> str(ItemError(*numbered([3, 5, 8]), code="batch-items-differ"))
+    >>> str(ItemError(numbered([3, 5, 8]), code="batch-items-differ"))
     'items 3, 5 and 8'
     """
     shown, more = numbers[:MOST_NAMED], len(numbers) - MOST_NAMED

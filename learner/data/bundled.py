@@ -1,19 +1,19 @@
 """Small data sets that come with Python or with scikit-learn: nothing is downloaded."""
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from learner.data.dataset import ArrayDataset
-from learner.data.plan import whole_number
-from learner.errors import LearnerError, near
-from learner.util.distribution import install_hint
+from learner.data.array_dataset import ArrayDataset
+from learner.data.indices import check_int
+from learner.data.sources.input_files import check_split, needed
+from learner.errors import LearnerError
 
 __all__ = ["diabetes", "digits", "stdlib_text"]
 
+SPLITS = ("train", "valid")
 TEXT_TRAIN = (
     "argparse.py", "ast.py", "configparser.py", "difflib.py", "fractions.py", "functools.py", "inspect.py", "random.py",
     "shutil.py", "socket.py", "statistics.py", "subprocess.py", "tarfile.py", "textwrap.py", "threading.py",
@@ -22,12 +22,12 @@ TEXT_VALID = ("calendar.py", "csv.py", "heapq.py")
 
 
 def digits(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDataset:
-    """Handwritten digits: 1797 images of 8 by 8 pixels, from scikit-learn (Alpaydin and Kaynak, UCI repository, 1998).
+    """Return 1797 handwritten digits, images of 8 by 8 pixels, from scikit-learn (Alpaydin and Kaynak, UCI, 1998).
 
     Args:
       split: "train" or "valid". Both have every digit in the same proportion.
       valid_fraction: share of the rows that is "valid", between 0 and 1.
-      seed: which rows those are.
+      seed: selects those rows.
 
     Returns:
       `image` float32 `[rows, 8, 8]`, 0 (paper) to 1 (ink), and `label` int32 `[rows]`, 0 to 9. Models flatten the
@@ -41,7 +41,7 @@ def digits(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDatas
     >>> len(digits("valid"))
     360
     """
-    _check_split("digits", split)
+    check_split("digits", split, SPLITS)
     data = _sklearn("datasets").load_digits()
     rows = _rows(split, data.target, valid_fraction, seed, stratified=True)
     images = (data.images / 16).astype(np.float32)
@@ -49,12 +49,12 @@ def digits(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDatas
 
 
 def diabetes(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDataset:
-    """Progression of diabetes in 442 patients, from scikit-learn (Efron et al., "Least Angle Regression", 2004).
+    """Return progressions of diabetes in 442 patients, from scikit-learn (Efron et al., Annals of Statistics, 2004).
 
     Args:
       split: "train" or "valid".
       valid_fraction: share of the rows that is "valid", between 0 and 1.
-      seed: which rows those are.
+      seed: selects those rows.
 
     Returns:
       `features` float32 `[rows, 10]` (age, sex, body mass index, blood pressure, six of blood serum) and `target`
@@ -67,7 +67,7 @@ def diabetes(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDat
     >>> diabetes("train")
     ArrayDataset(353 rows: features float32 [10], target float32 [])
     """
-    _check_split("diabetes", split)
+    check_split("diabetes", split, SPLITS)
     data = _sklearn("datasets").load_diabetes(scaled=False)
     rows, train = (_rows(name, data.target, valid_fraction, seed, stratified=False) for name in (split, "train"))
     columns = {"features": data.data, "target": data.target}
@@ -76,17 +76,17 @@ def diabetes(split: str, valid_fraction: float = 0.2, seed: int = 0) -> ArrayDat
 
 
 def stdlib_text(split: str, length: int = 128, stride: int | None = None, max_rows: int | None = None) -> ArrayDataset:
-    """Python's own source text, for models that predict the next character. It differs between versions of Python.
+    """Return Python's own source text, for models that predict the next character. It depends on Python's version.
 
     Args:
       split: "train" (15 modules, about 0.9 million characters) or "valid" (3 others, 60 thousand).
       length: characters per row.
       stride: characters from the start of a row to the start of the next; default `length`: rows do not overlap.
-      max_rows: at most so many rows, from the start.
+      max_rows: return at most this number of rows, from the start.
 
     Returns:
       `text` int32 `[rows, length]` and `target`, the same one character later. Characters are ASCII codes, 1 to 127,
-      and 0 for each byte of whatever is not ASCII: 128 classes.
+      and 0 for each byte that is not ASCII: 128 classes.
 
     Raises:
       LearnerError: an unknown split, sizes below 1, rows longer than the text, or a Python without its source files.
@@ -97,13 +97,13 @@ def stdlib_text(split: str, length: int = 128, stride: int | None = None, max_ro
     >>> "".join(map(chr, data[0]["text"][3:])), "".join(map(chr, data[0]["target"][3:]))
     ('Calendar prin', 'alendar print')
     """
-    _check_split("stdlib_text", split)
-    length = whole_number("length", length, least=1)
-    stride = length if stride is None else whole_number("stride", stride, least=1)
+    check_split("stdlib_text", split, SPLITS)
+    length = check_int("length", length, least=1)
+    stride = length if stride is None else check_int("stride", stride, least=1)
     codes = _codes(TEXT_TRAIN if split == "train" else TEXT_VALID)
     starts = np.arange(0, len(codes) - length, stride)
     if max_rows is not None:
-        starts = starts[: whole_number("max_rows", max_rows, least=1)]
+        starts = starts[: check_int("max_rows", max_rows, least=1)]
     if not len(starts):
         raise LearnerError(
             f"length is {length}: stdlib_text has {len(codes)} characters in {split!r}, give less",
@@ -128,23 +128,8 @@ def _codes(modules: tuple[str, ...]) -> np.ndarray:
     return np.where(codes < 128, codes, np.int32(0))
 
 
-def _check_split(name: str, split: str) -> None:
-    if split not in ("train", "valid"):
-        raise LearnerError(
-            f"{name} has no split {split!r}: {near(str(split), ['train', 'valid'])}",
-            code="data-split-unknown",
-            name=name,
-            split=split,
-        )
-
-
 def _sklearn(module: str) -> Any:
-    try:
-        return importlib.import_module(f"sklearn.{module}")
-    except ModuleNotFoundError as error:
-        raise LearnerError(
-            f"this data set comes with scikit-learn: {install_hint('examples')}", code="data-package-missing"
-        ) from error
+    return needed(f"sklearn.{module}", "scikit-learn", "examples", "this data set")
 
 
 def _rows(split: str, target: np.ndarray, valid_fraction: float, seed: int, stratified: bool) -> np.ndarray:
@@ -154,7 +139,7 @@ def _rows(split: str, target: np.ndarray, valid_fraction: float, seed: int, stra
             code="data-valid-fraction-value",
             valid_fraction=valid_fraction,
         )
-    seed = whole_number("seed", seed, least=0)
+    seed = check_int("seed", seed, least=0)
     rows = np.arange(len(target))
     try:
         train, valid = _sklearn("model_selection").train_test_split(

@@ -1,27 +1,40 @@
-"""Data with a length and an index: the base class, and arrays in memory with those of their views that stay arrays.
+"""Data with a length and an index: the base class, and views, which compute their items when they are read.
 
-These views hold row numbers and gather from the arrays below them.
+`Dataset` has a method for each view and views are datasets, so that they share a module. A view stores the datasets it
+reads, row numbers and functions, and copies no items.
 """
 
 import abc
-from collections.abc import Iterator, Mapping
-from typing import Any, SupportsIndex
+import bisect
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
-import jax
 import numpy as np
 
-from learner.data.indices import item_number
-from learner.data.views import Slice, Views
-from learner.errors import LearnerError
+from learner.data import indices
+from learner.data.batcher import ItemError, stack
+from learner.data.indices import check_int, item_number
+from learner.data.streams import Streams
+from learner.errors import LearnerError, near
+
+Slice = slice  # which is the name of a method of datasets
+Adapter = Callable[[Any], Any]
+_adapters: list[Adapter] = []
 
 
-class Dataset(Views):
+class Dataset(abc.ABC):
     """Items by number: `__len__` and `__getitem__(index)` for 0 ≤ index < len.
 
-    A base class to write one's own with; loaders take whatever has the two methods, and `learner.data.view` makes a
-    dataset of it. An item is a dict (or another pytree) of arrays and numbers, unless a batcher makes something of it.
-    `__getitem__` is called from other threads, and from other processes where the loader has workers, so it should
-    depend on nothing but the index. The methods of `Views`, such as `map` and `split`, make other datasets of it.
+    A base class for datasets of your own. Loaders accept any object with the two methods, and `learner.data.view`
+    wraps it in a dataset. An item is a dict (or another pytree) of arrays and numbers, unless a batcher converts it.
+    `__getitem__` is called from other threads, and from other processes if the loader has workers, so it should depend
+    on nothing but the index.
+
+    The methods below return views, and can be chained. They read no item before it is needed, and are sent to worker
+    processes as the dataset is (functions without an import path by value). Views of an `ArrayDataset` that select
+    rows stay arrays in memory: a loader gathers their batches at once.
 
     >>> class Squares(Dataset):
     ...     def __len__(self):
@@ -32,7 +45,11 @@ class Dataset(Views):
     (5, 9.0)
     >>> [item["x"].item() for item in Squares().slice(1, 4)]
     [1.0, 2.0, 3.0]
+    >>> view(range(100)).shuffle(seed=1).slice(0, 10).map(float)
+    range(100 items).shuffle(seed=1).slice(0, 10, 1).map(float): 10 items
     """
+
+    _inner: tuple[Any, ...] = ()  # the datasets that a view reads
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -43,7 +60,7 @@ class Dataset(Views):
         """Return the item with that number."""
 
     def item_at(self, index: int, epoch: int) -> Any:
-        """The item in an epoch (from 1): what loaders ask for. Override it where items are others in each epoch."""
+        """Return the item in an epoch (from 1), as loaders read it. Override it if items differ between epochs."""
         return self[index]
 
     def __iter__(self) -> Iterator[Any]:
@@ -52,227 +69,395 @@ class Dataset(Views):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} items)"
 
+    def map(self, fn: Callable[[Any], Any]) -> "Dataset":
+        """Replace each item by `fn(item)`.
+
+        >>> view([1, 2]).map(str)[1]
+        '2'
+        """
+        return Mapped(self, fn)
+
+    def augment(self, fn: Callable[[Any, np.random.Generator], Any], seed: int = 0) -> "Dataset":
+        """Replace each item by `fn(item, rng)`, where `rng` is a NumPy generator made from (seed, epoch, index).
+
+        Loaders pass the epoch, so the numbers are new in each epoch, and equal for any number of workers and when a run
+        resumes in the middle of one. `index` is the item's number in the dataset that `augment` is called on: sample
+        first if rows that appear twice should get different numbers. Outside of loaders, and in validation, the epoch
+        is 1; `item_at(index, epoch)` returns the item of any other. `rng` is valid during the call only.
+
+        >>> def jitter(item, rng):
+        ...     return item + rng.integers(10)
+        >>> data = view([0, 100]).augment(jitter, seed=3)
+        >>> [[int(data.item_at(index, epoch)) for index in (0, 1)] for epoch in (1, 2)]
+        [[0, 106], [1, 109]]
+        """
+        return Augmented(self, fn, check_int("the seed of augment", seed, least=0))
+
+    def filter(self, fn: Callable[[Any], Any]) -> "Dataset":
+        """Keep the items for which `fn(item)` is true. The first use of the length reads all items once, as in epoch 1.
+
+        Raises:
+          LearnerError: no item is left, once the length is needed.
+
+        >>> list(view([3, 4, 5]).filter(lambda item: item > 3))
+        [4, 5]
+        """
+        return Filtered(self, fn)
+
+    def select(self, rows: Sequence[int] | np.ndarray) -> "Dataset":
+        """Select items by number, in the given order, or by a mask.
+
+        Args:
+          rows: integers, negative ones counted from the end, each as often as you like; or a mask: bool `[len]`.
+
+        Raises:
+          LearnerError: no rows, or rows that do not exist.
+
+        >>> list(view(["a", "b", "c"]).select([2, 0, -1]))
+        ['c', 'a', 'c']
+        """
+        chosen = indices.select_indices(rows, len(self))
+        return self._select(chosen, f".select({len(chosen)} of {len(self)})")
+
+    def slice(self, start: int | None = None, stop: int | None = None, step: int = 1) -> "Dataset":
+        """Select the items from `start` on, before `stop`, each `step`-th; negative numbers count from the end.
+
+        Raises:
+          LearnerError: no item is left, or `step` is below 1.
+
+        >>> list(view(range(10)).slice(-3)), list(view(range(10)).slice(stop=7, step=3))
+        ([7, 8, 9], [0, 3, 6])
+        """
+        rows = indices.slice_indices(start, stop, step, len(self))
+        return self._slice(rows, f".slice({rows.start}, {rows.stop}, {rows.step})")
+
+    def shuffle(self, seed: int = 0) -> "Dataset":
+        """Put all items into an order made from the seed, equal in every epoch. (A loader's own differs in each.)
+
+        >>> list(view(range(5)).shuffle(seed=1))
+        [0, 3, 4, 1, 2]
+        """
+        return self._select(indices.shuffle_indices(len(self), seed), f".shuffle(seed={seed})")
+
+    def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Dataset, ...]":
+        """Split the items into parts, such as for training and validation: every item is in one of them.
+
+        Args:
+          fractions: of all items, for each part; they add up to 1.
+          seed: items are distributed at random, and keep their order within a part; `None`: consecutive items.
+
+        Raises:
+          LearnerError: fractions that do not add up, or that leave a part without items.
+
+        >>> train, valid = view(range(10)).split([0.7, 0.3])
+        >>> list(train), list(valid)
+        ([0, 1, 3, 4, 6, 7, 8], [2, 5, 9])
+        """
+        parts = indices.split_indices(len(self), fractions, seed)
+        call = f".split({[float(fraction) for fraction in fractions]}, seed={seed})"
+        return tuple(self._select(rows, f"{call}[{number}]") for number, rows in enumerate(parts))
+
+    def part(self, which: int, fractions: Sequence[float], seed: int | None = 0) -> "Dataset":
+        """Return part number `which` (from 0) of `split`, for configs.
+
+        >>> list(view(range(10)).part(1, [0.7, 0.3]))
+        [2, 5, 9]
+        """
+        parts = self.split(fractions, seed)
+        return parts[_check_below("part", which, len(parts))]
+
+    def k_fold(self, k: int, seed: int | None = 0) -> "Iterator[tuple[Dataset, Dataset]]":
+        """Yield `k` pairs (train, valid): every item is in one `valid`, and in `train` of all other pairs.
+
+        Raises:
+          LearnerError: `k` is below 2, or above the number of items.
+
+        >>> for train, valid in view(range(5)).k_fold(2, seed=None):
+        ...     print(list(train), list(valid))
+        [3, 4] [0, 1, 2]
+        [0, 1, 2] [3, 4]
+        """
+        folds = indices.fold_indices(len(self), k, seed)
+        call = f".k_fold({k}, seed={seed})"
+        return (
+            (self._select(train, f"{call}[{i}].train"), self._select(valid, f"{call}[{i}].valid"))
+            for i, (train, valid) in enumerate(folds)
+        )
+
+    def fold(self, which: int, k: int, part: Literal["train", "valid"], seed: int | None = 0) -> "Dataset":
+        """Return one side of pair number `which` (from 0) of `k_fold`, for configs.
+
+        >>> list(view(range(5)).fold(0, k=2, part="valid", seed=None))
+        [0, 1, 2]
+        """
+        if part not in ("train", "valid"):
+            raise LearnerError(
+                f"the part of fold is {part!r}: {near(str(part), ['train', 'valid'])}", code="data-fold-part-unknown"
+            )
+        pairs = list(self.k_fold(k, seed))
+        return pairs[_check_below("fold", which, len(pairs))][part == "valid"]
+
+    def sample(
+        self,
+        size: int | None = None,
+        replacement: bool = False,
+        weights: Sequence[float] | np.ndarray | None = None,
+        seed: int = 0,
+    ) -> "Dataset":
+        """Draw items at random, once: they are equal in every epoch.
+
+        Args:
+          size: the number of items to draw; default: as many as the dataset has.
+          replacement: draw each item from all of them, so that it may appear again.
+          weights: `[len]`, relative probabilities of the items; they need not add up to 1. Default: uniform.
+          seed: the draw is made from it.
+
+        Raises:
+          LearnerError: more items than there are, without replacement; or weights that do not fit.
+
+        >>> list(view(["a", "b", "c"]).sample(5, replacement=True, weights=[1, 0, 3]))
+        ['a', 'c', 'c', 'a', 'c']
+        """
+        rows = indices.sample_indices(len(self), size, replacement, weights, seed)
+        return self._select(rows, f".sample({len(rows)} of {len(self)}, seed={seed})")
+
+    def concat(self, *others: Any) -> "Dataset":
+        """Append the items of other datasets.
+
+        Raises:
+          LearnerError: an argument is no dataset, or has arrays of other shapes or dtypes.
+
+        >>> list(view([1, 2]).concat([3], range(2)))
+        [1, 2, 3, 0, 1]
+        """
+        return self._concat([view(other) for other in others]) if others else self._select(np.arange(len(self)), "")
+
+    def windows(self, size: int, stride: int | None = None) -> "Dataset":
+        """Stack `size` consecutive items, each window `stride` items after the last. An incomplete one is left out.
+
+        Args:
+          size: items per window: arrays `[...]` become `[size, ...]`.
+          stride: default `size`, so that windows do not overlap.
+
+        Raises:
+          LearnerError: a window larger than the data, or sizes below 1.
+
+        >>> [window.tolist() for window in view(range(7)).windows(3, stride=2)]
+        [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
+        """
+        return self._window(*indices.window_starts(len(self), size, stride))
+
+    # Arrays override these four, which is how their views stay arrays. `call` is the text of the call, for `repr`.
+
+    def _select(self, rows: np.ndarray, call: str) -> "Dataset":
+        return Selected(self, rows, call)
+
+    def _slice(self, rows: Slice, call: str) -> "Dataset":
+        return self._select(np.arange(rows.start, rows.stop, rows.step), call)
+
+    def _concat(self, others: "list[Dataset]") -> "Dataset":
+        return Concatenated([self, *others])
+
+    def _window(self, size: int, stride: int, count: int) -> "Dataset":
+        return Windowed(self, size, stride, count)
+
     def _chain(self) -> str:
-        """How the `repr` of a view calls the data below it."""
+        """Return the text with which the `repr` of a view begins."""
         return repr(self)
 
 
-class ArrayDataset(Dataset):
-    """Arrays in memory, one row per item along their common first axis.
+class View(Dataset):
+    """Items of other datasets.
 
-    Args:
-      arrays: a dict (or another pytree) of arrays `[rows, ...]` of any dtypes; memory-mapped ones stay on the disk.
-        They are not copied: do not change them while they are trained on.
-
-    Raises:
-      LearnerError: no arrays, no rows, a scalar among the arrays, or arrays of different lengths.
-
-    >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
-    >>> data
-    ArrayDataset(3 rows: image float32 [8, 8], label int64 [])
-    >>> data[2]["label"].item()
-    7
+    Attributes:
+      random: items depend on the epoch because of this view.
+      place: its path in a config, for messages.
     """
 
-    def __init__(self, arrays: Any) -> None:
-        self._leaves: list[np.ndarray]
-        self._structure: Any
-        self._leaves, self._structure = jax.tree.flatten(jax.tree.map(np.asarray, arrays))
-        self._rows = _common_length(self._structure.unflatten(self._leaves))
+    random = False
+    place = ""
 
-    @property
-    def arrays(self) -> Any:
-        """The NumPy arrays, in the structure they were given in. Those of a view are put together when asked for."""
-        return self._structure.unflatten(self._leaves)
+    def __init__(self, inner: Sequence[Any], call: str = "") -> None:
+        self._inner = tuple(inner)
+        self._call = call
 
-    @property
-    def nbytes(self) -> int:
-        """Return the size of `arrays`."""
-        return sum(leaf.nbytes for leaf in self._leaves)
+    def __getitem__(self, index: int) -> Any:
+        return self.item_at(index, 1)
 
-    def take(self, rows: np.ndarray) -> Any:
-        """A batch: copies of the rows with these numbers (0 or more), int `[batch]`, in the structure of the arrays.
-
-        >>> ArrayDataset({"x": np.arange(5) * 10}).take(np.array([4, 0]))
-        {'x': array([40,  0])}
-        """
-        return self._structure.unflatten(self._take(rows))
+    def item_at(self, index: int, epoch: int) -> Any:
+        """See `Dataset`."""
+        return self._item(item_number(index, len(self), type(self).__name__), epoch)
 
     def __len__(self) -> int:
-        return self._rows
+        return len(self._inner[0])
 
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        row = item_number(index, self._rows, "an ArrayDataset")
-        return self._structure.unflatten([leaf[row] for leaf in self._leaves])
+    def _item(self, number: int, epoch: int) -> Any:
+        return read_item(self._inner[0], number, epoch)
 
-    def __repr__(self) -> str:
-        return f"ArrayDataset({self._rows} rows: {', '.join(f'{name} {kind}' for name, kind in self._kinds().items())})"
+    def _read(self, which: int, number: int, epoch: int) -> Any:
+        """Read an item below this view; its errors get a note with its number there, which differs from the view's."""
+        try:
+            return read_item(self._inner[which], number, epoch)
+        except Exception as error:
+            error.add_note(f"while reading item {number} of {type(self._inner[which]).__name__}")
+            raise
 
-    def _kinds(self) -> dict[str, str]:
-        """The fields, and the dtype and shape of each."""
-        return {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in _fields(self.arrays)}
+    def _apply(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the user; its errors get a note with the name of this view."""
+        try:
+            return fn(*args)
+        except Exception as error:
+            error.add_note(f"while calling {self._call.removeprefix('.')}{self._location()}")
+            raise
 
-    def _take(self, rows: np.ndarray) -> list[np.ndarray]:
-        # `take` is the faster one, and would first copy all of an array that is not in one piece.
-        return [leaf.take(rows, axis=0) if leaf.flags.c_contiguous else leaf[rows] for leaf in self._leaves]
-
-    def _chosen(self, rows: np.ndarray, call: str) -> Dataset:
-        if (np.diff(rows) == 1).all():  # a slice, which needs no index
-            return self._sliced(slice(int(rows[0]), int(rows[-1]) + 1), call)
-        return ArrayRows(self, rows, call)
-
-    def _sliced(self, rows: Slice, call: str) -> Dataset:
-        return ArrayDataset(self._structure.unflatten([leaf[rows] for leaf in self._leaves]))
-
-    def _joined(self, others: list[Dataset]) -> Dataset:
-        arrays = [other for other in others if isinstance(other, ArrayDataset)]
-        return ArrayConcat(self, *arrays) if len(arrays) == len(others) else super()._joined(others)
-
-    def _windowed(self, size: int, stride: int, count: int) -> Dataset:
-        def windows(leaf: np.ndarray) -> np.ndarray:
-            found = np.lib.stride_tricks.sliding_window_view(leaf, size, axis=0)[::stride]
-            return np.moveaxis(found, -1, 1)
-
-        return ArrayDataset(self._structure.unflatten([windows(leaf) for leaf in self._leaves]))
-
-
-class ArrayRows(ArrayDataset):
-    """Rows of other arrays, by their numbers."""
-
-    def __init__(self, data: ArrayDataset, rows: np.ndarray, call: str) -> None:
-        self._structure = data._structure
-        self._data, self._index, self._call = data, rows, call
-        if isinstance(data, ArrayRows):  # one index is enough, however many views
-            self._data, self._index, self._call = data._data, data._index[rows], f"{data._call}{call}"
-        self._rows = len(rows)
-
-    @property
-    def inner(self) -> tuple[ArrayDataset, ...]:
-        """Return the arrays that the rows are of."""
-        return (self._data,)
-
-    @property
-    def arrays(self) -> Any:
-        """See `ArrayDataset`; copies."""
-        return self.take(np.arange(len(self)))
-
-    @property
-    def nbytes(self) -> int:
-        """See `ArrayDataset`."""
-        return self._data.nbytes // len(self._data) * len(self)
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        return self._data[int(self._index[item_number(index, len(self), "an ArrayDataset")])]
-
-    def __repr__(self) -> str:
-        return f"{self._chain()}: {len(self)} rows"
+    def _location(self) -> str:
+        return f" ({self.place})" if self.place else ""
 
     def _chain(self) -> str:
-        return f"{self._data._chain()}{self._call}"
+        return f"{chain_text(self._inner[0])}{self._call}"
 
-    def _kinds(self) -> dict[str, str]:
-        return self._data._kinds()
-
-    def _take(self, rows: np.ndarray) -> list[np.ndarray]:
-        return self._data._take(self._index[rows])
-
-    def _sliced(self, rows: slice, call: str) -> Dataset:
-        return ArrayRows(self, np.arange(rows.start, rows.stop, rows.step), call)
-
-    def _windowed(self, size: int, stride: int, count: int) -> Dataset:
-        return super(ArrayDataset, self)._windowed(size, stride, count)
+    def __repr__(self) -> str:
+        return f"{self._chain()}: {len(self)} items"
 
 
-class ArrayConcat(ArrayDataset):
-    """Rows of several datasets, one after another.
+class SequenceView(View):
+    """The items of any object with a length and an index."""
 
-    A batch is gathered from each by itself, which takes longer than from one; `ArrayDataset(data.arrays)` is one copy.
+    def __repr__(self) -> str:
+        return self._chain()
 
-    Raises:
-      LearnerError: they have other structures, shapes or dtypes.
+
+class Mapped(View):
+    """A function of each item."""
+
+    def __init__(self, inner: Any, fn: Callable[[Any], Any]) -> None:
+        super().__init__([inner], f".map({_function_name(fn, 'map')})")
+        self._fn = fn
+
+    def _item(self, number: int, epoch: int) -> Any:
+        return self._apply(self._fn, read_item(self._inner[0], number, epoch))
+
+
+class Augmented(View):
+    """A function of each item and of a random generator made from (seed, epoch, number of the item)."""
+
+    random = True
+
+    def __init__(self, inner: Any, fn: Callable[[Any, np.random.Generator], Any], seed: int) -> None:
+        super().__init__([inner], f".augment({_function_name(fn, 'augment')}, seed={seed})")
+        self._fn = fn
+        self._streams = Streams(seed, place=_count_augmentations(inner))
+
+    def _item(self, number: int, epoch: int) -> Any:
+        item = read_item(self._inner[0], number, epoch)
+        with self._streams.at(epoch, number) as rng:
+            return self._apply(self._fn, item, rng)
+
+
+class Selected(View):
+    """Items by their numbers, in that order."""
+
+    def __init__(self, inner: Any, rows: np.ndarray, call: str) -> None:
+        super().__init__([inner], call)
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _item(self, number: int, epoch: int) -> Any:
+        return self._read(0, int(self._rows[number]), epoch)
+
+
+class Filtered(View):
+    """The items for which a function is true. The first use of the length reads all items once."""
+
+    def __init__(self, inner: Any, fn: Callable[[Any], Any]) -> None:
+        super().__init__([inner], f".filter({_function_name(fn, 'filter')})")
+        self._fn = fn
+
+    @functools.cached_property
+    def _rows(self) -> np.ndarray:
+        kept = [n for n in range(len(self._inner[0])) if self._apply(self._fn, self._read(0, n, 1))]
+        if not kept:
+            raise LearnerError(
+                f"{self._chain()}{self._location()} keeps none of {len(self._inner[0])} items",
+                code="data-filter-keeps-none",
+            )
+        return np.array(kept, np.intp)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _item(self, number: int, epoch: int) -> Any:
+        return self._read(0, int(self._rows[number]), epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self._rows  # computed before it is sent, so that workers need not read all items again
+        return self.__dict__
+
+    def __repr__(self) -> str:
+        return f"{self._chain()}: {len(self)} items" if "_rows" in self.__dict__ else self._chain()
+
+
+class Concatenated(View):
+    """The items of several datasets, one after another."""
+
+    def __init__(self, inner: Sequence[Any]) -> None:
+        super().__init__(inner, f".concat({', '.join(map(chain_text, inner[1:]))})")
+        self._ends = list(itertools.accumulate(map(len, inner)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def _item(self, number: int, epoch: int) -> Any:
+        which = bisect.bisect_right(self._ends, number)
+        return self._read(which, number - (self._ends[which - 1] if which else 0), epoch)
+
+
+class Windowed(View):
+    """Consecutive items, stacked."""
+
+    def __init__(self, inner: Any, size: int, stride: int, count: int) -> None:
+        super().__init__([inner], f".windows({size}, {stride})")
+        self._size, self._stride, self._count = size, stride, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _item(self, number: int, epoch: int) -> Any:
+        first = number * self._stride
+        items = [self._read(0, first + offset, epoch) for offset in range(self._size)]
+        try:
+            return stack(items)
+        except ItemError as error:
+            raise error.in_dataset(range(first, first + self._size)) from None
+
+
+def adapter(function: Adapter) -> Adapter:
+    """Register a function that converts data of some kind into a dataset, and returns everything else unchanged.
+
+    Modules that derive datasets from `Dataset` register theirs, so that `as_dataset` need not import them.
     """
-
-    def __init__(self, *parts: ArrayDataset) -> None:
-        self._structure = parts[0]._structure
-        self._parts = parts
-        self._starts = np.cumsum([0, *map(len, parts)])
-        self._rows = int(self._starts[-1])
-        for number, part in enumerate(parts[1:], 1):
-            _refuse_others(parts[0], part, number)
-
-    @property
-    def inner(self) -> tuple[ArrayDataset, ...]:
-        """Return the datasets in order."""
-        return self._parts
-
-    @property
-    def arrays(self) -> Any:
-        """See `ArrayDataset`; copies."""
-        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *(part.arrays for part in self._parts))
-
-    @property
-    def nbytes(self) -> int:
-        """See `ArrayDataset`."""
-        return sum(part.nbytes for part in self._parts)
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        row = item_number(index, len(self), "an ArrayDataset")
-        which = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._parts[which][row - int(self._starts[which])]
-
-    def __repr__(self) -> str:
-        return f"{self._chain()}: {len(self)} rows"
-
-    def _chain(self) -> str:
-        return f"{self._parts[0]._chain()}.concat({', '.join(part._chain() for part in self._parts[1:])})"
-
-    def _kinds(self) -> dict[str, str]:
-        return self._parts[0]._kinds()
-
-    def _take(self, rows: np.ndarray) -> list[np.ndarray]:
-        which = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(which, kind="stable")
-        ends = np.cumsum(np.bincount(which, minlength=len(self._parts)))
-        pieces: list[list[np.ndarray]] = []
-        for part, start, at in zip(self._parts, self._starts, np.split(order, ends[:-1]), strict=False):
-            if len(at) == len(rows):
-                return part._take(rows - start)
-            pieces.append(part._take(rows[at] - start) if len(at) else [])
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return [np.concatenate(leaves).take(back, axis=0) for leaves in zip(*filter(None, pieces), strict=True)]
-
-    def _sliced(self, rows: slice, call: str) -> Dataset:
-        return ArrayRows(self, np.arange(rows.start, rows.stop, rows.step), call)
-
-    def _windowed(self, size: int, stride: int, count: int) -> Dataset:
-        return super(ArrayDataset, self)._windowed(size, stride, count)
-
-
-def _refuse_others(first: ArrayDataset, other: ArrayDataset, number: int) -> None:
-    a, b = first._kinds(), other._kinds()
-    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-    if names or first._structure != other._structure:
-        listed = "; ".join(f"{n} is {a.get(n, 'not there')} and {b.get(n, 'not there')}" for n in names)
-        raise LearnerError(
-            f"concat needs arrays of the same names, shapes and dtypes; in dataset 0 and dataset {number} "
-            f"{listed or f'the structures are {first._structure} and {other._structure}'}",
-            code="data-concat-differs",
-            number=number,
-        )
+    # In front, because a module recognizes more special kinds than those that it imports.
+    _adapters.insert(0, function)
+    return function
 
 
 def as_dataset(data: Any) -> Any:
-    """Return `data` itself if it has a length and an index, or an `ArrayDataset` of a dict or an array.
+    """Return data of other libraries as a `Dataset`, a dict or an array as an `ArrayDataset`, and any other object with
+    a length and an index unchanged.
 
     Raises:
-      LearnerError: something else, or nothing in it.
+      LearnerError: the data is of another kind, or empty.
 
     >>> as_dataset({"x": np.zeros((2, 3))})
     ArrayDataset(2 rows: x float64 [3])
+    >>> from sklearn.datasets import load_digits
+    >>> as_dataset(load_digits())
+    ArrayDataset(1797 rows: data float64 [64], images float64 [8, 8], target int64 [])
     """
-    if isinstance(data, Mapping | np.ndarray | jax.Array):
-        return ArrayDataset(dict(data) if isinstance(data, Mapping) else data)
+    for function in _adapters:
+        data = function(data)
     if isinstance(data, tuple | str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise LearnerError(
             f"a loader cannot read a {type(data).__name__}: give a dict of arrays, an ArrayDataset, a list of items or "
@@ -286,32 +471,67 @@ def as_dataset(data: Any) -> Any:
     return data
 
 
-def field_name(path: tuple[Any, ...]) -> str:
-    """How messages call the leaf of a pytree at `path`: `image`, `meta/id`, or `the array` where it is all there is."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "the array"
+def view(data: Any) -> Dataset:
+    """Return any object with a length and an index as a `Dataset` with views; a dict of arrays as an `ArrayDataset`.
+
+    Raises:
+      LearnerError: the data is of another kind, or empty.
+
+    >>> view([3, 1, 2]).map(str)[0]
+    '3'
+    """
+    dataset = as_dataset(data)
+    return dataset if isinstance(dataset, Dataset) else SequenceView([dataset])
 
 
-def _fields(arrays: Any) -> list[tuple[str, np.ndarray]]:
-    return [(field_name(path), array) for path, array in jax.tree_util.tree_leaves_with_path(arrays)]
+def read_item(data: Any, index: int, epoch: int) -> Any:
+    """Return item `index` of a dataset, or of any object with an index, in an epoch (from 1)."""
+    return data.item_at(index, epoch) if isinstance(data, Dataset) else data[index]
 
 
-def _common_length(arrays: Any) -> int:
-    fields = _fields(arrays)
-    if not fields:
+def is_epoch_dependent(data: Any) -> bool:
+    """Return True if items may differ between epochs."""
+    if isinstance(data, View):
+        return data.random or any(map(is_epoch_dependent, data._inner))
+    return isinstance(data, Dataset) and type(data).item_at is not Dataset.item_at
+
+
+def chain_text(data: Any) -> str:
+    """Return the text for the data below a view with which the view's `repr` begins."""
+    return data._chain() if isinstance(data, Dataset) else f"{type(data).__name__}({len(data)} items)"
+
+
+def inner_of(data: Any) -> tuple[Any, ...]:
+    """Return the datasets that a view reads, or an empty tuple for data that is no view.
+
+    >>> inner_of(view([1, 2]).map(str))
+    (list(2 items),)
+    >>> inner_of(view({"x": np.arange(3)}).shuffle())
+    (ArrayDataset(3 rows: x int64 []),)
+    """
+    return data._inner if isinstance(data, Dataset) else ()
+
+
+def _count_augmentations(data: Any) -> int:
+    if not isinstance(data, View):
+        return 0
+    return isinstance(data, Augmented) + max(map(_count_augmentations, data._inner))
+
+
+def _function_name(fn: Any, method: str) -> str:
+    if not callable(fn):
+        raise LearnerError(f"{method} got a {type(fn).__name__}: give a function of an item", code="data-function-type")
+    function = fn.func if isinstance(fn, functools.partial) else fn
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _check_below(name: str, number: Any, count: int) -> int:
+    number = check_int(f"the number of the {name}", number, least=0)
+    if number >= count:
         raise LearnerError(
-            "an ArrayDataset got no arrays: give a dict of arrays with a common first axis", code="data-arrays-missing"
+            f"{name} {number} of {count}: they count from 0, give less than {count}",
+            code="data-number-outside",
+            number=number,
+            count=count,
         )
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in fields)
-    if any(array.ndim == 0 for _, array in fields):
-        raise LearnerError(
-            f"an ArrayDataset needs arrays [rows, ...], no scalars and no lists; it got {shapes}",
-            code="data-arrays-type",
-        )
-    lengths = {len(array) for _, array in fields}
-    if len(lengths) > 1:
-        raise LearnerError(
-            f"an ArrayDataset needs arrays with a common first axis; it got {shapes}", code="data-arrays-axes-differ"
-        )
-    if lengths == {0}:
-        raise LearnerError(f"an ArrayDataset needs at least one row; it got {shapes}", code="data-dataset-empty")
-    return lengths.pop()
+    return int(number)

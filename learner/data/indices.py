@@ -1,4 +1,4 @@
-"""The items of a view by their numbers: arithmetic that every kind of dataset shares."""
+"""Numbers of items: checks, and the arithmetic of views, shared by all kinds of datasets."""
 
 import math
 import operator
@@ -7,10 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from learner.data.plan import whole_number
 from learner.errors import LearnerError
 
 Rows = np.ndarray
+
+
+def check_int(name: str, value: Any, least: int) -> int:
+    """Return `value` as an int. Raise a `LearnerError` with its name unless it is an integer from `least` on.
+
+    >>> check_int("batch_size", 32, least=1)
+    32
+    >>> check_int("batch_size", 0, least=1)
+    Traceback (most recent call last):
+    learner.errors.LearnerError: batch_size is 0: give a whole number, 1 or more
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise LearnerError(
+            f"{name} is {value!r}: give a whole number, {least} or more",
+            code="data-number-value",
+            name=name,
+            value=value,
+            least=least,
+        )
+    return int(value)
 
 
 def item_number(index: Any, length: int, name: str) -> int:
@@ -73,7 +92,7 @@ def slice_indices(start: int | None, stop: int | None, step: int, length: int) -
             raise LearnerError(
                 f"slice got {name}={value!r}: give a whole number", code="data-slice-value", name=name, value=value
             )
-    found = range(length)[slice(start, stop, whole_number("the step of slice", step, least=1))]
+    found = range(length)[slice(start, stop, check_int("the step of slice", step, least=1))]
     if not found:
         raise LearnerError(
             f"slice({start}, {stop}, {step}) of {length} items has none: a view needs at least one",
@@ -120,7 +139,7 @@ def fold_indices(length: int, k: int, seed: int | None) -> list[tuple[Rows, Rows
     >>> [valid.tolist() for _, valid in fold_indices(5, 2, seed=None)]
     [[0, 1, 2], [3, 4]]
     """
-    k = whole_number("k of k_fold", k, least=2)
+    k = check_int("k of k_fold", k, least=2)
     if k > length:
         raise LearnerError(
             f"k_fold into {k}, and there are {length} items: give {length} or less",
@@ -138,7 +157,7 @@ def sample_indices(length: int, size: int | None, replacement: bool, weights: An
     >>> sample_indices(3, 2, replacement=True, weights=[0, 0, 2], seed=0).tolist()
     [2, 2]
     """
-    size = length if size is None else whole_number("the size of sample", size, least=1)
+    size = length if size is None else check_int("the size of sample", size, least=1)
     if not isinstance(replacement, bool):
         raise LearnerError(f"replacement is {replacement!r}: give True or False", code="data-replacement-type")
     share = None if weights is None else _weights(weights, length)
@@ -159,8 +178,8 @@ def window_starts(length: int, size: int, stride: int | None) -> tuple[int, int,
     >>> window_starts(10, size=4, stride=3)
     (4, 3, 3)
     """
-    size = whole_number("the size of windows", size, least=1)
-    stride = size if stride is None else whole_number("the stride of windows", stride, least=1)
+    size = check_int("the size of windows", size, least=1)
+    stride = size if stride is None else check_int("the stride of windows", stride, least=1)
     if size > length:
         raise LearnerError(
             f"windows of {size} items, and there are {length}: give a size of {length} or less",
@@ -177,7 +196,7 @@ def _cut(length: int, sizes: Sequence[int] | np.ndarray, name: str, seed: int | 
 
 
 def _generator(name: str, seed: int) -> np.random.Generator:
-    entropy = np.random.SeedSequence(whole_number(f"the seed of {name}", seed, least=0))
+    entropy = np.random.SeedSequence(check_int(f"the seed of {name}", seed, least=0))
     return np.random.Generator(np.random.Philox(entropy))
 
 

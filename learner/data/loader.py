@@ -4,26 +4,56 @@
     for batch in train:  # epoch 1; the next loop is epoch 2, in another order
         ...
 
-Arrays in memory are gathered, one `take` per array and batch. Everything else is read through Grain, ahead and, if
-wanted, by worker processes (`learner.data.pipeline`). The order is the same either way, for any number of workers.
+Arrays in memory are gathered, one `take` per array and batch. All other data is read ahead through Grain, on request by
+worker processes (`learner.data.pipeline`). The order is the same either way, for any number of workers.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
+from learner.data.array_dataset import ArrayDataset
 from learner.data.batcher import Batcher, stack
-from learner.data.dataset import ArrayDataset
-from learner.data.fingerprint import describe_dataset, fields_of, name_of
-from learner.data.plan import Plan, ProcessShard, whole_number
-from learner.data.reader import Gather, Reader
-from learner.data.sources.foreign import as_dataset
+from learner.data.data_fingerprint import describe_dataset, fields_of, name_of
+from learner.data.dataset import as_dataset
+from learner.data.indices import check_int
+from learner.data.plan import Plan
+from learner.data.sharding import ProcessShard
 from learner.errors import LearnerError
 
 
+class Reader(Protocol):
+    """The interface of ways to load: yields the batches of an epoch from any position, or the share of each."""
+
+    def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch (from 1) from batch `start` (from 0) on. `close()` ends reading ahead."""
+
+    def close(self) -> None:
+        """Release the resources that are kept between epochs."""
+
+
+class Gather:
+    """Reads batches of arrays in memory: copies, so that a batch may be changed or kept."""
+
+    def __init__(self, data: ArrayDataset, plan: Plan) -> None:
+        self._data = data
+        self._plan = plan
+
+    def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
+        """See `Reader`."""
+        order = self._plan.order(epoch).astype(np.intp)  # NumPy would convert the rows of every batch otherwise
+        size = self._plan.batch_size
+        for number in range(start, self._plan.num_batches):
+            rows = slice(number * size, (number + 1) * size) if share is None else self._plan.rows_of(number, share)
+            yield self._data.take(order[rows])
+
+    def close(self) -> None:
+        """Do nothing: no resources are kept between epochs."""
+
+
 class DataLoaderBuilder:
-    """How a dataset becomes batches. Every method checks at once and returns the builder.
+    """Builds loaders. Every method checks its arguments at once and returns the builder.
 
     Args:
       batcher: a function of a list of items that returns a batch; default: items are stacked (`learner.data.stack`).
@@ -53,42 +83,42 @@ class DataLoaderBuilder:
         self._prefetch = 2
 
     def batch_size(self, n: int) -> "DataLoaderBuilder":
-        """Rows per batch, 1 or more; over all devices. Must be given."""
-        self._batch_size = whole_number("batch_size", n, least=1)
+        """Set the rows per batch over all devices, 1 or more. Required."""
+        self._batch_size = check_int("batch_size", n, least=1)
         return self
 
     def shuffle(self, seed: int = 0) -> "DataLoaderBuilder":
-        """A new order in every epoch, made from (seed, epoch). Without this: the dataset's own order."""
-        self._seed = whole_number("the seed of shuffle", seed, least=0)
+        """Shuffle each epoch into a new order, made from (seed, epoch). Default: the dataset's own order."""
+        self._seed = check_int("the seed of shuffle", seed, least=0)
         return self
 
     def num_workers(self, n: int) -> "DataLoaderBuilder":
-        """Processes that read the dataset and make the batches, in the same order; 0 (default): a thread does.
+        """Set the number of processes that read the dataset and make the batches, in order. Default: 0, a thread.
 
         They take seconds to start and live from epoch to epoch, until `DataLoader.close` or the loader's end. They
-        import the script that starts them, so it needs `if __name__ == "__main__":`; the first batch raises
-        `LearnerError` where it has none.
+        import the script that starts them, so it needs `if __name__ == "__main__":`; otherwise the first batch raises
+        `LearnerError`.
         """
-        self._num_workers = whole_number("num_workers", n, least=0)
+        self._num_workers = check_int("num_workers", n, least=0)
         return self
 
     def drop_last(self, drop: bool = True) -> "DataLoaderBuilder":
-        """Leave out the last batch of an epoch when it is not full; by default it is kept."""
+        """Leave out the last batch of an epoch if it is not full; by default it is included."""
         if not isinstance(drop, bool):
             raise LearnerError(f"drop_last is {drop!r}: give True or False", code="data-drop-last-type")
         self._drop_last = drop
         return self
 
     def prefetch(self, n: int) -> "DataLoaderBuilder":
-        """Batches read ahead by a thread (0: read when asked for), or by each worker (at least 1); default 2.
+        """Set the number of batches that a thread (0: none), or each worker (at least 1), reads ahead. Default: 2.
 
-        Arrays in memory are gathered when asked for.
+        Arrays in memory are not read ahead.
         """
-        self._prefetch = whole_number("prefetch", n, least=0)
+        self._prefetch = check_int("prefetch", n, least=0)
         return self
 
     def build(self, dataset: Any) -> "DataLoader":
-        """The loader of what `as_dataset` takes: all that has a length and an index, or a dict of arrays.
+        """Return a loader of data that `as_dataset` accepts: an object with a length and an index, or a dict of arrays.
 
         Raises:
           LearnerError: no batch size, no rows, fewer rows than one batch under `drop_last`, or not a dataset.
@@ -118,13 +148,13 @@ class DataLoaderBuilder:
 class DataLoader:
     """Batches of a dataset, made by `DataLoaderBuilder.build`. `len(loader)` is the number of batches in an epoch.
 
-    Iterating gives epoch after epoch: 1 the first time, 2 the second. `epoch(number, start)` gives any part of any one.
+    Each iteration is the next epoch, from 1. `epoch(number, start)` returns the batches of any epoch from any position.
 
     Attributes:
-      dataset: what is loaded.
+      dataset: the data.
       batch_size: rows per batch.
-      in_memory: whether the dataset is an `ArrayDataset`, and batches are rows of its arrays (then a batch is those
-        rows, `order(epoch)` after `order(epoch)`), because there is neither a batcher nor workers.
+      in_memory: the dataset is an `ArrayDataset`, and batches are rows of its arrays in the order of `order(epoch)`,
+        because there is neither a batcher nor workers.
     """
 
     def __init__(self, dataset: Any, plan: Plan, reader: Reader, batcher: Batcher = stack) -> None:
@@ -138,22 +168,22 @@ class DataLoader:
 
     @property
     def arrays(self) -> Any:
-        """The NumPy arrays `[rows, ...]` where it is `in_memory`, otherwise `None`."""
+        """Return the NumPy arrays `[rows, ...]` if it is `in_memory`, None otherwise."""
         return self.dataset.arrays if self.in_memory else None
 
     def num_items(self) -> int:
-        """Rows in an epoch, without those that `drop_last` leaves out."""
+        """Return the rows in an epoch, without those that `drop_last` leaves out."""
         return self._plan.num_items
 
     def order(self, epoch: int) -> np.ndarray:
-        """The row numbers of an epoch, int32 `[num_items]`: batch k has those from `k * batch_size` on."""
-        return self._plan.order(whole_number("epoch", epoch, least=1))
+        """Return the row numbers of an epoch, int32 `[num_items]`: batch k begins at `k * batch_size`."""
+        return self._plan.order(check_int("epoch", epoch, least=1))
 
     def epoch(self, epoch: int, start: int = 0, share: ProcessShard | None = None) -> "BatchIterator":
-        """The batches of an epoch (from 1) from batch number `start` (from 0) on. What is skipped is not read.
+        """Return the batches of an epoch (from 1) from batch number `start` (from 0) on. Skipped batches are not read.
 
-        Of each batch it gives the rows of `share` where there is one, and reads no others. A batcher then sees the
-        items of the share only, so one that pads has to pad to the same length in all processes.
+        With a `share`, only the rows of the share are read of each batch. A batcher then gets the items of the share
+        only, so one that pads has to pad to the same length in all processes.
 
         Raises:
           LearnerError: `epoch` below 1, or `start` outside 0 to `len(loader)`.
@@ -161,9 +191,9 @@ class DataLoader:
         return BatchIterator(self, self._reader, epoch, start, share)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that describe rows, batches and order: equal for loaders built alike, in any process.
+        """Return JSON values that describe rows, batches and order: equal for equally built loaders, in any process.
 
-        Nothing is read. `fields` is `None` where they are known from items only, as behind a batcher.
+        Nothing is read. `fields` is `None` if only items would show them, as with a batcher.
 
         >>> loader = DataLoaderBuilder().batch_size(4).shuffle(seed=1).build({"x": np.arange(10)})
         >>> facts = loader.fingerprint()
@@ -185,7 +215,7 @@ class DataLoader:
         }
 
     def close(self) -> None:
-        """Ends worker processes that wait for the next epoch. The loader stays usable: they start again when needed."""
+        """End worker processes that wait for the next epoch. The loader stays usable: they start again when needed."""
         self._reader.close()
 
     def __len__(self) -> int:
@@ -206,7 +236,7 @@ class DataLoader:
 
 
 class BatchIterator:
-    """The batches of one epoch, and where in it one is.
+    """The batches of one epoch, with a position that can be read and set.
 
     >>> loader = DataLoaderBuilder().batch_size(2).build({"x": np.arange(6)})
     >>> batches = iter(loader)
@@ -234,20 +264,20 @@ class BatchIterator:
         return batch
 
     def get_state(self) -> dict[str, int]:
-        """`{"epoch": from 1, "batch": how many batches of it have been given}`."""
+        """Return the position: `{"epoch": from 1, "batch": the number of batches returned so far}`."""
         return {"epoch": self._epoch, "batch": self._batch}
 
     @property
     def part(self) -> bool:
-        """Whether the batch given last is a part, as the share says, or a whole batch."""
+        """Return True if the batch returned last is only the share of a batch."""
         rows = self._loader._plan.rows_of(self._batch - 1)
         return self._share is not None and self._share.divides(rows.stop - rows.start)
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Goes to where `get_state` was called, also on a loader built alike, which then counts its epochs from there.
+        """Go to a position of `get_state`, also of an equally built loader. The loader counts its epochs from there.
 
         Raises:
-          LearnerError: not such a state, or one that lies outside the epoch.
+          LearnerError: the state is malformed, or lies outside the epoch.
         """
         if not isinstance(state, Mapping) or set(state) != {"epoch", "batch"}:
             raise LearnerError(
@@ -260,11 +290,11 @@ class BatchIterator:
         before.close()
 
     def close(self) -> None:
-        """Ends reading ahead; no further batch is given."""
+        """End reading ahead; no further batch is returned."""
         self._batches.close()
 
     def _open(self, epoch: int, start: int) -> None:
-        epoch, start = whole_number("epoch", epoch, least=1), whole_number("start", start, least=0)
+        epoch, start = check_int("epoch", epoch, least=1), check_int("start", start, least=0)
         if start > len(self._loader):
             raise LearnerError(
                 f"start is {start}: an epoch of this loader has {len(self._loader)} batches",

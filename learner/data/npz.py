@@ -1,7 +1,7 @@
-"""Arrays from an `.npz` file, without trust in what the file claims.
+"""Arrays of an `.npz` file, without trust in the sizes that the file claims.
 
-`numpy.load` takes the memory that an array's header asks for, and unpacks what an archive claims, before it looks at
-what is there. Here both are compared with the size of the file first.
+`numpy.load` allocates the memory that an array's header claims, and unpacks the archive, before it reads the content.
+Here both are compared with the size of the file first.
 """
 
 import dataclasses
@@ -17,21 +17,21 @@ import numpy as np
 
 from learner.errors import LearnerError
 
-LARGEST_RATIO = 1032  # of what deflate unpacks to what it reads
+LARGEST_RATIO = 1032  # of unpacked bytes to packed ones, for deflate
 LONGEST_HEADER = 10_000
 READERS = {1: (2, np.lib.format.read_array_header_1_0), 2: (4, np.lib.format.read_array_header_2_0)}
 
 
 def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file by name.
+    """Return the arrays of an `.npz` file by name.
 
     Args:
       path: of the file, as `numpy.savez` and `numpy.savez_compressed` write it.
-      memory: how many bytes all arrays may take together; default: what the machine has.
+      memory: bytes that all arrays may take together; default: the machine's memory.
 
     Raises:
-      LearnerError: there is no such file, it is damaged, it claims more than it holds or than there is memory for, or
-        has something else than plain arrays. Objects are never unpickled.
+      LearnerError: the file is missing or damaged, claims more than it contains or than there is memory for, or
+        contains anything but plain arrays. Objects are never unpickled.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "a.npz")
@@ -53,12 +53,12 @@ def read_npz(path: str | os.PathLike[str], memory: int | None = None) -> dict[st
             return {name: _array(archive, info) for name, info in members.items()}
     except LearnerError as error:
         raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from None
-    except Exception as error:  # a damaged archive is told by errors of many kinds
+    except Exception as error:  # a damaged archive raises errors of many kinds
         raise LearnerError(f"{path} cannot be read as .npz: {error}", code="npz-unreadable", path=path) from error
 
 
 def members_of(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfile.ZipInfo]]:
-    """The arrays of an archive by name. The file has `size` bytes: they cannot be unpacked to more than so much."""
+    """Yield the arrays of an archive by name. Raise `LearnerError` if they claim more than a file of `size` bytes."""
     seen: set[str] = set()
     packed = 0
     for info in archive.infolist():
@@ -81,13 +81,13 @@ def members_of(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, zipfi
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What the header of an `.npy` file says of its array.
+    """The header of an `.npy` file.
 
     Attributes:
-      shape: of it.
-      fortran: whether the first axis is the one that runs fastest.
+      shape: of the array.
+      fortran: the first axis changes fastest.
       dtype: plain numbers or texts.
-      start: how many bytes of the file are before the array.
+      start: position of the array in the file, in bytes.
     """
 
     shape: tuple[int, ...]
@@ -97,20 +97,20 @@ class Header:
 
     @property
     def bytes(self) -> int:
-        """Of the array."""
+        """Return the size of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(stream: IO[bytes], size: int, name: str) -> Header:
-    """The header of an `.npy` file.
+    """Return the header of an `.npy` file.
 
     Args:
       stream: at the start of the file.
-      size: of the file, in bytes, with which the header is compared.
+      size: of the file, in bytes, which has to agree with the header.
       name: of the file, for messages.
 
     Raises:
-      LearnerError: it is no such file, claims more or less than it holds, or has something else than plain arrays.
+      LearnerError: the file is of another kind, claims more or less than it contains, or has no plain numbers.
     """
     start = stream.read(8)
     if start[:6] != b"\x93NUMPY" or start[6] not in READERS:
@@ -132,11 +132,11 @@ def read_header(stream: IO[bytes], size: int, name: str) -> Header:
             name=name,
             dtype=dtype,
         )
-    found = Header(shape, fortran, dtype, 8 + width + header)
-    there = size - found.start
-    if found.bytes != there or min(shape, default=0) < 0:
+    parsed = Header(shape, fortran, dtype, 8 + width + header)
+    content = size - parsed.start
+    if parsed.bytes != content or min(shape, default=0) < 0:
         raise LearnerError(
-            f"{name!r} claims the shape {list(shape)} of {dtype}, {found.bytes} bytes, and has {there}",
+            f"{name!r} claims the shape {list(shape)} of {dtype}, {parsed.bytes} bytes, and has {content}",
             code="npz-size-mismatch",
             name=name,
             dtype=dtype,
@@ -145,11 +145,11 @@ def read_header(stream: IO[bytes], size: int, name: str) -> Header:
         raise LearnerError(
             f"{name!r} has the shape {list(shape)}: there is nothing in it", code="npz-array-empty", name=name
         )
-    return found
+    return parsed
 
 
 def _bytes_of(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """How much memory an array needs, which is also what its part of the archive holds."""
+    """Return the memory that an array needs, which is also the size of its content in the archive."""
     with archive.open(info) as stream:
         return read_header(stream, info.file_size, info.filename).bytes
 
@@ -161,7 +161,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def machine_memory() -> int:
-    """What the machine has, in bytes; without a limit where the system does not say it."""
+    """Return the machine's memory in bytes, or a number without effect if the system does not provide it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Batches of token sequences of different lengths, packed into rows of one length."""
+"""A batcher that packs token sequences of different lengths into rows of one length."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 import numpy as np
 
 from learner.data.batcher import ItemError
-from learner.data.padding import arrays, check_dicts, filled, names_of, value_for
-from learner.data.plan import whole_number
-from learner.errors import LearnerError, near
+from learner.data.indices import check_int
+from learner.data.padding import arrays, check_dicts, check_fields, filled, names_of, value_for
+from learner.errors import LearnerError
 
 
 class Pack:
     """A batcher that puts several token sequences, one after another, into each row: hardly anything is padding.
 
-    An item goes into the first row that has room for it, in the order of the items. `segments` say which tokens belong
-    together: attention has to keep to `segments[:, :, None] == segments[:, None, :]`.
+    Each item, in their order, is put into the first row with room for it. `segments` mark the tokens of one item:
+    attention has to be masked by `segments[:, :, None] == segments[:, None, :]`.
 
     Args:
       length: of a row, in tokens.
-      rows: how many rows a batch has, so that all have one shape; those that are left are padding. Default: as many as
-        it takes. (Several processes of a run need it.)
-      value: what the rest is filled with; a mapping has one for each field.
+      rows: rows of a batch, so that all have one shape; unused ones are padding. Default: as many as it takes. (A run
+        of several processes needs it.)
+      value: the padding; a mapping has one for each field.
       fields: names of the fields that are packed, equally long within an item; default: all. Others are left out.
 
     Returns:
@@ -48,22 +48,15 @@ class Pack:
         value: float | Mapping[str, float] = 0,
         fields: Sequence[str] | None = None,
     ) -> None:
-        self._length = whole_number("the length of Pack", length, least=1)
-        self._rows = None if rows is None else whole_number("the rows of Pack", rows, least=1)
+        self._length = check_int("the length of Pack", length, least=1)
+        self._rows = None if rows is None else check_int("the rows of Pack", rows, least=1)
         self._fields = None if fields is None else names_of("Pack", fields)
         self._value = value
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
-        """The batch of these items."""
+        """Return the batch of these items."""
         check_dicts("Pack", items)
-        names = list(items[0]) if self._fields is None else self._fields
-        for name in names:
-            if name not in items[0]:
-                raise LearnerError(
-                    f"Pack: the items have no field {name!r}: {near(name, list(items[0]))}",
-                    code="data-field-missing",
-                    name=name,
-                )
+        names = list(items[0]) if self._fields is None else check_fields("Pack", self._fields, items[0])
         columns = {name: arrays("Pack", name, [item[name] for item in items]) for name in names}
         places, count = self._places(_common_lengths(columns))
         shape = (count, self._length)
@@ -83,16 +76,14 @@ class Pack:
         return f"Pack(length={self._length}{'' if self._rows is None else f', rows={self._rows}'})"
 
     def _places(self, lengths: Sequence[int]) -> tuple[list[tuple[int, int, int]], int]:
-        """Of each item the row, where it starts there, and its segment; and how many rows there are."""
+        """Return the row of each item, its start there and its segment; and the number of rows."""
         used: list[tuple[int, int]] = []  # tokens and items of each row
         places = []
         for number, length in enumerate(lengths):
             if not 0 < length <= self._length:
                 what = f"{length} tokens, and a row of {self!r} has {self._length}: cut it" if length else "no tokens"
                 raise ItemError(
-                    "item ",
-                    number,
-                    f" has {what}; see to it before (dataset.map, dataset.filter)",
+                    ["item ", number, f" has {what}; see to it before (dataset.map, dataset.filter)"],
                     code="batch-items-differ",
                 )
             row = next((r for r, (tokens, _) in enumerate(used) if tokens + length <= self._length), len(used))
@@ -114,11 +105,6 @@ def _common_lengths(columns: Mapping[str, list[np.ndarray]]) -> list[int]:
         for number, (a, b) in enumerate(zip(columns[first], columns[name], strict=True)):
             if len(a) != len(b):
                 lengths = f" has {len(a)} tokens in {first} and {len(b)} in {name}"
-                raise ItemError(
-                    "Pack: item ",
-                    number,
-                    lengths,
-                    ": give fields= with those that are equally long",
-                    code="data-pack-item-unfit",
-                )
+                hint = ": give fields= with those that are equally long"
+                raise ItemError(["Pack: item ", number, lengths, hint], code="data-pack-item-unfit")
     return [len(array) for array in columns[first]]

@@ -1,4 +1,4 @@
-"""Batches of items of different lengths, padded to one."""
+"""A batcher that pads items of different lengths to one length."""
 
 import bisect
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from learner.data.batcher import ItemError, stack
-from learner.data.plan import whole_number
+from learner.data.indices import check_int
 from learner.errors import LearnerError, near
 
 
@@ -15,13 +15,13 @@ class Pad:
     """A batcher that pads arrays along their first axis to one length.
 
     Each new length is a new shape, which is compiled once: a `length`, a `multiple` or a few `buckets` keep them few.
-    With none of the three it is the longest of the batch.
+    With none of the three, items are padded to the longest of the batch.
 
     Args:
       length: the length.
-      multiple: the least multiple of this number that the longest item of the batch fits in.
-      buckets: the least of these lengths that the longest item of the batch fits in.
-      value: what the rest is filled with; a mapping has one for each field.
+      multiple: pad to the least multiple of this number that the longest item of the batch fits in.
+      buckets: pad to the least of these lengths that the longest item of the batch fits in.
+      value: the padding; a mapping has one for each field.
       fields: names of the fields that are padded; default: all that have an axis. The others are stacked.
       mask: name of the mask: bool `[batch, length]`, true where an item is, false where it was padded. Fields of
         different lengths need a mask each: `"{field}_mask"`. `None`: no mask.
@@ -48,20 +48,20 @@ class Pad:
         mask: str | None = "mask",
     ) -> None:
         given = {"length": length, "multiple": multiple, "buckets": buckets}
-        said = [name for name, size in given.items() if size is not None]
-        if len(said) > 1:
+        sizes = [name for name, size in given.items() if size is not None]
+        if len(sizes) > 1:
             raise LearnerError(
-                f"Pad got {' and '.join(said)}: give one of length, multiple and buckets", code="data-pad-choice"
+                f"Pad got {' and '.join(sizes)}: give one of length, multiple and buckets", code="data-pad-choice"
             )
-        self._length = None if length is None else whole_number("the length of Pad", length, least=1)
-        self._multiple = None if multiple is None else whole_number("the multiple of Pad", multiple, least=1)
+        self._length = None if length is None else check_int("the length of Pad", length, least=1)
+        self._multiple = None if multiple is None else check_int("the multiple of Pad", multiple, least=1)
         self._buckets = None if buckets is None else _buckets(buckets)
         self._fields = None if fields is None else names_of("Pad", fields)
         self._value = value
         self._mask = mask
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
-        """The batch of these items."""
+        """Return the batch of these items."""
         check_dicts("Pad", items)
         columns = {name: [item[name] for item in items] for name in items[0]}
         padded = {name: arrays("Pad", name, columns[name]) for name in self._padded(columns)}
@@ -75,10 +75,10 @@ class Pad:
             for number, array in enumerate(column):
                 batch[name][number, : len(array)] = array
             self._note(masks, name, np.arange(size) < lengths[:, None])
-        taken = sorted(set(masks) & set(columns))
-        if taken:
+        conflicts = sorted(set(masks) & set(columns))
+        if conflicts:
             raise LearnerError(
-                f"the items have a field {taken[0]!r} themselves: give Pad(mask=...) another name",
+                f"the items have a field {conflicts[0]!r} themselves: give Pad(mask=...) another name",
                 code="data-pad-mask-exists",
             )
         return {**batch, **masks}
@@ -89,14 +89,7 @@ class Pad:
 
     def _padded(self, columns: Mapping[str, Any]) -> list[str]:
         if self._fields is not None:
-            for name in self._fields:
-                if name not in columns:
-                    raise LearnerError(
-                        f"Pad: the items have no field {name!r}: {near(name, list(columns))}",
-                        code="data-field-missing",
-                        name=name,
-                    )
-            return self._fields
+            return check_fields("Pad", self._fields, columns)
         return [name for name, (first, *_) in columns.items() if not isinstance(first, Mapping) and np.ndim(first)]
 
     def _size(self, lengths: np.ndarray, name: str) -> int:
@@ -107,10 +100,10 @@ class Pad:
         if sizes is None:
             return longest
         if longest > sizes[-1]:
-            sizes_said = f" has length {longest}, and {self!r} has {sizes[-1]} at most"
+            limit = f" has length {longest}, and {self!r} has {sizes[-1]} at most"
             hint = ": cut it before (dataset.map), or give more"
             raise ItemError(
-                f"{name} of item ", int(lengths.argmax()), sizes_said, hint, code="data-pad-item-unfit", name=name
+                [f"{name} of item ", int(lengths.argmax()), limit, hint], code="data-pad-item-unfit", name=name
             )
         return sizes[bisect.bisect_left(sizes, longest)]
 
@@ -129,47 +122,63 @@ class Pad:
 
 
 def check_dicts(who: str, items: Sequence[Any]) -> None:
-    """Raises `LearnerError` unless all items are dicts with the same fields."""
+    """Raise `LearnerError` unless all items are dicts with the same fields."""
     for number, item in enumerate(items):
         if not isinstance(item, Mapping):
             hint = f" is a {type(item).__name__}: name it, such as dataset.map(lambda tokens: {{'text': tokens}})"
-            raise ItemError(f"{who} needs items that are dicts, and item ", number, hint, code="batch-items-not-dicts")
+            raise ItemError(
+                [f"{who} needs items that are dicts, and item ", number, hint], code="batch-items-not-dicts"
+            )
         if set(item) != set(items[0]):
             raise ItemError(
-                *("items of a batch differ in fields: item ", 0, f" has {list(items[0])}, and item ", number),
-                f" has {list(item)}",
+                [
+                    "items of a batch differ in fields: item ",
+                    0,
+                    f" has {list(items[0])}, and item ",
+                    number,
+                    f" has {list(item)}",
+                ],
                 code="batch-items-differ",
             )
     if not items[0]:
         raise LearnerError(f"{who} got items without fields", code="batch-items-without-fields")
 
 
+def check_fields(who: str, names: list[str], item: Mapping[str, Any]) -> list[str]:
+    """Return `names`. Raise `LearnerError` unless items have all these fields."""
+    for name in names:
+        if name not in item:
+            raise LearnerError(
+                f"{who}: the items have no field {name!r}: {near(name, list(item))}",
+                code="data-field-missing",
+                name=name,
+            )
+    return names
+
+
 def arrays(who: str, name: str, column: Sequence[Any]) -> list[np.ndarray]:
-    """The values of a field as arrays `[length, ...]`, equal but for their lengths."""
-    found = [np.asarray(value) for value in column]
-    for number, array in enumerate(found):
+    """Return the values of a field as arrays `[length, ...]`, which differ in nothing but length."""
+    values = [np.asarray(value) for value in column]
+    for number, array in enumerate(values):
         if array.ndim == 0:
             raise ItemError(
-                f"{who}: {name} of item ",
-                number,
-                f" is {array.dtype} [], which has no axis to go along",
+                [f"{who}: {name} of item ", number, f" is {array.dtype} [], which has no axis to go along"],
                 code="data-item-field-unfit",
                 name=name,
             )
-        if array.shape[1:] != found[0].shape[1:]:
-            shapes = (f"{list(found[0].shape)} in item ", 0, f" and {list(array.shape)} in item ", number)
+        if array.shape[1:] != values[0].shape[1:]:
+            first, other = list(values[0].shape), list(array.shape)
+            hint = ": they may differ in the first axis only"
             raise ItemError(
-                f"{who}: {name} is ",
-                *shapes,
-                ": they may differ in the first axis only",
+                [f"{who}: {name} is {first} in item ", 0, f" and {other} in item ", number, hint],
                 code="data-item-field-unfit",
                 name=name,
             )
-    return found
+    return values
 
 
 def filled(who: str, name: str, shape: tuple[int, int], column: Sequence[np.ndarray], value: Any) -> np.ndarray:
-    """An array `[*shape, ...]` for the values of a field, filled with `value`."""
+    """Return an array `[*shape, ...]` for the values of a field, filled with `value`."""
     dtype = np.result_type(*([array.dtype for array in column if array.size] or [column[0].dtype]))
     try:
         rest = np.asarray(value, dtype)
@@ -188,18 +197,18 @@ def filled(who: str, name: str, shape: tuple[int, int], column: Sequence[np.ndar
 
 
 def value_for(name: str, value: Any) -> Any:
-    """What a field is filled with: `value`, or the field's own; 0 where a mapping does not say it."""
+    """Return the number that pads a field: `value`, or the field's own in a mapping, 0 by default."""
     return value.get(name, 0) if isinstance(value, Mapping) else value
 
 
 def _buckets(buckets: Any) -> list[int]:
     if isinstance(buckets, str) or not isinstance(buckets, Sequence | np.ndarray) or not len(buckets):
         raise LearnerError(f"the buckets of Pad are {buckets!r}: give a list of lengths", code="data-buckets-value")
-    return sorted({whole_number("a bucket of Pad", size, least=1) for size in buckets})
+    return sorted({check_int("a bucket of Pad", size, least=1) for size in buckets})
 
 
 def names_of(who: str, names: Any) -> list[str]:
-    """`names` as a list, or a `LearnerError` where they are none."""
+    """Return `names` as a list. Raise `LearnerError` unless they are names of fields."""
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise LearnerError(
             f"the fields of {who} are {names!r}: give a list of the names of fields", code="data-fields-value"

@@ -1,8 +1,8 @@
 """Batches through Grain: any dataset, any batcher, worker processes.
 
-Grain's elements are whole batches here, numbered over all epochs. Grain reads them ahead, spreads them over worker
-processes and puts them back in order. In a pipeline of single items (`source.shuffle.batch`) every item passes all of
-the stages, which took 1.2 ms for a batch of 32 small rows, against 0.06 ms here.
+Grain's elements are batches here, numbered over all epochs. Grain reads them ahead, distributes them to worker
+processes and restores their order. In a pipeline of single items (`source.shuffle.batch`) every item passes all stages,
+which took 1.2 ms for a batch of 32 small rows, against 0.06 ms here.
 
 Importing this module imports Grain.
 """
@@ -22,10 +22,11 @@ import jax
 import numpy as np
 from absl import flags
 
+from learner.data.batch_arrays import field_name
 from learner.data.batcher import Batcher, ItemError
-from learner.data.dataset import field_name
-from learner.data.lazy import is_epoch_dependent, read
-from learner.data.plan import Plan, ProcessShard
+from learner.data.dataset import is_epoch_dependent, read_item
+from learner.data.plan import Plan
+from learner.data.sharding import ProcessShard
 from learner.data.workers import check_main_script
 from learner.errors import LearnerError
 
@@ -39,7 +40,7 @@ class Pipeline:
         self._random = plan.seed is not None or is_epoch_dependent(dataset)
         self._num_workers = num_workers
         self._prefetch = prefetch
-        # Workers after an epoch: the batch that they give next, and the share of it.
+        # Workers after an epoch: the batch that they return next, and its share.
         self._waiting: tuple[int, ProcessShard | None, _Workers] | None = None
 
     def read(self, epoch: int, start: int, share: ProcessShard | None = None) -> Generator[Any, None, None]:
@@ -50,14 +51,14 @@ class Pipeline:
         return self._from_thread(first, end, share)
 
     def close(self) -> None:
-        """Ends the workers that wait for the next epoch."""
+        """End the workers that wait for the next epoch."""
         if self._waiting:
             self._waiting[2].close()
         self._waiting = None
 
     def _from_thread(self, first: int, end: int, share: ProcessShard | None) -> Generator[Any, None, None]:
         options = grain.ReadOptions(num_threads=min(1, self._prefetch), prefetch_buffer_size=self._prefetch)
-        batches = grain.MapDataset.range(first, end).map(self._made(share)).to_iter_dataset(options)
+        batches = grain.MapDataset.range(first, end).map(self._batch_maker(share)).to_iter_dataset(options)
         with contextlib.closing(iter(batches)) as reading, _without_grains_note():
             yield from reading
 
@@ -74,29 +75,30 @@ class Pipeline:
         self._waiting = (end, share, workers)
 
     def _workers_at(self, first: int, share: ProcessShard | None) -> "_Workers":
-        """Starting a process takes seconds, so the workers of one epoch go on with the next."""
+        """Return workers that read from batch `first` on: those of the last epoch if possible, to save seconds."""
         if self._waiting and self._waiting[1] == share and self._follows(self._waiting[0], first):
             waiting, self._waiting = self._waiting[2], None
             return waiting
         check_main_script()
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain 0.2.18 reads one of its flags here, parsed or not
-        here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        no_threads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         workers = grain.MultiprocessingOptions(self._num_workers, per_worker_buffer_size=max(1, self._prefetch))
-        endless = grain.MapDataset.range(first, sys.maxsize).map(self._made(share))
-        return _Workers(endless.to_iter_dataset(here).mp_prefetch(workers))
+        endless = grain.MapDataset.range(first, sys.maxsize).map(self._batch_maker(share))
+        return _Workers(endless.to_iter_dataset(no_threads).mp_prefetch(workers))
 
-    def _made(self, share: ProcessShard | None) -> Callable[[int], Any]:
-        """Makes a batch by its number: the one object for all epochs, which knows the order of the latest."""
+    def _batch_maker(self, share: ProcessShard | None) -> Callable[[int], Any]:
+        """Return a function that makes the batch with a number."""
+        # One object for all epochs, because it keeps the order of the latest.
         return functools.partial(self._batches, share=share)
 
     def _follows(self, end: int, first: int) -> bool:
-        """Whether batch `end` is batch `first`: every epoch starts with the same one where nothing is random."""
+        """Return True if workers at batch `end` may continue with `first`. Without randomness epochs start equally."""
         return first == end or (not self._random and first % self._plan.num_batches == 0)
 
 
 class _Workers:
-    """Worker processes, and what they give."""
+    """Worker processes and the iterator of their batches."""
 
     def __init__(self, dataset: Any) -> None:
         self._batches: Any = iter(dataset)
@@ -107,9 +109,9 @@ class _Workers:
             batch = next(self._batches)
         except BaseException as error:
             self.close()
-            _let_go(error)
+            _clear_frames(error)
             raise
-        return jax.tree.map(_own, batch)
+        return jax.tree.map(_copy_shared, batch)
 
     def close(self) -> None:
         if self._batches is not None:
@@ -122,19 +124,19 @@ _running: weakref.WeakSet[_Workers] = weakref.WeakSet()
 
 @atexit.register
 def _end_workers() -> None:
-    """When Python ends. Left to itself Grain ends them while modules are taken apart, and fails noisily. It gives
-    shared memory back in a thread, which Python would not wait for.
-    """
+    """End all workers before Python exits."""
+    # Otherwise Grain ends them while modules are torn down, and prints errors.
     for workers in list(_running):
         workers.close()
     arrays = getattr(sys.modules.get("grain._src.python.ipc.shared_memory_array"), "SharedMemoryArray", None)
-    giving_back = getattr(arrays, "_del_thread_pool", None)
-    if giving_back is not None:
-        giving_back.apply(int)  # it does one thing after the other, and this last
+    releasing = getattr(arrays, "_del_thread_pool", None)
+    if releasing is not None:
+        # A daemon thread releases shared memory, one task after another: wait for a last task of no effect.
+        releasing.apply(int)
 
 
 class _Batches:
-    """Makes batch number `index`, counted over all epochs. `sent`: by a worker, so that what it raises must be sent."""
+    """Makes batch number `index`, counted over all epochs. `sent`: in a worker, so that its errors have to be sent."""
 
     def __init__(self, dataset: Any, batcher: Batcher, plan: Plan, sent: bool) -> None:
         self._dataset = dataset
@@ -174,7 +176,7 @@ class _Batches:
 
     def _item(self, row: int, epoch: int) -> Any:
         try:
-            return read(self._dataset, row, epoch)
+            return read_item(self._dataset, row, epoch)
         except Exception as error:
             error.add_note(f"while reading row {row} of {type(self._dataset).__name__}")
             raise
@@ -182,7 +184,7 @@ class _Batches:
 
 @contextlib.contextmanager
 def _without_grains_note() -> Iterator[None]:
-    """Grain adds to errors that it left out frames of its own, and which flag of its own would show them."""
+    """Remove Grain's note from errors, which advises to set one of its flags to see its internal frames."""
     try:
         yield
     except Exception as error:
@@ -192,7 +194,8 @@ def _without_grains_note() -> Iterator[None]:
 
 
 def _check(batch: Any) -> None:
-    """Grain would skip a batch that is `None`, and wait for ever for one that cannot be sent."""
+    """Raise `LearnerError` unless a batch consists of arrays."""
+    # Grain would skip a batch that is `None`, and wait without end for one that cannot be sent.
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     if not leaves:
         raise LearnerError(
@@ -208,14 +211,14 @@ def _check(batch: Any) -> None:
 
 
 def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
-    """Rows that a batcher drops would be missing from every mean, and from predictions, without a word."""
-    if any(getattr(each, "any_rows", False) for each in (batcher, getattr(batcher, "func", None))):
+    """Raise `LearnerError` if a batcher drops rows: they would be missing from means and predictions unnoticed."""
+    if any(getattr(function, "any_rows", False) for function in (batcher, getattr(batcher, "func", None))):
         return
     if any(leaf.shape and leaf.shape[0] != rows for leaf in jax.tree.leaves(batch)):
         leaves = jax.tree_util.tree_leaves_with_path(batch)
-        found = ", ".join(f"{field_name(path)} {list(leaf.shape)}" for path, leaf in leaves)
+        shapes = ", ".join(f"{field_name(path)} {list(leaf.shape)}" for path, leaf in leaves)
         raise LearnerError(
-            f"a batcher must return a row for each item: it got {rows}, and returned {found}. One that puts several "
+            f"a batcher must return a row for each item: it got {rows}, and returned {shapes}. One that puts several "
             "items into a row, or leaves some out, says so by an attribute: any_rows = True",
             code="data-batcher-row-count",
             rows=rows,
@@ -223,7 +226,7 @@ def _check_rows(batch: Any, batcher: Any, rows: int) -> None:
 
 
 def _can_be_sent(error: Exception) -> bool:
-    """The other process would wait for ever for an exception that cannot be."""
+    """Return True if an exception can be pickled: the other process would wait without end for one that cannot."""
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:
@@ -231,16 +234,16 @@ def _can_be_sent(error: Exception) -> bool:
     return True
 
 
-def _let_go(error: BaseException) -> None:
-    """Grain's frames hold the batch before, in shared memory, and Python keeps them with the error. If it does so until
-    its own end, nobody frees the memory any more.
-    """
+def _clear_frames(error: BaseException) -> None:
+    """Clear the frames of an error's traceback."""
+    # Grain's frames reference the batch before, in shared memory. Python keeps them with the error, and if the error
+    # lives until Python exits, nothing frees the memory.
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        for each, _ in traceback.walk_stack(frame):
+        for caller, _ in traceback.walk_stack(frame):
             with contextlib.suppress(RuntimeError):  # it is running
-                each.clear()
+                caller.clear()
 
 
-def _own(leaf: Any) -> Any:
-    """A plain array in place of Grain's view of shared memory, which is then free at once."""
+def _copy_shared(leaf: Any) -> Any:
+    """Return a copy of Grain's view of shared memory, which is free at once then; other leaves unchanged."""
     return np.array(leaf) if isinstance(leaf, np.ndarray) and type(leaf) is not np.ndarray else leaf

@@ -1,4 +1,4 @@
-"""The order of an iterable that shuffles by itself: its random generators, and the epoch that it is told.
+"""The order of an iterable that shuffles by itself: its random generators, and its method `set_epoch`.
 
 A checkpoint keeps the states that the generators had when the epoch began, so that the same epoch begins again. They
 are found among the attributes of the iterable and of its `sampler`, `batch_sampler` and `dataset`, as PyTorch's

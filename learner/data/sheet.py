@@ -1,9 +1,6 @@
-"""Images side by side in one PNG file. Nothing but Python and NumPy is needed to write one."""
+"""Images side by side in one."""
 
 import math
-import os
-import struct
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +11,7 @@ GAP = 2
 
 
 def is_image(shape: Sequence[int | None]) -> bool:
-    """Whether rows of this shape look like images: `[height, width]`, or with 1, 3 or 4 channels last.
+    """Return True if rows of this shape look like images: `[height, width]`, or with 1, 3 or 4 channels last.
 
     >>> is_image([28, 28]), is_image([32, 32, 3]), is_image([128]), is_image([10, 2])
     (True, True, False, False)
@@ -25,15 +22,15 @@ def is_image(shape: Sequence[int | None]) -> bool:
 
 
 def contact_sheet(images: Sequence[np.ndarray], columns: int = 8) -> np.ndarray:
-    """Images as one.
+    """Return images side by side as one.
 
     Args:
-      images: as `is_image` says, of any size: integers from 0 to the largest of their type, or floats, of which the
-        least number of all images becomes black and the greatest white (0 and 1 where they are between).
-      columns: how many are in a row.
+      images: of the shapes of `is_image` and any size: integers from 0 to the largest of their type, or floats. The
+        least float of all images becomes black and the greatest white (but 0 and 1 if all are between).
+      columns: images in a row.
 
     Returns:
-      uint8 `[height, width, 3]`; transparent parts are shown as they are without transparency.
+      uint8 `[height, width, 3]`; transparent parts are shown without transparency.
 
     >>> contact_sheet([np.zeros((28, 28)), np.ones((28, 28))]).shape
     (60, 118, 3)
@@ -49,23 +46,8 @@ def contact_sheet(images: Sequence[np.ndarray], columns: int = 8) -> np.ndarray:
     return sheet
 
 
-def write_png(path: str | os.PathLike[str], image: np.ndarray) -> None:
-    """Writes uint8 `[height, width, 3]` as PNG (W3C Recommendation "PNG", 8 bits per channel, no filter)."""
-    height, width, _ = image.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
-    parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(rows.tobytes())),
-        (b"IEND", b""),
-    ]
-    with open(path, "wb") as file:
-        file.write(b"\x89PNG\r\n\x1a\n")
-        for kind, data in parts:
-            file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))
-
-
 def _range(images: Sequence[np.ndarray]) -> tuple[float, float]:
-    """What is black and what is white."""
+    """Return the numbers that are shown as black and as white."""
     if images[0].dtype.kind in "biu":
         return 0, 1 if images[0].dtype.kind == "b" else np.iinfo(images[0].dtype).max
     finite = [image[np.isfinite(image)].astype(np.float64) for image in images]

@@ -1,4 +1,4 @@
-"""What the rows of a field are like, summed up batch by batch."""
+"""Statistics of the rows of a field, accumulated batch by batch."""
 
 import collections
 from typing import Any
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MOST_KINDS = 1000
-"""Whole numbers with more values than these are no labels, and are not counted one by one."""
+"""Integers with more distinct values than this are no labels, and are not counted."""
 
 
 class FieldStatistics:
@@ -15,13 +15,13 @@ class FieldStatistics:
 
     Attributes:
       name: of the field.
-      dtype: of its arrays; of several, if they differ, all.
-      shape: of a row; `None` for a length that is not the same in all of them.
-      rows: how many were seen.
-      low, high, mean: of all numbers that are finite; `None` where there are none.
+      dtype: of its arrays; all of them, if they differ.
+      shape: of a row; `None` for a length that differs between rows.
+      rows: the number of rows.
+      low, high, mean: of all finite numbers; `None` if there are none.
       nans, infinities: how many numbers are not finite.
-      counts: how often there is each whole number, text or truth value, where a row is one; `None` for floats, for
-        arrays, and where there are too many.
+      counts: how often each value appears, if rows are integers, texts or bools; `None` for floats, for arrays, and if
+        there are too many values.
 
     >>> field = FieldStatistics("label")
     >>> field.add(np.array([1, 0, 1]))
@@ -55,7 +55,7 @@ class FieldStatistics:
         return dict(sorted(self._counts.items())) if self._counts else None
 
     def add(self, rows: np.ndarray) -> None:
-        """Takes rows `[rows, ...]` into account."""
+        """Add rows `[rows, ...]`."""
         kind = rows.dtype.kind
         self._dtypes[str(rows.dtype) if kind not in "US" else "text" if kind == "U" else "bytes"] = None
         self.rows += len(rows)

@@ -15,7 +15,7 @@ class Streams:
 
     Args:
       seed: 0 or more.
-      place: another one for each of several that have one seed.
+      place: distinguishes streams with the same seed.
 
     >>> with Streams(seed=3, place=0).at(epoch=1, index=5) as rng:
     ...     first = rng.random()
@@ -32,7 +32,7 @@ class Streams:
 
     @contextlib.contextmanager
     def at(self, epoch: int, index: int) -> Iterator[np.random.Generator]:
-        """The generator at the start of a stream. It is another one's once the context is left."""
+        """Yield a generator at the start of a stream. After the context it is reused for another stream."""
         try:
             generator = self._free.pop()
         except IndexError:

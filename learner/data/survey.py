@@ -1,4 +1,4 @@
-"""Data of any kind, batch by batch, for whoever only looks at it."""
+"""Data of any kind, batch by batch, for reports."""
 
 import contextlib
 import dataclasses
@@ -8,32 +8,33 @@ from typing import Any
 import jax
 import numpy as np
 
-from learner.data.dataset import field_name
-from learner.data.lazy import Augmented, Mapped, inner_of
+from learner.data.abstract_source import Source
+from learner.data.batch_arrays import as_array, batch_arrays, field_name
+from learner.data.dataset import Augmented, Mapped, as_dataset, inner_of
 from learner.data.loader import DataLoader, DataLoaderBuilder
-from learner.data.parts import PerProcess
-from learner.data.source import Source, source_of
-from learner.data.sources.columns import Table
+from learner.data.sharding import PerProcess
+from learner.data.source import source_of
 from learner.data.sources.database import SQLiteTable
-from learner.data.sources.foreign import ForeignDataset, adapt, as_array, as_dataset
-from learner.data.sources.images import ImageFolder
+from learner.data.sources.foreign import ForeignDataset, adapt
+from learner.data.sources.image_folder import ImageFolder
+from learner.data.sources.table_arrays import Table
 from learner.errors import LearnerError
 
-AT_ONCE = 64  # items of a dataset that are looked at together
-LOOKED_AT = 8  # to find out whether a view changes a field
+AT_ONCE = 64  # items of a dataset that make a batch
+COMPARED = 8  # items, to find out if a view changes a field
 
 Batches = Generator[dict[str, np.ndarray], None, None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """Data that is about to be looked at.
+    """Data to report on.
 
     Attributes:
-      name: what kind of data it is.
+      name: kind of data.
       batches: of one epoch, each a dict of arrays `[rows, ...]` by field.
-      num_rows, num_batches: in an epoch; `None` where that is not known. Datasets have no batches.
-      labels: the names of labels by field, where a source of ours knows them.
+      num_rows, num_batches: in an epoch; `None` if unknown. Datasets have no batches.
+      labels: the names of labels by field, if a source of ours provides them.
     """
 
     name: str
@@ -44,13 +45,13 @@ class Survey:
 
 
 def survey(data: Any, split: str) -> Survey:
-    """How to look at data: at the batches of an epoch, or at the items of a dataset, some of them together.
+    """Return the survey of data: of the batches of an epoch, or of the items of a dataset, grouped into batches.
 
     Raises:
-      LearnerError: it is no data, or can be read only once.
+      LearnerError: the argument is no data, or can be read only once.
 
-    >>> found = survey({"x": np.zeros((3, 2))}, "train")
-    >>> found.name, found.num_rows, [batch["x"].shape for batch in found.batches]
+    >>> surveyed = survey({"x": np.zeros((3, 2))}, "train")
+    >>> surveyed.name, surveyed.num_rows, [batch["x"].shape for batch in surveyed.batches]
     ('ArrayDataset', 3, [(3, 2)])
     """
     data = adapt(data)
@@ -73,7 +74,7 @@ def survey(data: Any, split: str) -> Survey:
 
 
 def _has_items(data: Any) -> bool:
-    """Whether data is a dataset, rather than batches: lists and Grain's datasets hold those."""
+    """Return True for a dataset of items. Lists and Grain's datasets contain batches."""
     if isinstance(data, list | tuple | DataLoaderBuilder | PerProcess):
         return False
     grain = any(base.__module__.partition(".")[0] == "grain" for base in type(data).__mro__)
@@ -81,7 +82,7 @@ def _has_items(data: Any) -> bool:
 
 
 def _items(dataset: Any) -> Batches:
-    """Items as batches: of some of them at once where they are alike."""
+    """Yield items as batches: several at once if they have equal shapes and dtypes."""
     for first in range(0, len(dataset), AT_ONCE):
         items = [_leaves(dataset[index]) for index in range(first, min(first + AT_ONCE, len(dataset)))]
         kinds = {tuple((name, leaf.shape, leaf.dtype) for name, leaf in item.items()) for item in items}
@@ -90,13 +91,11 @@ def _items(dataset: Any) -> Batches:
 
 
 def _leaves(item: Any) -> dict[str, np.ndarray]:
-    made = jax.tree.map(as_array, item, is_leaf=lambda x: isinstance(x, list))
-    return {field_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(made)}
+    arrays = jax.tree.map(as_array, item, is_leaf=lambda x: isinstance(x, list))
+    return {field_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
 def _batches(source: Source) -> Batches:
-    from learner.data.batch_arrays import batch_arrays
-
     try:
         for batch in source.open(1):
             arrays = batch_arrays(batch, source.split)
@@ -106,7 +105,7 @@ def _batches(source: Source) -> Batches:
 
 
 def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
-    """The names of labels, also of those that views choose, join, or leave as they are."""
+    """Return the names of labels, also through views that select or join rows, or do not change the field."""
     if isinstance(dataset, ImageFolder):
         return {"label": dataset.classes}
     if isinstance(dataset, Table | SQLiteTable):
@@ -114,18 +113,18 @@ def _labels(dataset: Any) -> Mapping[str, Sequence[str]]:
     if isinstance(dataset, ForeignDataset):
         return dataset.labels
     below = inner_of(dataset)
-    found = [{field: tuple(names) for field, names in _labels(each).items()} for each in below]
-    if not found or not found[0]:
+    labels = [{field: tuple(names) for field, names in _labels(inner).items()} for inner in below]
+    if not labels or not labels[0]:
         return {}
-    same = {field: names for field, names in found[0].items() if all(each.get(field) == names for each in found)}
+    same = {field: names for field, names in labels[0].items() if all(other.get(field) == names for other in labels)}
     if isinstance(dataset, Mapped | Augmented):
         return {field: names for field, names in same.items() if _is_kept(field, dataset, below[0])}
     return same
 
 
 def _is_kept(field: str, dataset: Any, below: Any) -> bool:
-    """Whether a function of the user's leaves a field as it is, as far as some items show."""
-    with contextlib.suppress(Exception):  # what it raises is told when the items are looked at
-        pairs = [(_leaves(dataset[i]), _leaves(below[i])) for i in range(min(len(dataset), LOOKED_AT))]
+    """Return True if a function of the user leaves a field unchanged in the first items."""
+    with contextlib.suppress(Exception):  # reading the items for the report raises it again
+        pairs = [(_leaves(dataset[i]), _leaves(below[i])) for i in range(min(len(dataset), COMPARED))]
         return all(np.array_equal(after[field], before[field]) for after, before in pairs)
     return False

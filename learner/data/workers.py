@@ -1,11 +1,11 @@
-"""Processes that may train and read data, and those that must not.
+"""Checks of the process that trains or reads data.
 
 A process started by "spawn" imports the main script before it gets its work. A script without
-`if __name__ == "__main__":` would train there once more, and start processes of its own. Python refuses that with many
-lines of tracebacks, or never ends: the parent waits for ever for a process that ends while more than 64 KB, which is
-what a pipe holds, are being sent to it.
+`if __name__ == "__main__":` would train again there, and start processes of its own. Python reports that in long
+tracebacks, or hangs: the parent waits without end for a process that exits while more than 64 KB, the capacity of a
+pipe, are sent to it.
 
-A fork of a process in which JAX runs has none of JAX's threads, so that whatever it computes waits for ever.
+A fork of a process in which JAX runs has none of JAX's threads, so that every computation waits without end.
 """
 
 import multiprocessing
@@ -32,8 +32,8 @@ def check_process() -> None:
     """Raise `LearnerError` in a process that cannot train: a fork of one in which JAX ran, or one that is importing the
     main script before it gets its work.
 
-    A worker of a loader that imports the script ends instead, at once and without a word: the process that started it
-    raises the error.
+    A worker of a loader that imports the script exits instead, without output: the process that started it raises the
+    error.
     """
     if _without_threads:
         raise LearnerError(
@@ -66,8 +66,8 @@ def forks_workers(data: Any) -> bool:
 def check_main_script() -> None:
     """Raise `LearnerError` unless worker processes can import the main script.
 
-    One process tries it, once in the life of this one, and is sent next to nothing. Notebooks, `python -c` and
-    `python -m package` have no script that is imported.
+    A trial process imports it, once in the life of this process. Notebooks, `python -c` and `python -m package` have no
+    script that is imported.
     """
     check_process()
     script = _main_script()
@@ -80,7 +80,7 @@ def check_main_script() -> None:
 
 
 def _before_fork() -> None:
-    # In the parent, because the child may wait for ever for the lock that this takes.
+    # In the parent, because the child may wait without end for the lock that this takes.
     global _jax_ran
     _jax_ran = xla_bridge.backends_are_initialized()
 

@@ -1,5 +1,6 @@
 """Overview of a run before it trains: its model, steps, memory and work."""
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -10,18 +11,21 @@ import jax
 
 from learner.diagnostics.sharding_report import PARTS, memory_of, placed_arrays
 from learner.events import Message, Overview
-from learner.models.arrays import arrays_of
-from learner.renderers.overview import needs
+from learner.models.array_info import array_infos
+from learner.renderers.overview_text import needs
+from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.flops import step_flops
-from learner.steps.program import Feed, ResidentBatches
-from learner.strategies import Strategy
-from learner.training.dispatch_plan import Planned
+from learner.strategies.base import Strategy
+from learner.training.definition import TrainingDefinition
+from learner.training.dispatch_plan import Planned, planned
+from learner.training.inputs import run_length
 from learner.training.oom import OomContext
-from learner.training.preflight import run_length
+from learner.training.preflight import read_checked
 from learner.training.run import Run
 from learner.training.run_metadata import optimizer_text
 from learner.training.step_checks import Tracing
 
+__all__ = ["Overview", "announce_overview", "build_overview"]
 PyTree = Any
 
 
@@ -38,16 +42,19 @@ def announce_overview(plan: Planned, run: Run) -> None:
     run.reporter.put(Message(time.time(), logging.INFO, text))
 
 
-def build_overview(plan: Planned, compiled: bool) -> Overview:
+def build_overview(definition: TrainingDefinition, train: Any, valid: Any, compiled: bool) -> Overview:
     """Return the overview of a run that is not opened; with `compiled`, compile the training and add the memory that it
-    needs.
+    needs. The first batches of the data are read.
     """
-    feed = plan.feed()
-    overview = overview_of(plan, feed)
-    if not compiled:
-        return overview
-    peak, temporaries = _compiled(plan, feed)
-    return dataclasses.replace(overview, peak=peak, temporaries=temporaries)
+    inputs = read_checked(definition, train, valid)
+    with contextlib.closing(inputs):
+        plan = planned(definition, inputs)
+        feed = plan.feed()
+        overview = overview_of(plan, feed)
+        if not compiled:
+            return overview
+        peak, temporaries = _compiled(plan, feed)
+        return dataclasses.replace(overview, peak=peak, temporaries=temporaries)
 
 
 def overview_of(plan: Planned, feed: Feed) -> Overview:
@@ -60,8 +67,8 @@ def overview_of(plan: Planned, feed: Feed) -> Overview:
         flops = step_flops(step, shapes, plan.batch())
     return Overview(
         time.time(),
-        model=f"{step.family.name} ({step.family.kind})",
-        arrays=arrays_of(step.family, plan.state.params, plan.state.model_state),
+        model=f"{step.adapter.name} ({step.adapter.kind})",
+        arrays=array_infos(step.adapter, plan.state.params, plan.state.model_state),
         optimizer=None if step.optimizer is None else optimizer_text(step.optimizer),
         strategy=strategy.description,
         devices=len(strategy.devices),

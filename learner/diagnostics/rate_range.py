@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import math
 
 import numpy as np
 
 from learner.errors import one_error
 from learner.events import Event, Listener, StepsEnded
 from learner.training.stopping import Interrupter
+from learner.util.number_checks import is_finite
 from learner.util.text import aligned, short
 
 ROWS = 12  # of the table
@@ -108,7 +108,7 @@ class RangeTest:
 
 
 def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
-    """The means of `RangeTest.smoothed`: `sum(s**(i-j) * loss[j]) / sum(s**(i-j))` over j up to i.
+    """Return the means of `RangeTest.smoothed`: `sum(s**(i-j) * loss[j]) / sum(s**(i-j))` over j up to i.
 
     >>> smoothed(np.array([1.0, 2.0, 4.0]), 0.5).round(3).tolist()
     [1.0, 1.667, 3.0]
@@ -172,20 +172,16 @@ class RangeTestListener(Listener):
 
 def check_range(lowest: float, highest: float, steps: int, smoothing: float, diverges: float) -> None:
     """Raise one `LearnerError` with all problems of the arguments of `Learner.find_lr`."""
-
-    def number(value: object) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
     problems = []
-    if not number(lowest) or lowest <= 0:
+    if not is_finite(lowest) or lowest <= 0:
         problems.append(f"lowest is {lowest!r}; it needs a rate greater than 0")
-    if not number(highest) or (number(lowest) and highest <= lowest):
+    if not is_finite(highest) or (is_finite(lowest) and highest <= lowest):
         problems.append(f"highest is {highest!r}; it needs a rate greater than the lowest, {lowest!r}")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 2:
         problems.append(f"steps is {steps!r}; it needs a whole number, 2 or more")
-    if not number(smoothing) or not 0 <= smoothing < 1:
+    if not is_finite(smoothing) or not 0 <= smoothing < 1:
         problems.append(f"smoothing is {smoothing!r}; it needs a number from 0 to below 1")
-    if not number(diverges) or diverges <= 1:
+    if not is_finite(diverges) or diverges <= 1:
         problems.append(f"diverges is {diverges!r}; it needs a number greater than 1")
     if problems:
         raise one_error(problems, "the range of rates cannot be tested", code="learner-find-lr-arguments")

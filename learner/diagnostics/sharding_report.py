@@ -2,18 +2,17 @@
 is created and nothing is trained.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from learner.steps.program import Feed
-from learner.steps.state import TrainState
-from learner.steps.step import Step
-from learner.strategies import Strategy
-from learner.training.dispatch_plan import decide_dispatch, feeder_for, make_runner
+from learner.steps.buffers import Feed
+from learner.steps.train_state import TrainState
+from learner.training.definition import TrainingDefinition
+from learner.training.dispatch_plan import planned
 from learner.training.executor import Runner
-from learner.training.options import Options
-from learner.training.preflight import Inputs
+from learner.training.preflight import read_checked
 from learner.util.text import aligned, size
 from learner.util.trees import named_leaves
 
@@ -130,24 +129,15 @@ class ShardingReport:
         return [["program, per device", "arguments", "outputs", "aliased", "temporaries", "peak (at most)"], *rows]
 
 
-def sharding_report(
-    options: Options, step: Step, shapes: TrainState, strategy: Strategy, inputs: Inputs
-) -> ShardingReport:
-    """Compile the programs of a run before it trains, and return their sharding report.
-
-    Args:
-      options: of the builder.
-      step: the definition of its steps.
-      shapes: of the first state.
-      strategy: where it would run.
-      inputs: the data, of which the first batch is there.
+def build_sharding_report(definition: TrainingDefinition, train: Any, valid: Any) -> ShardingReport:
+    """Compile the programs of a run before it trains, and return their sharding report. The first batches of the data
+    are read.
     """
-    state = strategy.placed_shapes(shapes)
-    runner = make_runner(step, state, strategy)
-    feeder, plan = feeder_for(inputs, "train", strategy, options, lambda text: None)
-    loop = decide_dispatch(runner, feeder, plan, options, "train", strategy).loop
-    memory = memory_of(runner, feeder.example() if loop else feeder.example_alone(), loop)
-    return ShardingReport(strategy.description, len(strategy.devices), placed_arrays(state), memory)
+    with contextlib.closing(read_checked(definition, train, valid)) as inputs:
+        plan = planned(definition, inputs)
+        memory = memory_of(plan.runner, plan.feed(), plan.feeder.loop)
+        strategy = plan.strategy
+        return ShardingReport(strategy.description, len(strategy.devices), placed_arrays(plan.state), memory)
 
 
 def memory_of(runner: Runner, feed: Feed, loop: bool) -> tuple[ProgramMemory, ...]:

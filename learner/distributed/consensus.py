@@ -41,11 +41,11 @@ class Consensus:
         self.reason: str | None = None
         self.save, self.halted, self.since = False, False, 0.0
 
-    def sync(self, word: Callable[[], Mapping[str, Any]], step: int | None = None) -> None:
+    def sync(self, local_status: Callable[[], Mapping[str, Any]], step: int | None = None) -> None:
         """Synchronize between two dispatches, if it is time; all processes call it equally often.
 
         Args:
-          word: called if the processes synchronize now; returns the local status: `reason`, `save`, `since`, `halted`,
+          local_status: called if the processes synchronize now; returns `reason`, `save`, `since`, `halted`,
             and `pace`, the number of steps in half a second.
           step: optimizer steps so far; None within a validation.
         """
@@ -53,7 +53,7 @@ class Consensus:
         if self._turns < self._next:
             return
         step_time = (self._clock() - self._met) / (self._turns - self._turned)
-        statuses = self._hosts.all_gather_json({**word(), "step_time": step_time}, "turn")
+        statuses = self._hosts.all_gather_json({**local_status(), "step_time": step_time}, "turn")
         self.reason = self.reason or next((str(status["reason"]) for status in statuses if status["reason"]), None)
         self.save = self.save or any(status["save"] for status in statuses)
         self.halted = self.halted or any(status["halted"] for status in statuses)

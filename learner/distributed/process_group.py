@@ -1,14 +1,14 @@
 """The processes of one run, on one machine or many, and their communication.
 
-    connect("10.0.0.1:1234", num_processes=2, process_id=0)  # in process 0, before JAX is used; 1 in the other one
+    init_distributed("10.0.0.1:1234", num_processes=2, process_id=0)  # in process 0, before JAX is used
     here = hosts()
     here.all_gather_json({"stop": False})  # in both: [{'stop': False}, {'stop': False}]
 
-They meet in the key-value store of JAX's coordination service, which process 0 holds. It costs the devices nothing, and
-two messages per process and meeting, some 1 ms between processes of one machine. Devices exchange their arrays without
-it.
+They exchange values in the key-value store of JAX's coordination service, which process 0 holds. It costs the devices
+nothing, and two messages per process and meeting, some 1 ms between processes of one machine. Devices exchange their
+arrays without it.
 
-A process that ends without a word is found by JAX's heartbeats: JAX then ends the others, from C++, by SIGABRT.
+JAX's heartbeats find a process that ends without notice: JAX then ends the others, from C++, by SIGABRT.
 """
 
 import abc
@@ -23,18 +23,19 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge  # the store and the state of JAX have no public names
 
 from learner.errors import LearnerError, ProcessError
+from learner.util.number_checks import is_int
 
 Json = Any
 
 MEETING = 300.0  # seconds
-SLICES = (0.1, 1.0)  # seconds of the first and of any later wait; Python runs in between, so that signals are heard
+SLICES = (0.1, 1.0)  # seconds of the first and of any later wait; Python handles signals only in between
 SHOWN, LONGEST = 6, 120  # places where values differ, and characters of each
 
 ONCE = "what process 0 does alone"
@@ -43,10 +44,10 @@ FAILED, LEFT = "learner/failed", "learner/left"
 LAUNCH = """\
 pass the address of process 0, how many processes there are, and which one this is (from 0):
   learner fit CONFIG --coordinator HOST:PORT --num_processes N --process_id I
-  learner.connect("HOST:PORT", num_processes=N, process_id=I)"""
+  learner.init_distributed("HOST:PORT", num_processes=N, process_id=I)"""
 
 
-def connect(
+def init_distributed(
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
@@ -58,7 +59,7 @@ def connect(
 
     Without arguments JAX finds the cluster: SLURM, Open MPI, Kubernetes (with the package `kubernetes`), Cloud TPU. A
     process that is connected already stays as it is. On CPUs the processes exchange arrays by gloo. JAX's own service
-    for SIGTERM is turned off: Python hears the signal, and learner stops all processes of a run at the same step.
+    for SIGTERM is turned off: Python receives the signal, and learner stops all processes of a run at the same step.
 
     Args:
       coordinator: `HOST:PORT` of process 0, as the others reach it; the port is any that is free there.
@@ -72,36 +73,27 @@ def connect(
         use already, or the coordinator cannot be reached. (When process 0 waits in vain for the others, JAX ends it by
         SIGABRT.)
 
-    >>> connect("localhost:1234", num_processes=2)
+    >>> init_distributed("localhost:1234", num_processes=2)
     Traceback (most recent call last):
     learner.errors.LearnerError: process_id is missing: coordinator, num_processes and process_id belong together
     """
-    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    _check_given(given)
-    explicit = coordinator is not None
+    _check_arguments({"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id})
     if distributed.global_state.client is not None:
-        state = distributed.global_state
-        if explicit and (num_processes, process_id) != (state.num_processes, state.process_id):
-            raise LearnerError(
-                f"this is process {state.process_id} of {state.num_processes} already: it cannot become process "
-                f"{process_id} of {num_processes}",
-                code="process-already-connected",
-                process_id=process_id,
-                num_processes=num_processes,
-            )
+        _check_same_place(num_processes, process_id)
         return
     if xla_bridge.backends_are_initialized():
         raise LearnerError(
-            "JAX is in use already, and processes are connected before: call connect first, before any array is made "
-            "and before jax.devices() (an import may do it, too)",
+            "JAX is in use already, and processes are connected before: call init_distributed first, before any "
+            "array is made and before jax.devices() (an import may do it, too)",
             code="process-jax-in-use",
         )
+    # These wait in Python and raise errors. JAX would end this process from C++ for the same reasons.
     if coordinator is not None and process_id:
-        _reach(coordinator, process_id, timeout)
+        _wait_for_coordinator(coordinator, process_id, timeout)
     elif coordinator is not None:
         _check_port_is_free(coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from Python
-    try:
+    with _connection_errors(coordinator, process_id):
         jax.distributed.initialize(
             coordinator_address=coordinator,
             num_processes=num_processes,
@@ -109,15 +101,35 @@ def connect(
             initialization_timeout=max(1, round(timeout)),
             heartbeat_timeout_seconds=max(1, round(heartbeat)),
         )
+
+
+def _check_same_place(num_processes: int | None, process_id: int | None) -> None:
+    """Raise if this process is connected already, as another one than the arguments name."""
+    state = distributed.global_state
+    if process_id is not None and (num_processes, process_id) != (state.num_processes, state.process_id):
+        raise LearnerError(
+            f"this is process {state.process_id} of {state.num_processes} already: it cannot become process "
+            f"{process_id} of {num_processes}",
+            code="process-already-connected",
+            process_id=process_id,
+            num_processes=num_processes,
+        )
+
+
+@contextlib.contextmanager
+def _connection_errors(coordinator: str | None, process_id: int | None) -> Iterator[None]:
+    """Raise what JAX raises while it connects as errors that say how to go on."""
+    try:
+        yield
     except ValueError as error:
-        if explicit:
+        if coordinator is not None:
             raise
         raise LearnerError(
             f"no cluster was found: JAX knows SLURM, Open MPI, Kubernetes and Cloud TPU by itself. Elsewhere {LAUNCH}",
             code="process-cluster-missing",
         ) from error
     except RuntimeError as error:
-        if not explicit:
+        if coordinator is None:
             raise LearnerError(
                 f"the processes of the cluster could not be connected: {error}. Or {LAUNCH}",
                 code="process-cluster-unconnected",
@@ -130,7 +142,8 @@ def connect(
         ) from error
 
 
-def _check_given(given: dict[str, Any]) -> None:
+def _check_arguments(given: dict[str, Any]) -> None:
+    """Raise unless none of the arguments is given, or all of them with possible values."""
     missing = [name for name, value in given.items() if value is None]
     if missing and len(missing) < len(given):
         absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
@@ -147,7 +160,7 @@ def _check_given(given: dict[str, Any]) -> None:
             coordinator=coordinator,
         )
     for name, value, least in (("num_processes", num_processes, 1), ("process_id", process_id, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_int(value) or value < least:
             raise LearnerError(
                 f"{name} is {value!r}: give a whole number, {least} or more",
                 code="data-number-value",
@@ -188,8 +201,8 @@ def _check_port_is_free(coordinator: str) -> None:
             ) from error
 
 
-def _reach(coordinator: str, process_id: int, timeout: float) -> None:
-    """Wait until process 0 listens. JAX would wait as long, and then end this process from C++."""
+def _wait_for_coordinator(coordinator: str, process_id: int, timeout: float) -> None:
+    """Block until process 0 listens. JAX would wait as long, and then end this process from C++."""
     end = time.monotonic() + timeout
     host = coordinator.rpartition(":")[0].strip("[]")
     while True:
@@ -222,11 +235,11 @@ class ProcessGroup(abc.ABC):
     count: int
 
     @abc.abstractmethod
-    def all_gather_json(self, word: Json, what: str = "") -> list[Json]:
-        """Wait for all processes, and returns the words of all, in their order, as JSON has them (tuples are lists).
+    def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
+        """Wait for all processes, and return the values of all, in their order, as JSON has them (tuples are lists).
 
         Args:
-          word: JSON.
+          value: JSON.
           what: the meeting's name.
 
         Raises:
@@ -240,7 +253,7 @@ class ProcessGroup(abc.ABC):
         """
 
     def raise_if_peer_failed(self) -> None:  # noqa: B027 (a single process has no peers)
-        """Raises `ProcessError` if another process has failed. It waits for nobody."""
+        """Raise `ProcessError` if another process has failed. It does not wait."""
 
     def agree(self, what: str, value: Json) -> None:
         """Verify that all processes have the same value.
@@ -271,10 +284,10 @@ class ProcessGroup(abc.ABC):
         5
         """
         if self.index:
-            word = self.all_gather_json(None, ONCE)[0]
-            if "raised" in word:
-                raise LearnerError(word["raised"], code="process-once-failed")
-            return word["returned"]
+            outcome = self.all_gather_json(None, ONCE)[0]
+            if "raised" in outcome:
+                raise LearnerError(outcome["raised"], code="process-once-failed")
+            return outcome["returned"]
         try:
             returned = function()
         except LearnerError as error:
@@ -296,9 +309,9 @@ class SingleProcess(ProcessGroup):
 
     index, count = 0, 1
 
-    def all_gather_json(self, word: Json, what: str = "") -> list[Json]:
+    def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
         """See `ProcessGroup`."""
-        return [word]
+        return [value]
 
     def agree(self, what: str, value: Json) -> None:
         """See `ProcessGroup`."""
@@ -310,8 +323,8 @@ class SingleProcess(ProcessGroup):
 class Connected(ProcessGroup):
     """One of several processes.
 
-    Every meeting has a number. The processes leave their words under it; process 0 collects them, leaves them in one
-    piece, and removes the meeting before, which everybody has left.
+    Every meeting has a number. The processes store their values under it. Process 0 collects them, stores them all
+    as one value, and removes the meeting before, which all processes have left.
 
     Args:
       client: of JAX's coordination service.
@@ -328,63 +341,65 @@ class Connected(ProcessGroup):
         self._number = 0
         self._over = ""  # why there are no more meetings
 
-    def all_gather_json(self, word: Json, what: str = "") -> list[Json]:
+    def all_gather_json(self, value: Json, what: str = "") -> list[Json]:
         """See `ProcessGroup`."""
-        text = json.dumps([what, word])
+        text = json.dumps([what, value])
         if self._over:
             raise ProcessError(self._over, code="process-run-over")
         self._number += 1
         end = time.monotonic() + self._timeout
         prefix = f"{self._place}/{self._number}"
         if self.index == 0:
-            together = f"[{', '.join(self._collected(prefix, text, end))}]"
-            self._ask(self._client.key_value_set, f"{prefix}/all", together)
+            answers_text = f"[{', '.join(self._collected(prefix, text, end))}]"
+            self._ask(self._client.key_value_set, f"{prefix}/all", answers_text)
             # All processes have arrived here, so all have read the result of the meeting before.
             self._ask(self._client.key_value_delete, self._before)
             self._before = prefix
         else:
             self._ask(self._client.key_value_set, f"{prefix}/{self.index}", text)
-            together = self._awaited(prefix, "all", end)
-        answers: list[tuple[str, Json]] = json.loads(together)
+            answers_text = self._awaited(prefix, "all", end)
+        answers: list[tuple[str, Json]] = json.loads(answers_text)
         if len({name for name, _ in answers}) > 1:
-            where = ", ".join(f"process {index} at {name!r}" for index, (name, _) in enumerate(answers))
+            places = ", ".join(f"process {index} at {name!r}" for index, (name, _) in enumerate(answers))
             raise ProcessError(
-                f"the processes of the run do different things: {where}. Their data must have equally many batches, "
+                f"the processes of the run do different things: {places}. Their data must have equally many batches, "
                 "and hooks and metrics may not differ between them",
                 code="process-order-differs",
             )
-        return [word for _, word in answers]
+        return [value for _, value in answers]
 
     def fail(self, text: str) -> None:
         """See `ProcessGroup`."""
         if self._over:
             return  # the others know, from this process or from another
         self._over = f"process {self.index} has failed, and meets the others no more: {text}"
-        _tell(self._client, self.index, self._run, text)
+        _store_failure(self._client, self.index, self._run, text)
 
     def _collected(self, prefix: str, text: str, end: float) -> list[str]:
-        words = {0: text}
-        while len(words) < self.count:
+        """Return the values of all processes, in their order. It is called in process 0."""
+        texts = {0: text}
+        while len(texts) < self.count:
             # Reads are blocking and one at a time. After the first, a listing returns most of the others at once.
-            latest = max(set(range(self.count)) - set(words))
-            words[latest] = self._awaited(prefix, str(latest), end)
-            if len(words) < self.count:  # most of the rest is there by now
-                words |= {index: word for index, word in self._under(prefix).items() if index}
-        return [words[index] for index in range(self.count)]
+            latest = max(set(range(self.count)) - set(texts))
+            texts[latest] = self._awaited(prefix, str(latest), end)
+            if len(texts) < self.count:  # most of the rest has been stored by now
+                texts |= {index: text for index, text in self._under(prefix).items() if index}
+        return [texts[index] for index in range(self.count)]
 
     def _awaited(self, prefix: str, name: str, end: float) -> str:
+        """Block until a value is stored, and return it. Raise if its process fails or does not come in time."""
         # A blocking read cannot be interrupted: short ones let this process notice the failure of another.
         seconds = SLICES[0]
         while True:
             try:
                 wait = max(1, round(1000 * min(seconds, end - time.monotonic())))
-                word: str = self._client.blocking_key_value_get(f"{prefix}/{name}", wait)
-                return word
+                text: str = self._client.blocking_key_value_get(f"{prefix}/{name}", wait)
+                return text
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise self._lost(error) from error
             self.raise_if_peer_failed()
-            if self.index == 0:  # process 0 stores no word: mark it as present for the check of missing processes
+            if self.index == 0:  # process 0 stores no value: mark it as present for the check of missing processes
                 self._ask(self._client.key_value_set, f"{prefix}/0", "null", True)
             if time.monotonic() >= end:
                 raise self._missed(prefix)
@@ -398,6 +413,7 @@ class Connected(ProcessGroup):
             raise ProcessError(self._over, code="process-run-over")
 
     def _missed(self, prefix: str) -> ProcessError:
+        """Report that processes are missing at a meeting, and return the error that names them."""
         came = {self.index, *self._under(prefix), *self._failed()}
         missing = [index for index in range(self.count) if index not in came]
         text = (
@@ -417,11 +433,13 @@ class Connected(ProcessGroup):
         return {index: text for index, (run, text) in answers.items() if run is None or run >= self._run}
 
     def _under(self, prefix: str) -> dict[int, str]:
+        """Return the values that are stored under a prefix, by the index of their process."""
         entries = self._ask(self._client.key_value_dir_get, prefix)
         texts = {key.rpartition("/")[2]: value for key, value in entries}
         return {int(name): value for name, value in texts.items() if name.isdigit()}
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the client. Raise `ProcessError` if the coordination service cannot be reached."""
         try:
             return function(*arguments)
         except jax.errors.JaxRuntimeError as error:
@@ -435,12 +453,13 @@ class Connected(ProcessGroup):
         )
 
 
-def _tell(client: Any, index: int, run: int | None, text: str) -> None:
+def _store_failure(client: Any, index: int, run: int | None, text: str) -> None:
+    """Store a failure of a run, or of all runs if `run` is None, where the other processes look for one."""
     try:
         client.key_value_set(f"{FAILED}/{index}", json.dumps([run, text]), True)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0]
-        print(f"learner: the other processes could not be told of this failure: {reason}", file=sys.stderr)
+        print(f"learner: this failure could not be reported to the other processes: {reason}", file=sys.stderr)
 
 
 def leave(text: str, patience: float = 5.0) -> None:
@@ -459,7 +478,7 @@ def leave(text: str, patience: float = 5.0) -> None:
     client, index = state.client, state.process_id
     if client is None or state.num_processes == 1:
         return
-    _tell(client, index, None, text)
+    _store_failure(client, index, None, text)
     end = time.monotonic() + patience * (1 if index else 1.5)  # the others are lost without process 0
     try:
         client.key_value_set(f"{LEFT}/{index}", "", True)
@@ -477,7 +496,7 @@ _runs = itertools.count(1)
 
 
 def hosts(timeout: float = MEETING) -> ProcessGroup:
-    """Return the processes of this one's cluster: those of `connect`, or of another call of
+    """Return the processes of this one's cluster: those of `init_distributed`, or of another call of
     `jax.distributed.initialize`.
 
     Every run calls it once, in the same order in all processes: messages of one run do not reach the next.
@@ -517,10 +536,10 @@ def _difference(what: str, values: Sequence[Json]) -> str:
     paths = [path for path in dict.fromkeys(itertools.chain(*flat)) if len({leaves.get(path) for leaves in flat}) > 1]
     lines = []
     for path in paths[:SHOWN]:
-        who = collections.defaultdict(list)
+        processes_with = collections.defaultdict(list)
         for index, leaves in enumerate(flat):
-            who[leaves.get(path, "missing")].append(index)
-        values = "; ".join(f"{text[:LONGEST]} in {_named(processes)}" for text, processes in who.items())
+            processes_with[leaves.get(path, "missing")].append(index)
+        values = "; ".join(f"{text[:LONGEST]} in {_named(processes)}" for text, processes in processes_with.items())
         lines.append(f"{path} is {values}" if path else values)
     title = f"the processes of the run differ in {what}:"
     if paths == [""]:
@@ -537,7 +556,7 @@ def _leaves(value: Json, prefix: str = "") -> dict[str, str]:
         return {prefix: json.dumps(value)}
     items = value.items() if isinstance(value, dict) else enumerate(value)
     return {
-        where: text
+        path: text
         for key, item in items
-        for where, text in _leaves(item, f"{prefix}.{key}" if prefix else str(key)).items()
+        for path, text in _leaves(item, f"{prefix}.{key}" if prefix else str(key)).items()
     }

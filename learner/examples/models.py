@@ -35,14 +35,14 @@ class MLP(nnx.Module):
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """`[batch, ...]` to logits `[batch, features[-1]]`."""
+        """Map `[batch, ...]` to logits `[batch, features[-1]]`."""
         x = images.reshape(images.shape[0], -1)
         for layer in self.layers[:-1]:
             x = self.dropout(nnx.relu(layer(x)))
         return self.layers[-1](x)
 
     def train_step(self, batch: Batch) -> ClassificationOutput:
-        """Cross-entropy of `batch["image"]` against `batch["label"]`."""
+        """Return the cross-entropy of `batch["image"]` against `batch["label"]`."""
         return ClassificationOutput.from_logits(self(batch["image"]), batch["label"])
 
     valid_step = train_step
@@ -68,14 +68,14 @@ class CNN(nnx.Module):
         self.head = nnx.Linear(rest * rest * channels[-1], classes, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """`[batch, size, size]` to logits `[batch, classes]`."""
+        """Map `[batch, size, size]` to logits `[batch, classes]`."""
         x = images[..., None]
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = nnx.max_pool(nnx.relu(norm(convolution(x))), (2, 2), strides=(2, 2))
         return self.head(self.dropout(x.reshape(x.shape[0], -1)))
 
     def train_step(self, batch: Batch) -> ClassificationOutput:
-        """Cross-entropy of `batch["image"]` against `batch["label"]`."""
+        """Return the cross-entropy of `batch["image"]` against `batch["label"]`."""
         return ClassificationOutput.from_logits(self(batch["image"]), batch["label"])
 
     valid_step = train_step
@@ -97,14 +97,14 @@ class Regressor(nnx.Module):
         self.head = nnx.Linear(hidden[-1], 1, rngs=rngs)
 
     def __call__(self, features: jax.Array) -> jax.Array:
-        """`[batch, inputs]` to predictions `[batch]`."""
+        """Map `[batch, inputs]` to predictions `[batch]`."""
         x = features
         for layer in self.layers:
             x = self.dropout(nnx.tanh(layer(x)))
         return self.head(x)[:, 0]
 
     def train_step(self, batch: Batch) -> RegressionOutput:
-        """Squared error of the prediction for `batch["features"]` against `batch["target"]`."""
+        """Return the squared error of the prediction for `batch["features"]` against `batch["target"]`."""
         return RegressionOutput.from_predictions(self(batch["features"]), batch["target"])
 
     valid_step = train_step
@@ -125,7 +125,7 @@ class Attention(nnx.Module):
         self.join = nnx.Linear(width, width, use_bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, length, width]` to the same; a position sees itself and those before it."""
+        """Map `[batch, length, width]` to an array of the same shape; a position sees itself and those before it."""
         batch, length, width = x.shape
         split = self.project(x).reshape(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split[:, :, 0], split[:, :, 1], split[:, :, 2]
@@ -134,7 +134,7 @@ class Attention(nnx.Module):
 
 
 def rotate(x: jax.Array) -> jax.Array:
-    """Turns pairs of numbers by an angle that grows with the position: `[batch, length, heads, size]`, size even."""
+    """Rotate pairs of numbers by an angle that grows with the position: `[batch, length, heads, size]`, size even."""
     length, half = x.shape[1], x.shape[3] // 2
     frequency = 10000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.outer(jnp.arange(length, dtype=jnp.float32), frequency)[None, :, None, :]
@@ -155,7 +155,7 @@ class Block(nnx.Module):
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, length, width]` to the same."""
+        """Map `[batch, length, width]` to an array of the same shape."""
         x = x + self.dropout(self.attention(self.norm_attention(x)))
         return x + self.dropout(self.narrow(nnx.gelu(self.widen(self.norm_dense(x)))))
 
@@ -189,14 +189,14 @@ class CharTransformer(nnx.Module):
         self.head = nnx.Linear(width, characters, rngs=rngs)
 
     def __call__(self, text: jax.Array) -> jax.Array:
-        """Characters `[batch, length]` (integers) to logits `[batch, length, characters]`."""
+        """Map characters `[batch, length]` (integers) to logits `[batch, length, characters]`."""
         x = self.dropout(self.embed(text))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
 
     def train_step(self, batch: Batch) -> SequenceOutput:
-        """Cross-entropy of the characters that follow, `batch["target"]`."""
+        """Return the cross-entropy of the characters that follow, `batch["target"]`."""
         return SequenceOutput.from_logits(self(batch["text"]), batch["target"])
 
     valid_step = train_step

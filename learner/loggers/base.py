@@ -93,22 +93,22 @@ class RunLogger(Listener):
             self.message(event)
 
     def started(self, event: RunStarted) -> None:
-        """The run begins or is resumed."""
+        """Called when the run starts or is resumed."""
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
-        """Optimizer steps that are due: their numbers, and for each metric float32 values of the same length."""
+        """Called with the numbers of the optimizer steps that are due, and float32 values of each metric at them."""
 
     def split(self, event: SplitEnded) -> None:
-        """The values of a split."""
+        """Called with the values of a split."""
 
     def message(self, event: Message) -> None:
-        """A message, at any time."""
+        """Called with a message, at any time."""
 
     def ended(self, event: RunEnded) -> None:
-        """The run completed, or was stopped."""
+        """Called when the run is completed or stopped."""
 
     def failed(self, event: RunFailed) -> None:
-        """The run ended with an error."""
+        """Called when the run ends with an error."""
 
 
 def steps_due(event: StepsEnded, every: int | None) -> tuple[range, slice]:

@@ -14,12 +14,12 @@ from learner.errors import LearnerError
 from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR, refuse_missing
 from learner.loggers.exactly_once import ExactlyOnceLogger
-from learner.loggers.flat import flat
-from learner.loggers.png import pixels
+from learner.loggers.flat_settings import plain_settings
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
 from learner.util.json_values import encode
+from learner.util.png import pixels
 
 T = TypeVar("T")
 MOST_METRICS, MOST_OTHERS = 1000, 100  # that MLflow takes in one request
@@ -96,7 +96,7 @@ class MLflow(ExactlyOnceLogger):
         self._uri, self._experiment, self._name = tracking_uri, experiment, run_name
         self._client: Any = None
         self._waiting: list[Any] = []
-        self._said: collections.deque[str] = collections.deque(maxlen=MOST_MESSAGES)
+        self._messages: collections.deque[str] = collections.deque(maxlen=MOST_MESSAGES)
         self._from = ""
         self._sent = clock()
 
@@ -120,7 +120,7 @@ class MLflow(ExactlyOnceLogger):
         from mlflow.tracking import MlflowClient
 
         self._metric, self._client = Metric, MlflowClient(self._uri)
-        facts = {f"learner.{key}": str(value) for key, value in flat(event.environment).items()}
+        facts = {f"learner.{key}": str(value) for key, value in plain_settings(event.environment).items()}
         tags = {**facts, "learner.training.directory": str(event.directory.absolute())}
         if event.commit is not None:
             tags["mlflow.source.git.commit"] = event.commit
@@ -133,7 +133,7 @@ class MLflow(ExactlyOnceLogger):
             run = self._ask(self._client.create_run, self._experiment_id(), run_name=name)
             self.handed.id = run.info.run_id
         with self.handed.over():
-            params = {key_of(key): str(value) for key, value in flat(event.config).items()}
+            params = {key_of(key): str(value) for key, value in plain_settings(event.config).items()}
             self._log(params={key: value for key, value in params.items() if key not in known}, tags=tags)
             self._keep("config.json", event.config)
 
@@ -162,7 +162,7 @@ class MLflow(ExactlyOnceLogger):
     def message(self, event: Message) -> None:
         """Collect the message; all of them are sent at the end."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time))
-        self._said.append(f"{at} {logging.getLevelName(event.level):5} {event.text}\n")
+        self._messages.append(f"{at} {logging.getLevelName(event.level):5} {event.text}\n")
 
     def ended(self, event: RunEnded) -> None:
         """Send the summary and the status of the run."""
@@ -198,8 +198,8 @@ class MLflow(ExactlyOnceLogger):
 
     def _send_messages(self) -> None:
         """Upload the messages of this start of the run as a file."""
-        if self._said:
-            self._ask(self._client.log_text, self.handed.id, "".join(self._said), f"messages/{self._from}.txt")
+        if self._messages:
+            self._ask(self._client.log_text, self.handed.id, "".join(self._messages), f"messages/{self._from}.txt")
 
     def _picture(self, key: str, picture: np.ndarray, step: int, at: int) -> None:
         from PIL import Image

@@ -84,11 +84,11 @@ def _points(known: dict[str, set[tuple[int, int]]], history: History, key: str) 
     return known[key]
 
 
-def _from_the_end(file: BinaryIO, block: int = BLOCK) -> Iterator[tuple[int, bytes]]:
+def _from_the_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines from the last to the first, each with its end and its offset."""
     position, rest = file.seek(0, os.SEEK_END), b""
     while position > 0:
-        size = min(block, position)
+        size = min(BLOCK, position)
         position -= size
         file.seek(position)
         content = file.read(size) + rest

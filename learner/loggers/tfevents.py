@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from learner.loggers.flat import flat
-from learner.loggers.png import png
+from learner.loggers.flat_settings import plain_settings
 from learner.util.json_values import encode
+from learner.util.png import png
 from learner.util.text import utf8_safe
 
 LARGEST = 2**63
@@ -108,7 +108,7 @@ class Records:
         Returns:
           A function to call with the time when the run ends.
         """
-        given = {utf8_safe(name): _plain(value) for name, value in flat(config).items()}
+        given = {utf8_safe(name): _plain(value) for name, value in plain_settings(config).items()}
         experiment, begin, end = self._summaries.hparams(given, dict.fromkeys(keys, 0.0))
         self._add(wall, summary=experiment)
         self._add(wall, summary=begin)

@@ -11,9 +11,10 @@ from learner.errors import LearnerError
 from learner.events import Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR, refuse_missing
 from learner.loggers.exactly_once import ExactlyOnceLogger, new_id
-from learner.loggers.png import pixels
 from learner.loggers.secrets import resolve
+from learner.runs.flat_config import flat
 from learner.util.json_values import encode
+from learner.util.png import pixels
 
 MODES = ("online", "offline")
 SECONDS_TO_START = 30.0
@@ -85,7 +86,7 @@ class WandB(ExactlyOnceLogger):
                 settings=settings,
             )
         facts = {"environment": event.environment} | ({} if event.commit is None else {"commit": event.commit})
-        self._run.config.update(encode({**event.config, **facts}), allow_val_change=True)
+        self._run.config.update({**flat(encode(event.config)), **encode(facts)}, allow_val_change=True)
         self._run.define_metric("*", step_metric="step")
         self._step = -1
 

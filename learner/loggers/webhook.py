@@ -93,7 +93,7 @@ class Webhook(Listener):
         keys = self.monitors or ([event.monitor] if event.monitor else [])
         self._higher = {key: bool(directions[key]) for key in keys if directions.get(key) is not None}
         for key, higher in self._higher.items():
-            numbers = [value for _, _, value in event.history.get(key, ()) if is_number(value)]
+            numbers = [value for _, _, value in event.history.get(key, ()) if _can_be_best(value)]
             self._best[key] = (max if higher else min)(numbers, default=None)
         details = {name: getattr(event, name) for name in ("resumed", "config", "environment", "commit")}
         self._post("start", event, epoch=event.epoch, step=event.step, **details)
@@ -103,7 +103,7 @@ class Webhook(Listener):
             split, name = key.split("/", 1)
             value = event.values.get(name) if split == event.split else None
             before = self._best[key]
-            if is_number(value) and (before is None or (value > before if higher else value < before)):
+            if _can_be_best(value) and (before is None or (value > before if higher else value < before)):
                 self._best[key] = value
                 numbers = {"metric": key, "value": value, "before": before}
                 self._post("best", event, epoch=event.epoch, step=event.step, **numbers)
@@ -132,6 +132,6 @@ def address_problems(url: str) -> list[str]:
     return problems
 
 
-def is_number(value: float | str | None) -> TypeGuard[float]:
+def _can_be_best(value: float | str | None) -> TypeGuard[float]:
     """Return True for a number that can be the best: no text, and not NaN."""
     return isinstance(value, float | int) and not math.isnan(value)

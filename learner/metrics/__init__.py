@@ -3,20 +3,20 @@
 Fractions such as accuracies go from 0 to 1, without a unit, for every metric of this package: the numbers are those
 that scikit-learn gives. A value that is not defined, because nothing was counted, is NaN.
 
-`base` says what a metric is and how to write one's own. States to build it from are `Sum`, `Mean`, `Count`, `Fraction`
-and `Moments`.
+`base` defines the contract of a metric, also of your own ones. States to build them from are `CompensatedSum`,
+`WeightedMean`, `Count`, `Fraction` and `Moments`.
 """
 
 from learner.metrics.adaptors import Adapted
 from learner.metrics.aggregates import Aggregate
 from learner.metrics.base import (
     CollectingMetric,
+    CompensatedSum,
     HostMetric,
     Info,
-    Mean,
     Metric,
     MetricBase,
-    Sum,
+    WeightedMean,
     rows_mask,
 )
 from learner.metrics.bleu import BLEU
@@ -27,14 +27,15 @@ from learner.metrics.correlation import PearsonCorrelation, SpearmanCorrelation
 from learner.metrics.counts import Count, Fraction
 from learner.metrics.edits import CharacterErrorRate, WordErrorRate
 from learner.metrics.explained import R2, ExplainedVariance
-from learner.metrics.groups import By, Subset
 from learner.metrics.hamming import Hamming
-from learner.metrics.images import MSSSIM, PSNR, SSIM
+from learner.metrics.image_quality import MSSSIM, PSNR, SSIM
 from learner.metrics.kappa import CohenKappa, Matthews
 from learner.metrics.losses import Loss, Perplexity
 from learner.metrics.matrix import ConfusionMatrix
 from learner.metrics.means import MeanMetric
 from learner.metrics.moments import Moments
+from learner.metrics.on_text import OnText
+from learner.metrics.optimizer_step import GradientNorm, LearningRate, ParameterNorm, UpdateRatio
 from learner.metrics.overlaps import Dice, DicePerClass, IoU, IoUPerClass
 from learner.metrics.ranking import AUROC, AveragePrecision
 from learner.metrics.ranking_bins import BinnedAUROC, BinnedAveragePrecision
@@ -49,9 +50,9 @@ from learner.metrics.rouge import RougeL
 from learner.metrics.rows import kept_rows
 from learner.metrics.sequences import BitsPerCharacter, ExactMatch, TokenAccuracy
 from learner.metrics.speed import IterationSpeed, RowsPerSecond, TokensPerSecond
+from learner.metrics.subsets import By, Subset
 from learner.metrics.system import DeviceMemory, GPUUse, HostCPU, HostMemory
-from learner.metrics.texts import OnText
-from learner.metrics.training import GradientNorm, LearningRate, ParameterNorm, UpdateRatio
+from learner.util.discovery import export_classes
 
 __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "AUROC",
@@ -70,6 +71,7 @@ __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "CharacterErrorRate",
     "CohenKappa",
     "CollectingMetric",
+    "CompensatedSum",
     "ConfusionMatrix",
     "Count",
     "DeviceMemory",
@@ -94,7 +96,6 @@ __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "Loss",
     "MSSSIM",
     "Matthews",
-    "Mean",
     "MeanAbsoluteError",
     "MeanAbsolutePercentageError",
     "MeanMetric",
@@ -118,12 +119,14 @@ __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "SpearmanCorrelation",
     "Specificity",
     "Subset",
-    "Sum",
     "TokenAccuracy",
     "TokensPerSecond",
     "TopKAccuracy",
     "UpdateRatio",
+    "WeightedMean",
     "WordErrorRate",
     "kept_rows",
     "rows_mask",
 ]
+
+export_classes(__name__, MetricBase)

@@ -212,7 +212,9 @@ def _add(metric: Any, other: Any) -> None:
 
 
 def _add_moments(metric: Any, other: Any) -> None:
-    """Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979."""
+    """Merge moments as in Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979.
+    """
     a, b = (x.count[...].astype(jnp.float32) for x in (metric, other))
     both = jnp.maximum(a + b, 1)
     delta = other.mean[...] - metric.mean[...]

@@ -85,7 +85,7 @@ class Aggregate(Metric):
             unit=unit,
             description=f"of {', '.join(part.name for part in parts)}",
             fields=tuple(dict.fromkeys(field for part in parts for field in part.fields)),
-            asks=tuple(dict.fromkeys(what for part in parts for what in part.asks)),
+            requires=tuple(dict.fromkeys(what for part in parts for what in part.requires)),
             splits=tuple(s for s in ("train", "valid") if all(s in part.splits for part in parts)),
             per_step=parts[0].per_step,
             inner=tuple(parts),

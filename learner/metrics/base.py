@@ -16,7 +16,7 @@ A metric of one's own takes ten lines:
         fields = ("predictions", "targets")
 
         def init(self):
-            return Mean.zero()
+            return WeightedMean.zero()
 
         def update(self, state, output, info):
             return state.add(jnp.abs(output.predictions - output.targets), rows_mask(output))
@@ -54,7 +54,7 @@ class Info:
       grad_norm: float32 scalar, the global norm of the step's gradients. Known once a step's micro-batches are all
         done, so only metrics with `per_step = True` see it; `None` for others and in validation.
       update_norm: float32 scalar, the global norm of what the step changed the parameters by. `None` unless a
-        `per_step` metric of the split `asks` for it.
+        `per_step` metric of the split `requires` it.
       param_norm: float32 scalar, the global norm of the parameters that the step left; the same.
     """
 
@@ -108,19 +108,20 @@ class Metric(MetricBase, abc.ABC):
 
     The state is any pytree of arrays of fixed shapes. The value logged for a step is
     `compute(update(init(), output, info))` (updated once for each micro-batch of the step); the value of an epoch is
-    `compute` of all states merged. Count with integers and sum with `Mean` or `Sum`, which do not drift.
+    `compute` of all states merged. Count with integers, and sum with `WeightedMean` or `CompensatedSum`, which do not
+    drift.
 
     Attributes:
       fields: the fields of the step's output that it reads. A missing one is an error before anything is compiled.
       per_step: update once for each optimizer step, after the update, with `output=None` and the step's `info`, rather
         than once for each micro-batch. For metrics about the step itself: the rate, the gradients' norm.
-      asks: what of `Info` costs something, and is computed only where a metric asks for it: `update_norm`,
+      requires: the fields of `Info` that cost time and are computed only if a metric requires them: `update_norm`,
         `param_norm`.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
     per_step: ClassVar[bool] = False
-    asks: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -196,14 +197,14 @@ class HostMetric(MetricBase, abc.ABC):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Sum:
+class CompensatedSum:
     """A float32 sum that keeps the digits plain addition would lose: two float32, 48 bits together.
 
     A plain float32 sum is off by 5e-6 of itself after 40 000 batches; this one is right to the last digit. What `high`
     loses goes into `low`, which is carried over each time: left alone (Neumaier's form) it grows and loses digits too,
     and the sum is off by 6e-5 after a million additions.
 
-    >>> s = Sum.zero()
+    >>> s = CompensatedSum.zero()
     >>> for x in (1e8, 1.0, -1e8):
     ...     s = s.add(jnp.float32(x))
     >>> print(s.value())
@@ -239,21 +240,21 @@ class Sum:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Mean:
+class WeightedMean:
     """A weighted mean, `Σ(value·weight) / Σweight`. A value of weight 0 does not count, even if it is NaN.
 
-    >>> m = Mean.zero().add(jnp.array([1.0, 5.0, jnp.nan]), jnp.array([1, 3, 0]))
+    >>> m = WeightedMean.zero().add(jnp.array([1.0, 5.0, jnp.nan]), jnp.array([1, 3, 0]))
     >>> print(m.value())
     4.0
     """
 
-    total: Sum
-    weight: Sum
+    total: CompensatedSum
+    weight: CompensatedSum
 
     @classmethod
     def zero(cls) -> Self:
         """Return the mean of nothing; its value is NaN."""
-        return cls(Sum.zero(), Sum.zero())
+        return cls(CompensatedSum.zero(), CompensatedSum.zero())
 
     def add(self, values: Array, weights: Array | None = None) -> Self:
         """Add `values` of any shape, with `weights` of that shape or of its leading axes (None: 1 each).
@@ -267,8 +268,8 @@ class Mean:
         weights = jnp.asarray(weights, jnp.float32)
         if weights.shape != values.shape[: weights.ndim]:
             raise LearnerError(
-                f"Mean.add got values of shape {values.shape} and weights of shape {weights.shape}; the weights need "
-                "the same shape, or the first of its axes",
+                f"WeightedMean.add got values of shape {values.shape} and weights of shape {weights.shape}; the "
+                "weights need the same shape, or the first of its axes",
                 code="metric-weights-shape",
             )
         weights = jnp.broadcast_to(weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), values.shape)

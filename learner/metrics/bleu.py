@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, near
-from learner.metrics.arguments import is_int, is_number
 from learner.metrics.base import Array, Info, Metric
+from learner.metrics.class_arguments import is_integral, is_real
 from learner.metrics.counts import Count
 from learner.metrics.tokens import Ends, Tokens
 
@@ -87,12 +87,12 @@ def _matching_at_once(predicted: Tokens, target: Tokens, order: int) -> tuple[Ar
         if n > 1:  # a piece is one that is shorter by a token, and the token behind it
             same, overlapping = _longer(same, own, n), _longer(overlapping, across, n)
         places, others = jnp.arange(same.shape[1]), jnp.arange(overlapping.shape[2])
-        there = places[None] + n <= predicted.length[:, None]
+        counted = places[None] + n <= predicted.length[:, None]
         in_target = others[None] + n <= target.length[:, None]
         before = (same & (places[None] < places[:, None])[None]).sum(2, dtype=jnp.int32)
         room = (overlapping & in_target[:, None]).sum(2, dtype=jnp.int32)
-        matches.append(((before < room) & there).sum(1, dtype=jnp.int32))
-        pieces.append(there.sum(1, dtype=jnp.int32))
+        matches.append(((before < room) & counted).sum(1, dtype=jnp.int32))
+        pieces.append(counted.sum(1, dtype=jnp.int32))
     return jnp.stack(matches, 1), jnp.stack(pieces, 1)
 
 
@@ -154,7 +154,7 @@ class BLEU(Metric):
                 code="metric-bleu-smoothing-unknown",
                 smoothing=smoothing,
             )
-        if not is_int(order) or order < 1:
+        if not is_integral(order) or order < 1:
             raise LearnerError(
                 f"order of BLEU is {order!r}; it needs a whole number of tokens, 1 or more",
                 code="metric-bleu-order-value",
@@ -167,7 +167,7 @@ class BLEU(Metric):
                 value=value,
                 smoothing=smoothing,
             )
-        if value is not None and not (is_number(value) and 0 < value < math.inf):
+        if value is not None and not (is_real(value) and 0 < value < math.inf):
             raise LearnerError(
                 f"value of BLEU is {value!r}; it needs a positive number", code="metric-bleu-value", value=value
             )
@@ -203,7 +203,7 @@ class BLEU(Metric):
         return jnp.where(rows > 0, score, jnp.nan)
 
     def _logs(self, matches: Array, pieces: Array) -> Array:
-        """The logarithm of each precision."""
+        """Return the logarithm of each precision."""
         if self._smoothing == "add-k":
             more = jnp.where(jnp.arange(self._order) > 0, self._value, 0).astype(jnp.float32)
             matches, pieces = matches + more, pieces + more

@@ -6,8 +6,15 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from learner.metrics.arguments import as_int, choice_problem, ignore_label_problem, is_int, metric_name, refuse
-from learner.metrics.base import Array, Info, Mean, Metric, Sum
+from learner.metrics.base import Array, CompensatedSum, Info, Metric, WeightedMean
+from learner.metrics.class_arguments import (
+    as_int,
+    choice_problem,
+    ignore_label_problem,
+    is_integral,
+    metric_name,
+    refuse,
+)
 from learner.metrics.counts import Count
 from learner.metrics.means import MeanMetric
 from learner.metrics.scores import read_scores
@@ -49,7 +56,7 @@ class BrierScore(MeanMetric):
         self.name = metric_name("Brier Score", [], ignore_label)
         self.ignore_label = as_int(ignore_label)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
         errors = jnp.square(scores.probabilities() - scores.present().astype(jnp.float32))
@@ -70,11 +77,11 @@ class Bins:
     """
 
     counts: Count
-    confidence: Sum
+    confidence: CompensatedSum
     strange: Count
 
     def merge(self, other: Self) -> Self:
-        """The predictions of both."""
+        """Return the predictions of both."""
         return type(self)(
             self.counts.merge(other.counts),
             self.confidence.merge(other.confidence),
@@ -116,7 +123,7 @@ class CalibrationError(Metric):
         refuse(
             what,
             [
-                None if is_int(bins) and bins >= 1 else bins_problem,
+                None if is_integral(bins) and bins >= 1 else bins_problem,
                 choice_problem(what, "norm", norm, ("expected", "max")),
                 ignore_label_problem(what, ignore_label),
             ],
@@ -127,8 +134,8 @@ class CalibrationError(Metric):
         self._bins, self._norm = int(bins), norm
 
     def init(self) -> Bins:
-        """No predictions."""
-        return Bins(Count.zero((2, self._bins)), Sum.zero((self._bins,)), Count.zero())
+        """Return the state of no predictions."""
+        return Bins(Count.zero((2, self._bins)), CompensatedSum.zero((self._bins,)), Count.zero())
 
     def update(self, state: Bins, output: Any, info: Info) -> Bins:
         """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
@@ -145,7 +152,7 @@ class CalibrationError(Metric):
         return Bins(state.counts.plus(jnp.stack(counts)), state.confidence.add(sums), state.strange.add(strange))
 
     def merge(self, a: Bins, b: Bins) -> Bins:
-        """The predictions of both."""
+        """Return the predictions of both."""
         return a.merge(b)
 
     def compute(self, state: Bins) -> Array:

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from learner.metrics.arguments import Classes, is_number
 from learner.metrics.base import Array, Info
-from learner.metrics.confusion import FALSE, NEITHER, ClassMetric
+from learner.metrics.class_arguments import Classes, is_real
+from learner.metrics.class_counts import FALSE, NEITHER, ClassMetric
 from learner.metrics.counts import Count
 
 
@@ -35,7 +35,7 @@ class Precision(ClassMetric):
     description = "how often a prediction of a class is right, mean over classes, 0 to 1"
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
-        """`TP` and `TP + FP`."""
+        """Return `TP` and `TP + FP`."""
         return hits.value(), hits.merge(false).value()
 
 
@@ -60,7 +60,7 @@ class Recall(ClassMetric):
     description = "how many labels of a class are found, mean over classes, 0 to 1"
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
-        """`TP` and `TP + FN`."""
+        """Return `TP` and `TP + FN`."""
         return hits.value(), hits.merge(missed).value()
 
 
@@ -102,7 +102,7 @@ class BalancedAccuracy(ClassMetric):
         return state.merge(Count(added.high, jnp.where(others, jnp.uint32(0), added.low)))
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
-        """The sum of both recalls, and how many of them there are."""
+        """Return the sum of both recalls, and their number."""
         numerator, labels = hits.value(), hits.merge(missed).value()
         left, others = neither.value(), neither.merge(false).value()
         total = numerator / jnp.maximum(labels, 1) + left / jnp.maximum(others, 1)
@@ -131,7 +131,7 @@ class Specificity(ClassMetric):
     description = "how often a class is not predicted where it is not the label, mean over classes, 0 to 1"
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
-        """`TN` and `TN + FP`."""
+        """Return `TN` and `TN + FP`."""
         return neither.value(), neither.merge(false).value()
 
 
@@ -157,7 +157,7 @@ class Jaccard(ClassMetric):
     description = "what labels and predictions of a class have in common, of both together, mean over classes, 0 to 1"
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
-        """`TP` and `TP + FP + FN`."""
+        """Return `TP` and `TP + FP + FN`."""
         return hits.value(), hits.merge(false).merge(missed).value()
 
 
@@ -199,15 +199,15 @@ class FBeta(ClassMetric):
         ignore_label: int | None = None,
     ) -> None:
         self._beta = beta
-        self.base = f"F{beta:g}" if is_number(beta) else "F"
+        self.base = f"F{beta:g}" if is_real(beta) else "F"
         super().__init__(classes, average, threshold, top_k, ignore_label)
         self._square = float(beta) ** 2
 
     def _problem(self) -> str | None:
-        fits = is_number(self._beta) and 0 < self._beta < float("inf")
+        fits = is_real(self._beta) and 0 < self._beta < float("inf")
         return None if fits else f"beta of FBeta is {self._beta!r}; it needs a number above 0"
 
     def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
-        """`(1 + β²) TP` and that with `β² FN + FP`."""
+        """Return `(1 + β²) TP` and that with `β² FN + FP`."""
         numerator = (1 + self._square) * hits.value()
         return numerator, numerator + (self._square * missed.value() + false.value())

@@ -6,23 +6,23 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.arguments import as_int, is_int
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.base import Array, Info
+from learner.metrics.class_arguments import as_int, is_integral
 from learner.metrics.counts import Fraction
+from learner.metrics.means import FractionMetric
 from learner.metrics.rows import as_int32, kept_rows
 
 HAMMING = "learner.metrics.Hamming() is how often they are wrong, 1 - accuracy (in a config: `metrics: [Hamming]`)"
 
 
-class _HitRate(Metric):
+class _HitRate(FractionMetric):
     """The fraction of labels that are among the `k` classes with the highest scores."""
 
     higher_is_better = True
-    unit = ""
     fields = ("logits", "targets")
 
     def __init__(self, name: str, k: int, ignore_label: int | None) -> None:
-        if ignore_label is not None and not is_int(ignore_label):
+        if ignore_label is not None and not is_integral(ignore_label):
             raise LearnerError(
                 f"ignore_label of {name} is {ignore_label!r}; it needs the number of a label, or None",
                 code="metric-ignore-label-value",
@@ -31,10 +31,6 @@ class _HitRate(Metric):
         self.name = name if ignore_label is None else f"{name} ignoring {ignore_label}"
         self._k = int(k)
         self.ignore_label = as_int(ignore_label)
-
-    def init(self) -> Fraction:
-        """No labels."""
-        return Fraction.zero()
 
     def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
         """Add a batch: `logits` `[..., classes]`, integer `targets` `[...]`, and their `mask`, if any."""
@@ -45,14 +41,6 @@ class _HitRate(Metric):
         if self.ignore_label is not None:
             counted &= targets != self.ignore_label
         return state.add(_rank(logits, targets) < self._k, counted)
-
-    def merge(self, a: Fraction, b: Fraction) -> Fraction:
-        """Merge two states."""
-        return a.merge(b)
-
-    def compute(self, state: Fraction) -> Array:
-        """Return a float32 scalar from 0 to 1; NaN without labels."""
-        return state.value()
 
     def _check(self, output: Any, logits: Array, targets: Array) -> None:
         several = logits.shape == targets.shape
@@ -120,7 +108,7 @@ class TopKAccuracy(_HitRate):
     description = "how often the label is among the k classes with the highest scores, 0 to 1"
 
     def __init__(self, k: int = 5, ignore_label: int | None = None) -> None:
-        if not is_int(k) or k < 1:
+        if not is_integral(k) or k < 1:
             raise LearnerError(
                 f"k of TopKAccuracy is {k!r}; it needs a whole number of classes, 1 or more",
                 code="metric-top-k-value",

@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from learner.metrics.arguments import refuse
 from learner.metrics.base import Array, CollectingMetric
+from learner.metrics.class_arguments import refuse
 from learner.metrics.moments import Moments
 from learner.metrics.pairs import PairMetric, outputs_problem, read_pairs
 
@@ -71,12 +71,12 @@ class SpearmanCorrelation(CollectingMetric):
         self._outputs = int(outputs)
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Predictions, targets and what counts, `[rows, ..., outputs]`."""
+        """Return predictions, targets and the mask of those that count, `[rows, ..., outputs]`."""
         predictions, targets, counted = read_pairs(self.name, output, self._outputs)
         return {"predictions": predictions, "targets": targets, "counted": counted}
 
     def compute(self, rows: Any) -> float:
-        """From -1 to 1; NaN where it is not defined for each of the outputs."""
+        """Return a number from -1 to 1, or NaN if it is not defined for each of the outputs."""
         columns = [rows[name].reshape(-1, self._outputs).T for name in ("predictions", "targets", "counted")]
         return float(np.mean([_rank_correlation(p[kept], t[kept]) for p, t, kept in zip(*columns, strict=True)]))
 
@@ -90,6 +90,6 @@ def _rank_correlation(predictions: np.ndarray, targets: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """float64, from 1 for the smallest; equal numbers have the mean of theirs."""
+    """Return float64 ranks, from 1 for the smallest. Equal numbers have the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[places])

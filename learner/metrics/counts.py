@@ -30,11 +30,11 @@ class Count:
 
     @classmethod
     def zero(cls, shape: tuple[int, ...] = ()) -> Self:
-        """Nothing counted; several counts have a shape."""
+        """Return a count of nothing. Several counts have a shape."""
         return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def add(self, which: Array) -> Self:
-        """Counts what is true in `which`, of one count: bool of any shape, fewer than 2**32 values."""
+        """Count the entries of `which` that are True: bool of any shape, fewer than 2**32 values."""
         return self.plus(which.sum(dtype=jnp.uint32))
 
     def plus(self, counts: Array) -> Self:
@@ -50,12 +50,12 @@ class Count:
         return type(self)(*_added((self.high, self.low), (other.high, other.low)))
 
     def minus(self, other: Self) -> Self:
-        """The difference; `other` is not the larger one."""
+        """Return the difference. `other` is not the larger one."""
         borrow = (self.low < other.low).astype(jnp.uint32)
         return type(self)(self.high - other.high - borrow, self.low - other.low)
 
     def sum(self, axis: int) -> Self:
-        """The sum along one axis, as exact as the counts.
+        """Return the sum along one axis, as exact as the counts.
 
         >>> both = Count(jnp.array([0, 1], jnp.uint32), jnp.array([2**32 - 1, 1], jnp.uint32)).sum(0)
         >>> print(both.high, both.low)
@@ -66,7 +66,7 @@ class Count:
         return type(self)(*jax.lax.reduce((self.high, self.low), (zero, zero), _added, (axis,)))
 
     def __getitem__(self, which: Any) -> Self:
-        """Some of several counts, as of an array."""
+        """Return some of several counts, by an index as of an array."""
         return type(self)(self.high[which], self.low[which])
 
     def value(self) -> Array:
@@ -99,7 +99,7 @@ class Fraction:
 
     @classmethod
     def zero(cls) -> Self:
-        """Nothing counted; the value is NaN."""
+        """Return a fraction of nothing, whose value is NaN."""
         return cls(Count.zero(), Count.zero())
 
     def add(self, hits: Array, counted: Array) -> Self:
@@ -107,7 +107,7 @@ class Fraction:
         return type(self)(self.hits.add(hits & counted), self.misses.add(~hits & counted))
 
     def merge(self, other: Self) -> Self:
-        """The fraction over both."""
+        """Return the fraction over both."""
         return type(self)(self.hits.merge(other.hits), self.misses.merge(other.misses))
 
     def value(self) -> Array:

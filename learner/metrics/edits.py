@@ -21,7 +21,7 @@ class Ratio:
 
     @classmethod
     def zero(cls) -> Self:
-        """Nothing counted; the value is NaN."""
+        """Return a ratio of nothing, whose value is NaN."""
         return cls(Count.zero(), Count.zero())
 
     def add(self, part: Array, of: Array) -> Self:
@@ -29,7 +29,7 @@ class Ratio:
         return self.merge(type(self)(_count(part), _count(of)))
 
     def merge(self, other: Self) -> Self:
-        """Both."""
+        """Return the ratio over both."""
         return type(self)(self.part.merge(other.part), self.of.merge(other.of))
 
     def value(self) -> Array:
@@ -56,14 +56,14 @@ def edit_distance(predicted: Tokens, target: Tokens) -> Array:
     places = jnp.arange(target.ids.shape[1] + 1)[None]
 
     def following(row: Array, token: tuple[Array, Array]) -> tuple[Array, None]:
-        ids, there = token
+        ids, counted = token
         replaced = row[:, :-1] + (ids[:, None] != target.ids).astype(jnp.int32)
         least = jnp.concatenate([row[:, :1] + 1, jnp.minimum(row[:, 1:] + 1, replaced)], 1)
         inserted = jax.lax.cummin(least - places, axis=1) + places
-        return jnp.where(there[:, None], inserted, row), None
+        return jnp.where(counted[:, None], inserted, row), None
 
     row = jnp.broadcast_to(places, (len(target.ids), places.shape[1]))
-    row, _ = jax.lax.scan(following, row, (predicted.ids.T, predicted.there.T))
+    row, _ = jax.lax.scan(following, row, (predicted.ids.T, predicted.counted.T))
     return jnp.take_along_axis(row, target.length[:, None], axis=1)[:, 0]
 
 

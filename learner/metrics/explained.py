@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from learner.metrics.arguments import choice_problem, metric_name, refuse
 from learner.metrics.base import Array
+from learner.metrics.class_arguments import choice_problem, metric_name, refuse
 from learner.metrics.moments import Moments
 from learner.metrics.pairs import PairMetric, outputs_problem
 
@@ -35,7 +35,7 @@ class ExplainedMetric(PairMetric):
         return targets - predictions
 
     def unexplained(self, moments: Moments) -> Array:
-        """float32 `[outputs]`: the sum of squares that is left."""
+        """Return float32 `[outputs]`: the sum of squares that is left."""
         return moments.yy
 
     def value(self, moments: Moments) -> Array:
@@ -72,7 +72,7 @@ class R2(ExplainedMetric):
     description = "share of the targets' variance that is explained, 1 at best"
 
     def unexplained(self, moments: Moments) -> Array:
-        """The sum of squared errors."""
+        """Return the sum of squared errors."""
         return moments.yy + moments.count * jnp.square(moments.mean_y)
 
 

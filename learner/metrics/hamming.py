@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from learner.metrics.arguments import (
+from learner.metrics.base import Info
+from learner.metrics.class_arguments import (
     as_int,
     ignore_label_problem,
     metric_name,
@@ -10,12 +11,12 @@ from learner.metrics.arguments import (
     threshold_part,
     threshold_problem,
 )
-from learner.metrics.base import Array, Info, Metric
 from learner.metrics.counts import Fraction
+from learner.metrics.means import FractionMetric
 from learner.metrics.scores import decided, read_scores
 
 
-class Hamming(Metric):
+class Hamming(FractionMetric):
     """The fraction of labels that are predicted wrongly, from 0 to 1: `wrong / labels`; 0 is perfect.
 
     Of one label for each row that is 1 - accuracy. Of several labels each counts: `wrong / (rows · labels)`. Both
@@ -38,7 +39,6 @@ class Hamming(Metric):
     0.25
     """
 
-    unit = ""
     higher_is_better = False
     description = "the fraction of labels that are predicted wrongly, 0 to 1"
     fields = ("logits", "targets")
@@ -49,20 +49,8 @@ class Hamming(Metric):
         self.ignore_label = as_int(ignore_label)
         self._threshold = threshold
 
-    def init(self) -> Fraction:
-        """No labels."""
-        return Fraction.zero()
-
     def update(self, state: Fraction, output: Any, info: Info) -> Fraction:
         """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
         scores = read_scores(self.name, output, None, self.ignore_label)
         errors = (decided(self.name, scores, self._threshold) != scores.labels) | scores.strange()
         return state.add(errors, scores.counted)
-
-    def merge(self, a: Fraction, b: Fraction) -> Fraction:
-        """Merge two states."""
-        return a.merge(b)
-
-    def compute(self, state: Fraction) -> Array:
-        """Return a float32 scalar from 0 to 1; NaN without labels."""
-        return state.value()

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from learner.metrics.arguments import Classes, choice_problem
 from learner.metrics.base import Array
+from learner.metrics.class_arguments import Classes, choice_problem
 from learner.metrics.counts import Count
 from learner.metrics.matrix import MatrixMetric
 
@@ -107,7 +107,7 @@ class CohenKappa(MatrixMetric):
         return jnp.where((chance > 0) & ~strange, 1 - seen / jnp.where(chance > 0, chance, 1), jnp.nan)
 
     def _costs(self) -> Array:
-        """float32 `[classes, classes]`, what each mistake weighs: 0 to 1."""
+        """Return float32 `[classes, classes]`: the weight of each mistake, 0 to 1."""
         numbers = jnp.arange(len(self.classes), dtype=jnp.float32)
         distance = jnp.abs(numbers[:, None] - numbers[None, :]) / max(len(self.classes) - 1, 1)
         costs: dict[str, Any] = {"none": distance > 0, "linear": distance, "quadratic": jnp.square(distance)}
@@ -115,6 +115,6 @@ class CohenKappa(MatrixMetric):
 
 
 def _known(state: Count) -> tuple[Count, Array]:
-    """The counts of the classes, and whether there is anything besides them."""
+    """Return the counts of the classes, and True if there are others besides them."""
     strange = (state[-1].value().sum() + state[:, -1].value().sum()) > 0
     return state[:-1, :-1], strange

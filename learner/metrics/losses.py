@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Mean
+from learner.metrics.base import Array, Info, WeightedMean
 from learner.metrics.means import MeanMetric
 
 
@@ -30,7 +30,7 @@ class Loss(MeanMetric):
     description = "the loss of the step, mean over examples (or tokens)"
     fields = ("loss",)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: its `loss` (a scalar mean) with `info.weight`."""
         return _add_loss(self.name, state, output, info)
 
@@ -57,16 +57,16 @@ class Perplexity(MeanMetric):
     description = "exp of the mean cross-entropy per token"
     fields = ("loss",)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: its `loss` (the mean cross-entropy in nats) with `info.weight`."""
         return _add_loss(self.name, state, output, info)
 
-    def compute(self, state: Mean) -> Array:
+    def compute(self, state: WeightedMean) -> Array:
         """Return a float32 scalar, 1 or more; NaN without tokens."""
         return jnp.exp(state.value())
 
 
-def _add_loss(name: str, state: Mean, output: Any, info: Info) -> Mean:
+def _add_loss(name: str, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
     loss = jnp.asarray(output.loss, jnp.float32)
     if loss.ndim:
         raise LearnerError(

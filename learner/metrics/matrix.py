@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.arguments import (
+from learner.metrics.base import Info, Metric
+from learner.metrics.class_arguments import (
     Classes,
     as_int,
     class_names,
@@ -19,8 +20,7 @@ from learner.metrics.arguments import (
     threshold_part,
     threshold_problem,
 )
-from learner.metrics.averages import table
-from learner.metrics.base import Info, Metric
+from learner.metrics.class_averages import table
 from learner.metrics.counts import Count
 from learner.metrics.scores import decided, read_scores
 
@@ -74,7 +74,7 @@ class MatrixMetric(Metric, abc.ABC):
         self._threshold = threshold
 
     def init(self) -> Count:
-        """No labels: the counts `[classes + 1, classes + 1]`."""
+        """Return the state of no labels: the counts `[classes + 1, classes + 1]`."""
         size = len(self.classes) + 1
         return Count.zero((size, size))
 
@@ -130,24 +130,24 @@ class ConfusionMatrix(MatrixMetric):
     numeric = False
 
     def compute(self, state: Count) -> Count:
-        """All counts, with those of what is none of the classes."""
+        """Return all counts, with those of labels and predictions outside of the classes."""
         return state
 
     def counts(self, value: Count) -> np.ndarray:
-        """On the host: uint64 `[classes + 1, classes + 1]`, the last row and column for what is none of the classes."""
+        """Return, on the host, uint64 `[classes + 1, classes + 1]`; the last row and column are of no class."""
         high, low = np.asarray(value.high, np.uint64), np.asarray(value.low, np.uint64)
         return high * np.uint64(2**32) + low
 
     def matrix(self, value: Count) -> np.ndarray:
-        """On the host: uint64 `[classes, classes]`, rows are labels and columns predictions."""
+        """Return, on the host, uint64 `[classes, classes]`; rows are labels and columns predictions."""
         return self.counts(value)[:-1, :-1]
 
     def picture(self, value: Count) -> np.ndarray:
-        """On the host: uint8 `[side, side]` in greys, a square of pixels for each label (rows) and predicted
-        class (columns). It is the darker the more of the label's rows were predicted so: white is none of them and
-        black all; a label without rows is white. Up to 96 classes it has 289 to 384 pixels on a side, then 4 for each,
-        and never more than 1,024: of more than 256 classes each has fewer, and of more than 1,024 several are one
-        pixel, which is the darkest of them.
+        """Return, on the host, uint8 `[side, side]` in greys, a square of pixels for each label (rows) and predicted
+        class (columns). It is darker if more of the label's rows were predicted so: white is none of them and black
+        all; a label without rows is white. Up to 96 classes it has 289 to 384 pixels on a side, then 4 for each, and
+        never more than 1,024: of more than 256 classes each has fewer, and of more than 1,024 several are one pixel,
+        which is the darkest of them.
 
         >>> metric = ConfusionMatrix(2)
         >>> counts = jnp.array([[3, 1, 0], [0, 0, 0], [0, 0, 0]], jnp.uint32)
@@ -166,7 +166,9 @@ class ConfusionMatrix(MatrixMetric):
         return greys.repeat(cell, 0).repeat(cell, 1)
 
     def text(self, value: Count) -> str:
-        """The table: a line for each label, a column for each predicted class; of many classes a line for each pair."""
+        """Return the table: a line for each label, a column for each predicted class; for many classes a line for each
+        pair.
+        """
         counts, names = self.counts(value), [*self.classes, "none"]
         rows, columns = len(names) - int(not counts[-1].any()), len(names) - int(not counts[:, -1].any())
         if len(self.classes) > MOST_CLASSES:
@@ -176,7 +178,9 @@ class ConfusionMatrix(MatrixMetric):
 
 
 def _pairs(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
-    """For each label first itself, which is there in any case, then what else was predicted."""
+    """Return the pairs of label and prediction: for each label first itself, always, then the other predictions that
+    occur.
+    """
     lines = []
     for row, line in enumerate(counts):
         others = [column for column in np.flatnonzero(line).tolist() if column != row]

@@ -1,6 +1,7 @@
-"""The common part of metrics that are a weighted mean."""
+"""The common parts of metrics that are one weighted mean, or one fraction."""
 
-from learner.metrics.base import Array, Mean, Metric
+from learner.metrics.base import Array, Metric, WeightedMean
+from learner.metrics.counts import Fraction
 
 
 class MeanMetric(Metric):
@@ -21,14 +22,32 @@ class MeanMetric(Metric):
     2.5
     """
 
-    def init(self) -> Mean:
-        """The mean of nothing."""
-        return Mean.zero()
+    def init(self) -> WeightedMean:
+        """Return the mean of nothing."""
+        return WeightedMean.zero()
 
-    def merge(self, a: Mean, b: Mean) -> Mean:
+    def merge(self, a: WeightedMean, b: WeightedMean) -> WeightedMean:
         """Merge two means."""
         return a.merge(b)
 
-    def compute(self, state: Mean) -> Array:
+    def compute(self, state: WeightedMean) -> Array:
         """Return a float32 scalar; NaN without rows."""
+        return state.value()
+
+
+class FractionMetric(Metric):
+    """A metric whose value is one exact fraction: only `update` is left to write."""
+
+    unit = ""
+
+    def init(self) -> Fraction:
+        """Return the fraction of nothing."""
+        return Fraction.zero()
+
+    def merge(self, a: Fraction, b: Fraction) -> Fraction:
+        """Merge two fractions."""
+        return a.merge(b)
+
+    def compute(self, state: Fraction) -> Array:
+        """Return a float32 scalar from 0 to 1; NaN if nothing was counted."""
         return state.value()

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from learner.metrics.base import Array, Sum
+from learner.metrics.base import Array, CompensatedSum
 
 # The rows of the state: how many pairs, their means, and sums of products of distances from the means.
 COUNT, MEAN_X, MEAN_Y, XX, YY, XY = range(6)
@@ -32,12 +32,12 @@ class Moments:
     [10000.5] [0.125] [0.25]
     """
 
-    rows: Sum
+    rows: CompensatedSum
 
     @classmethod
     def zero(cls, outputs: int) -> Self:
-        """No pairs."""
-        return cls(Sum.zero((6, outputs)))
+        """Return the moments of no pairs."""
+        return cls(CompensatedSum.zero((6, outputs)))
 
     @classmethod
     def of(cls, x: Array, y: Array, counted: Array) -> Self:
@@ -49,10 +49,10 @@ class Moments:
         zero = jnp.zeros_like(count)
         high = [count, mean_x.high, mean_y.high, (x * x).sum(0), (y * y).sum(0), (x * y).sum(0)]
         low = [zero, mean_x.low, mean_y.low, zero, zero, zero]
-        return cls(Sum(jnp.stack(high), jnp.stack(low)))
+        return cls(CompensatedSum(jnp.stack(high), jnp.stack(low)))
 
     def merge(self, other: Self) -> Self:
-        """The pairs of both."""
+        """Return the moments of the pairs of both."""
         a, b = self.rows, other.rows
         counts = self.count, other.count
         share = counts[1] / jnp.where(counts[1] > 0, counts[0] + counts[1], 1)
@@ -61,14 +61,14 @@ class Moments:
         zero = jnp.zeros_like(share)
         # The means move by their distance; all other rows are added up, and the distance adds to the squares.
         moved = jnp.stack([zero, x * share, y * share, x * x * weight, y * y * weight, x * y * weight])
-        sums = Sum(*(part.at[MEAN_X : MEAN_Y + 1].set(0) for part in (b.high, b.low)))
-        merged = a.merge(sums).merge(Sum(moved, jnp.zeros_like(moved)))
+        sums = CompensatedSum(*(part.at[MEAN_X : MEAN_Y + 1].set(0) for part in (b.high, b.low)))
+        merged = a.merge(sums).merge(CompensatedSum(moved, jnp.zeros_like(moved)))
         first, second = (jnp.broadcast_to((count == 0)[None, :], a.high.shape) for count in counts)
 
         def chosen(a: Array, b: Array, both: Array) -> Array:
             return jnp.where(first, b, jnp.where(second, a, both))
 
-        return type(self)(Sum(chosen(a.high, b.high, merged.high), chosen(a.low, b.low, merged.low)))
+        return type(self)(CompensatedSum(chosen(a.high, b.high, merged.high), chosen(a.low, b.low, merged.low)))
 
     @property
     def count(self) -> Array:
@@ -101,8 +101,10 @@ class Moments:
         return self.rows.value()[XY]
 
 
-def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, Sum]:
-    """Distances of values `[rows, outputs]` from their mean, 0 for what does not count, and the mean `[outputs]`."""
+def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, CompensatedSum]:
+    """Return the distances of values `[rows, outputs]` from their mean, 0 for those that do not count, and the mean
+    `[outputs]`.
+    """
     first = jnp.take_along_axis(values, jnp.argmax(counted, 0)[None, :], axis=0)
     some = count > 0
     number = jnp.where(some, count, 1)[None, :]
@@ -110,5 +112,5 @@ def _centred(values: Array, counted: Array, count: Array) -> tuple[Array, Sum]:
     shift = centred.sum(0, keepdims=True) / number
     centred = jnp.where(counted, centred - shift, 0)
     rest = centred.sum(0, keepdims=True) / number
-    mean = Sum(jnp.where(some, first[0], 0), jnp.zeros_like(count)).add(shift[0]).add(rest[0])
+    mean = CompensatedSum(jnp.where(some, first[0], 0), jnp.zeros_like(count)).add(shift[0]).add(rest[0])
     return jnp.where(counted, centred - rest, 0), mean

@@ -6,7 +6,7 @@ from learner.errors import LearnerError
 
 
 class Monitor:
-    """Follows one metric: whether its newest value is the best so far.
+    """The best value of one metric so far, and the comparison of the newest one with it.
 
     Args:
       monitor: a metric by key, such as `valid/Loss`.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.arguments import as_int, is_int
 from learner.metrics.base import Array, Info, Metric
+from learner.metrics.class_arguments import as_int, is_integral
 from learner.metrics.counts import Count
 from learner.metrics.rows import as_int32, kept_rows
 
@@ -58,7 +58,7 @@ class _OfClasses(Metric):
     short: str
 
     def __init__(self, classes: int, ignore_label: int | None = None) -> None:
-        if not is_int(classes) or classes < 1:
+        if not is_integral(classes) or classes < 1:
             raise LearnerError(
                 f"classes of {type(self).__name__} is {classes!r}; it needs their number, 1 or more",
                 code="metric-classes-value",
@@ -93,7 +93,7 @@ class _OfClasses(Metric):
         return a.merge(b)
 
     def _per_class(self, state: Overlap) -> Array:
-        """float32 `[classes]`; NaN for a class that is neither there nor predicted."""
+        """Return float32 `[classes]`; NaN for a class that is neither present nor predicted."""
         both, one = state.both.value(), state.one.value()
         return self._ratio(both, one)
 
@@ -103,9 +103,9 @@ class _OfClasses(Metric):
     def compute(self, state: Overlap) -> Array:
         """Return a float32 scalar from 0 to 1, the mean over the classes that are there; NaN where none is."""
         values = self._per_class(state)
-        there = ~jnp.isnan(values)
-        count = there.sum().astype(jnp.float32)
-        return jnp.where(count > 0, jnp.where(there, values, 0).sum() / jnp.maximum(count, 1), jnp.nan)
+        defined = ~jnp.isnan(values)
+        count = defined.sum().astype(jnp.float32)
+        return jnp.where(count > 0, jnp.where(defined, values, 0).sum() / jnp.maximum(count, 1), jnp.nan)
 
 
 class _Dice(_OfClasses):
@@ -196,7 +196,7 @@ class _Table(_OfClasses):
         return self._per_class(state)
 
     def text(self, value: Any) -> str:
-        """`cat 0.5, dog 0.75`."""
+        """Return `cat 0.5, dog 0.75`."""
         return ", ".join(f"{name} {x:.6g}" for name, x in zip(self._names, np.asarray(value), strict=True))
 
 

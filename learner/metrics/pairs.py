@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.arguments import is_int, metric_name, refuse
 from learner.metrics.base import Array, Info, Metric
+from learner.metrics.class_arguments import is_integral, metric_name, refuse
 from learner.metrics.moments import Moments
 from learner.metrics.rows import kept_rows
 
@@ -89,4 +89,4 @@ def read_pairs(name: str, output: Any, outputs: int) -> tuple[Array, Array, Arra
 
 def outputs_problem(what: str, outputs: Any) -> str | None:
     """Return the problem with a number of outputs, if any."""
-    return None if is_int(outputs) and outputs >= 1 else f"outputs of {what} is {outputs!r}; it needs 1 or more"
+    return None if is_integral(outputs) and outputs >= 1 else f"outputs of {what} is {outputs!r}; it needs 1 or more"

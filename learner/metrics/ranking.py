@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.arguments import (
+from learner.metrics.base import CollectingMetric
+from learner.metrics.class_arguments import (
     Classes,
     as_int,
     average_part,
@@ -19,8 +20,7 @@ from learner.metrics.arguments import (
     metric_name,
     refuse,
 )
-from learner.metrics.averages import averaged, per_class
-from learner.metrics.base import CollectingMetric
+from learner.metrics.class_averages import averaged, per_class
 from learner.metrics.scores import read_scores
 
 NONE, UNCOUNTED = -1, -2  # labels that are none of the classes, and those that do not count
@@ -77,12 +77,12 @@ class RankingMetric(CollectingMetric, abc.ABC):
 
     @abc.abstractmethod
     def area(self, hits: np.ndarray, false: np.ndarray) -> float:
-        """The value, from how many rows of the class and of others are ranked down to each score: int64, from the
-        highest score on. There is one of the class or more.
+        """Return the value, from how many rows of the class and of others are ranked down to each score: int64, from
+        the highest score on. There is one of the class or more.
         """
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """The scores float32 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each, int8
+        """Return the scores float32 `[rows, ..., classes]`, and the labels: int32 `[rows, ...]` of one each, int8
         `[rows, ..., classes]` of several; -1 is none of the classes, and -2 does not count.
         """
         classes = None if self.classes is None else len(self.classes)
@@ -95,7 +95,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
         return {"scores": scores.logits, "labels": labels.astype(jnp.int8) if scores.several else labels}
 
     def compute(self, rows: Any) -> Any:
-        """From 0 to 1, or float64 `[classes]` for `average="none"`; NaN where it is not defined."""
+        """Return a number from 0 to 1, or float64 `[classes]` for `average="none"`; NaN where it is not defined."""
         classes = rows["scores"].shape[-1]
         scores = rows["scores"].reshape(-1, classes).astype(np.float64)
         several = rows["labels"].ndim == rows["scores"].ndim
@@ -126,7 +126,7 @@ class RankingMetric(CollectingMetric, abc.ABC):
         return self.area(hits[last], last + 1 - hits[last])
 
     def text(self, value: Any) -> str:
-        """The number, or the table of `average="none"`: a line for each class."""
+        """Return the number, or the table of `average="none"`: a line for each class."""
         if self.numeric:
             return super().text(value)
         return per_class(class_names(len(value)) if self.classes is None else self.classes, value)
@@ -157,7 +157,7 @@ class AUROC(RankingMetric):
     description = "how often a row of the class has a higher score than one of another, mean over classes, 0 to 1"
 
     def area(self, hits: np.ndarray, false: np.ndarray) -> float:
-        """The trapezoids under the curve; NaN where all rows are of the class."""
+        """Return the sum of the trapezoids under the curve, or NaN if all rows are of the class."""
         if false[-1] == 0:
             return np.nan
         heights = (hits + np.append(0, hits[:-1])).astype(np.float64)
@@ -187,12 +187,14 @@ class AveragePrecision(RankingMetric):
     description = "precision at each score, mean over the labels that it finds and over classes, 0 to 1"
 
     def area(self, hits: np.ndarray, false: np.ndarray) -> float:
-        """Precision where recall rises."""
+        """Return the sum of the precisions at which recall rises."""
         return float((np.diff(hits, prepend=0) * (hits / (hits + false))).sum() / hits[-1])
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
-    """float64 `[rows, classes]`. The sum is over sorted numbers, so that rows in another order are exactly equal."""
+    """Return float64 `[rows, classes]`. The sum is over sorted numbers, so that rows in another order are exactly
+    equal.
+    """
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - logits.max(1, keepdims=True))
     return np.asarray(powers / np.sort(powers, 1).sum(1, keepdims=True))

@@ -5,7 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from learner.metrics.arguments import (
+from learner.metrics.base import Array, Info, Metric
+from learner.metrics.class_arguments import (
     AVERAGES,
     Classes,
     as_int,
@@ -15,12 +16,11 @@ from learner.metrics.arguments import (
     class_names,
     classes_problem,
     ignore_label_problem,
-    is_int,
+    is_integral,
     metric_name,
     refuse,
 )
-from learner.metrics.averages import averaged, per_class
-from learner.metrics.base import Array, Info, Metric
+from learner.metrics.class_averages import averaged, per_class
 from learner.metrics.counts import Count
 from learner.metrics.scores import read_scores
 
@@ -63,7 +63,7 @@ class BinnedRankingMetric(Metric, abc.ABC):
             what,
             [
                 classes_problem(what, classes),
-                None if is_int(bins) and bins >= 2 else f"bins of {what} is {bins!r}; it needs how many, 2 or more",
+                None if is_integral(bins) and bins >= 2 else f"bins of {what} is {bins!r}; it needs 2 or more",
                 choice_problem(what, "average", average, BINNED_AVERAGES),
                 binary_problem(what, average, classes),
                 ignore_label_problem(what, ignore_label),
@@ -77,7 +77,7 @@ class BinnedRankingMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
-        """The values, float32 `[classes]`; NaN where they are not defined.
+        """Return the values, float32 `[classes]`; NaN where they are not defined.
 
         Args:
           true: the share of a class's rows that is in each bin, float32 `[classes, bins]`, from the highest
@@ -88,7 +88,9 @@ class BinnedRankingMetric(Metric, abc.ABC):
         """
 
     def init(self) -> Count:
-        """No labels: counts of the class and of others `[2, classes, bins + 1]`; what is strange is in the last."""
+        """Return the state of no labels: counts of the class and of others `[2, classes, bins + 1]`. Strange scores are
+        in the last bin.
+        """
         return Count.zero((2, len(self.classes), self._bins + 1))
 
     def update(self, state: Count, output: Any, info: Info) -> Count:
@@ -119,7 +121,7 @@ class BinnedRankingMetric(Metric, abc.ABC):
         return jnp.where(strange.any(), jnp.nan, averaged(values, self._average, support, jnp))
 
     def text(self, value: Any) -> str:
-        """The number, or the table of `average="none"`: a line for each class."""
+        """Return the number, or the table of `average="none"`: a line for each class."""
         return super().text(value) if self.numeric else per_class(self.classes, value)
 
 
@@ -142,7 +144,9 @@ class BinnedAUROC(BinnedRankingMetric):
     description = "how often a row of the class has a higher probability than one of another, mean over classes, 0 to 1"
 
     def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
-        """Rows of the class come before all other rows of lower bins, and before half of those of their own bin."""
+        """Return the areas: rows of the class come before all other rows of lower bins, and before half of those of
+        their own bin.
+        """
         below = 1 - jnp.cumsum(false, 1)
         values = (true * (below + false / 2)).sum(1)
         return jnp.where((support > 0) & (others > 0), values, jnp.nan)
@@ -168,7 +172,7 @@ class BinnedAveragePrecision(BinnedRankingMetric):
     description = "precision at each probability, mean over the labels that it finds and over classes, 0 to 1"
 
     def areas(self, true: Array, false: Array, support: Array, others: Array) -> Array:
-        """The precision down to each bin, where recall rises."""
+        """Return the sums of the precisions down to each bin in which recall rises."""
         hits = jnp.cumsum(true, 1) * support[:, None]
         ranked = hits + jnp.cumsum(false, 1) * others[:, None]
         values = (true * hits / jnp.where(ranked > 0, ranked, 1)).sum(1)

@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.arguments import is_number
-from learner.metrics.base import Array, Info, Mean
+from learner.metrics.base import Array, Info, WeightedMean
+from learner.metrics.class_arguments import is_real
 from learner.metrics.means import MeanMetric
 from learner.metrics.rows import kept_rows
 
@@ -34,7 +34,7 @@ class MeanAbsoluteError(MeanMetric):
     fields = ("predictions", "targets")
     undefined = NO_NUMBER
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         return _add_rows(self.name, state, output, jnp.abs(_difference(self.name, output)))
 
@@ -59,7 +59,7 @@ class MeanSquaredError(MeanMetric):
     fields = ("predictions", "targets")
     undefined = NO_NUMBER
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         return _add_rows(self.name, state, output, jnp.square(_difference(self.name, output)))
 
@@ -83,7 +83,7 @@ class RootMeanSquaredError(MeanSquaredError):
     name = "Root Mean Squared Error"
     description = "root of the squared distance of predictions from their targets, mean over rows and values"
 
-    def compute(self, state: Mean) -> Array:
+    def compute(self, state: WeightedMean) -> Array:
         """Return a float32 scalar; NaN without rows."""
         return jnp.sqrt(state.value())
 
@@ -110,7 +110,7 @@ class MeanAbsolutePercentageError(MeanMetric):
     fields = ("predictions", "targets")
     undefined = f"a target is 0, or {NO_NUMBER}"
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         distance = jnp.abs(_difference(self.name, output))
         size = jnp.abs(jnp.asarray(output.targets).astype(jnp.float32))
@@ -146,14 +146,14 @@ class QuantileLoss(MeanMetric):
     undefined = NO_NUMBER
 
     def __init__(self, q: float = 0.5) -> None:
-        if not is_number(q) or not 0 < q < 1:
+        if not is_real(q) or not 0 < q < 1:
             raise LearnerError(
                 f"q of QuantileLoss is {q!r}; it needs a quantile between 0 and 1", code="metric-quantile-value", q=q
             )
         self.name = f"Quantile Loss {q:g}"
         self._q = float(q)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: `predictions` and `targets` `[batch, ...]`."""
         over = _difference(self.name, output)
         return _add_rows(self.name, state, output, jnp.maximum(-self._q * over, (1 - self._q) * over))
@@ -171,7 +171,7 @@ def _difference(name: str, output: Any) -> Array:
     return predictions.astype(jnp.float32) - targets.astype(jnp.float32)
 
 
-def _add_rows(name: str, state: Mean, output: Any, row_errors: Array) -> Mean:
+def _add_rows(name: str, state: WeightedMean, output: Any, row_errors: Array) -> WeightedMean:
     """Add the mean of each row, weighted by how many of its values count: so every value counts the same."""
     rows, values = row_errors.shape[0], math.prod(row_errors.shape[1:])
     kept = kept_rows(name, output, row_errors.shape).reshape(rows, values)

@@ -5,28 +5,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learner.metrics.base import Array, Info, Mean
+from learner.metrics.base import Array, Info, WeightedMean
 from learner.metrics.means import MeanMetric
 from learner.metrics.tokens import Ends, Tokens
 
 
 def common_subsequence(predicted: Tokens, target: Tokens) -> Array:
-    """The length of the longest sequence of tokens that both have in this order, not side by side: int32 `[batch]`.
+    """Return the length of the longest sequence of tokens that both have in this order, not side by side: int32
+    `[batch]`.
 
     >>> one = lambda ids: Tokens(jnp.array([ids]), jnp.array([len(ids)]))
     >>> print(common_subsequence(one([1, 2, 3, 4]), one([1, 3, 9, 4])))   # 1 3 4
     [3]
     """
-    usable = target.there
+    usable = target.counted
 
     def following(row: Array, token: tuple[Array, Array]) -> tuple[Array, None]:
-        ids, there = token
-        equal = (ids[:, None] == target.ids) & usable & there[:, None]
+        ids, counted = token
+        equal = (ids[:, None] == target.ids) & usable & counted[:, None]
         longer = jnp.maximum(row[:, 1:], row[:, :-1] + equal.astype(jnp.int32))
         return jnp.concatenate([row[:, :1], jax.lax.cummax(longer, axis=1)], 1), None
 
     row = jnp.zeros((len(target.ids), target.ids.shape[1] + 1), jnp.int32)
-    row, _ = jax.lax.scan(following, row, (predicted.ids.T, predicted.there.T))
+    row, _ = jax.lax.scan(following, row, (predicted.ids.T, predicted.counted.T))
     return row[:, -1]
 
 
@@ -65,7 +66,7 @@ class RougeL(MeanMetric):
         self._ends = Ends("RougeL", pad_id, eos_id)
         self.name = "ROUGE-L" + self._ends.words
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch of sequences: integer `predictions` and `targets` `[batch, length]`, and their `mask`."""
         predicted, target, rows = self._ends.pairs(output)
         both = (predicted.length + target.length).astype(jnp.float32)

@@ -51,14 +51,18 @@ class Scores:
         return Scores(logits, self.labels.reshape(labels), self.counted.reshape(labels))
 
     def strange(self) -> Array:
-        """bool of the labels' shape: a label that is none of the classes, or a NaN among its scores."""
+        """Return bool of the labels' shape: True for a label that is none of the classes, or has a NaN among its
+        scores.
+        """
         nan = jnp.isnan(self.logits)
         if self.several:
             return nan | (self.labels < 0)
         return nan.any(-1) | (self.labels < 0) | (self.labels >= self.classes)
 
     def uncertain(self) -> Array:
-        """bool of the labels' shape: what is strange, or has scores without probabilities (+inf has no softmax)."""
+        """Return bool of the labels' shape: True for strange labels, and for scores without probabilities (+inf has no
+        softmax).
+        """
         nan = jnp.isnan(self.probabilities())
         return self.strange() | (nan if self.several else nan.any(-1))
 
@@ -75,15 +79,15 @@ class Scores:
         return jnp.argmax(self.logits, -1).astype(jnp.int32)
 
     def probabilities(self) -> Array:
-        """float32 `[..., classes]`: the softmax over classes, or of several labels the sigmoid of each."""
+        """Return float32 `[..., classes]`: the softmax over classes, or of several labels the sigmoid of each."""
         return jax.nn.sigmoid(self.logits) if self.several else jax.nn.softmax(self.logits)
 
     def present(self) -> Array:
-        """bool `[..., classes]`: whether the class is a label of the row."""
+        """Return bool `[..., classes]`: True if the class is a label of the row."""
         return self.labels == 1 if self.several else self.one_of(self.labels)
 
     def one_of(self, numbers: Array) -> Array:
-        """bool `[..., classes]`: where the class has the number."""
+        """Return bool `[..., classes]`: True for the class with the number."""
         shape = (*numbers.shape, self.classes)
         return jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) == numbers[..., None]
 

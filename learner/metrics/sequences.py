@@ -6,31 +6,18 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.base import Array, Info, Mean, Metric
+from learner.metrics.base import Array, Info, WeightedMean
 from learner.metrics.counts import Fraction
-from learner.metrics.means import MeanMetric
+from learner.metrics.means import FractionMetric, MeanMetric
 from learner.metrics.rows import as_int32, kept_rows
 from learner.metrics.tokens import Ends
 
 
-class _HitsOfSequences(Metric):
-    """A fraction of what the sequences have."""
+class _HitsOfSequences(FractionMetric):
+    """A fraction of the tokens, or of the sequences, that are right."""
 
     higher_is_better = True
-    unit = ""
     fields = ("predictions", "targets")
-
-    def init(self) -> Fraction:
-        """Return the state of no counts."""
-        return Fraction.zero()
-
-    def merge(self, a: Fraction, b: Fraction) -> Fraction:
-        """Merge two states."""
-        return a.merge(b)
-
-    def compute(self, state: Fraction) -> Array:
-        """Return a float32 scalar from 0 to 1; NaN where nothing was counted."""
-        return state.value()
 
 
 class TokenAccuracy(_HitsOfSequences):
@@ -105,7 +92,7 @@ class ExactMatch(_HitsOfSequences):
         predicted, target, rows = self._ends.pairs(output)
         shorter = min(predicted.ids.shape[1], target.ids.shape[1])
         same = predicted.ids[:, :shorter] == target.ids[:, :shorter]
-        same = (same | ~target.there[:, :shorter]).all(-1)
+        same = (same | ~target.counted[:, :shorter]).all(-1)
         return state.add(same & (predicted.length == target.length), rows)
 
 
@@ -138,7 +125,7 @@ class BitsPerCharacter(MeanMetric):
         self._characters = characters
         vars(self)["fields"] = ("loss",) if characters is None else ("loss", characters)
 
-    def update(self, state: Mean, output: Any, info: Info) -> Mean:
+    def update(self, state: WeightedMean, output: Any, info: Info) -> WeightedMean:
         """Add a batch: its `loss` (the mean cross-entropy in nats) with `info.weight`."""
         loss = jnp.asarray(output.loss, jnp.float32)
         if self._characters is None:
@@ -147,6 +134,6 @@ class BitsPerCharacter(MeanMetric):
         total = jnp.where(info.weight > 0, loss * info.weight, 0)
         return state.add(total / jnp.where(count > 0, count, 1), count)
 
-    def compute(self, state: Mean) -> Array:
+    def compute(self, state: WeightedMean) -> Array:
         """Return a float32 scalar, 0 or more; NaN without characters."""
         return state.value() * jnp.float32(1 / math.log(2))

@@ -15,6 +15,7 @@ import jax
 from learner.errors import LearnerError
 from learner.metrics.base import HostMetric
 from learner.util.distribution import install_hint
+from learner.util.number_checks import is_number
 
 MB = 1e6  # bytes
 
@@ -25,7 +26,7 @@ class _Reading(HostMetric):
     higher_is_better = None
 
     def __init__(self, every: float) -> None:
-        if isinstance(every, bool) or not isinstance(every, int | float) or not 0 <= every < math.inf:
+        if not is_number(every) or not 0 <= every < math.inf:
             raise LearnerError(
                 f"every of {type(self).__name__} is {every!r}; it needs seconds, 0 or more",
                 code="metric-every-value",
@@ -63,7 +64,7 @@ class _Most(_Reading):
         return now
 
     def compute(self) -> float:
-        """The largest number of the epoch so far; NaN where there is none."""
+        """Return the largest number of the epoch so far; NaN where there is none."""
         return self._largest
 
     def reset(self) -> None:
@@ -234,7 +235,7 @@ class GPUUse(_Reading):
         return now
 
     def compute(self) -> float:
-        """The mean of the epoch's readings so far; NaN where there are none."""
+        """Return the mean of the epoch's readings so far; NaN where there are none."""
         return self._total / self._count if self._count else math.nan
 
     def reset(self) -> None:

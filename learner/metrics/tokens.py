@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.metrics.arguments import is_int
 from learner.metrics.base import Array, rows_mask
+from learner.metrics.class_arguments import is_integral
 from learner.metrics.rows import as_int32
 
 
@@ -24,7 +24,7 @@ class Tokens:
     length: Array
 
     @property
-    def there(self) -> Array:
+    def counted(self) -> Array:
         """bool `[batch, length]`: which tokens count."""
         return jnp.arange(self.ids.shape[1])[None] < self.length[:, None]
 
@@ -48,7 +48,7 @@ class Ends:
 
     def __post_init__(self) -> None:
         for what, value in (("pad_id", self.pad_id), ("eos_id", self.eos_id)):
-            if value is not None and not is_int(value):
+            if value is not None and not is_integral(value):
                 raise LearnerError(
                     f"{what} of {self.name} is {value!r}; it needs the number of a token, or None",
                     code="metric-token-value",
@@ -62,12 +62,12 @@ class Ends:
 
     @property
     def words(self) -> str:
-        """For the metric's name: `Exact Match ignoring 0 ending at 2`."""
+        """The part of the metric's name: `Exact Match ignoring 0 ending at 2`."""
         ignored = "" if self.pad_id is None else f" ignoring {self.pad_id}"
         return ignored + ("" if self.eos_id is None else f" ending at {self.eos_id}")
 
     def pairs(self, output: Any) -> tuple[Tokens, Tokens, Array]:
-        """The predicted tokens, the target tokens, and which rows count, bool `[batch]`.
+        """Return the predicted tokens, the target tokens, and the mask of the rows that count, bool `[batch]`.
 
         `predictions` and `targets` are integers `[batch, length]`, of two lengths or one. A mask `[batch]` says which
         rows count; a mask `[batch, length]` which target tokens, and with them which predicted ones, unless the output

@@ -1,7 +1,7 @@
 """Models of every library, split into what is differentiated, what is carried, and how to put them together again.
 
 A `ModelAdapter` is all that differs between `flax.nnx`, `flax.linen` and pytrees (Equinox modules are pytrees): the
-rest of the project sees `params` and `model_state`, and asks the family for a model inside the traced step.
+rest of the project sees `params` and `model_state`, and requests a model from the adapter inside the traced step.
 """
 
 import abc
@@ -18,6 +18,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from learner.errors import LearnerError
+from learner.util.optional import is_instance_of
+from learner.util.text import first_line, join_names
 from learner.util.trees import named_leaves, path_name
 
 Array = Any
@@ -31,16 +33,16 @@ class NothingToTrainError(LearnerError):
     """A model has nothing that is to be differentiated.
 
     Attributes:
-      family: of the model.
+      adapter: of the model.
     """
 
-    def __init__(self, message: str, family: "ModelAdapter", /, *, code: str, **fields: Any) -> None:
+    def __init__(self, message: str, adapter: "ModelAdapter", /, *, code: str, **fields: Any) -> None:
         super().__init__(message, code=code, **fields)
-        self.family = family
+        self.adapter = adapter
 
 
 class ModelAdapter(abc.ABC):
-    """Splits and merges the models of one library.
+    """The interface to models of one library, which splits and merges them.
 
     Attributes:
       params: what is differentiated, under its names.
@@ -68,30 +70,30 @@ class ModelAdapter(abc.ABC):
 
     @abc.abstractmethod
     def merge(self, params: PyTree, model_state: PyTree, key: Array | None, *, train: bool) -> Any:
-        """A model for one trace, in train or eval mode, whose random streams start from `key`, or go on where they were
-        when the model was given.
+        """Return a model for one trace, in train or eval mode. Its random streams start from `key`; without one, from
+        where they were when the model was given.
         """
 
     @abc.abstractmethod
     def read_all(self, model: Any) -> tuple[PyTree, PyTree]:
-        """`(params, model_state)` of a model that `merge` made, or that a step returned, after it ran."""
+        """Return `(params, model_state)` of a model that `merge` made, or that a step returned, after it ran."""
 
     @abc.abstractmethod
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """A model as the user gave it, outside of any trace, in eval mode."""
+        """Return a model as the user gave it, outside of any trace, in eval mode."""
 
     @abc.abstractmethod
     def put(self, model: Any, model_state: PyTree, streams: PyTree) -> Any:
-        """Gives the model that was split what a step has left of its state, in place where its library does so, and
-        returns it.
+        """Update the model that was split with the state that a step has left, in place where its library does so, and
+        return it.
         """
 
     def streams_of(self, model: Any) -> PyTree:
-        """`streams` of a model that `merge` made, after it ran."""
+        """Return `streams` of a model that `merge` made, after it ran."""
         return ()
 
     def sync_batch_norm(self, model: Any, axis: str) -> None:  # noqa: B027 (most have none that could be told)
-        """Makes the BatchNorm layers of a merged model use the statistics over a mapped axis too."""
+        """Make the BatchNorm layers of a merged model use the statistics over a mapped axis, too."""
 
     def is_synced(self, model: Any) -> bool:
         """Return True if the step ran layers whose statistics are synchronized."""
@@ -99,15 +101,15 @@ class ModelAdapter(abc.ABC):
 
     @property
     def changes_in_place(self) -> bool:
-        """Return True if a step changes the model that it is given, rather than returning a new one."""
+        """True if a step changes the model that it is given, rather than returning a new one."""
         return True
 
     def grads(self, grads: Any) -> PyTree:
-        """Gradients that a step computed by itself, under the names of `params`."""
+        """Return gradients that a step computed by itself, under the names of `params`."""
         return grads
 
     def read(self, model: Any) -> PyTree:
-        """The model state after a step. A step that adds or removes variables is an error that names them."""
+        """Return the model state after a step. Raise if the step added or removed variables."""
         params, model_state = self.read_all(model)
         what = "a step changed the variables of the model"
         same_structure(params, self.params, what)
@@ -121,7 +123,7 @@ def same_tree(a: PyTree, b: PyTree) -> bool:
 
 
 def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
-    """`got`, or an error that names the paths in which it differs from `needed`."""
+    """Return `got`. Raise an error that names the paths in which it differs from `needed`."""
     if same_tree(got, needed):
         return got
     new, old = set(named_leaves(got)), set(named_leaves(needed))
@@ -130,8 +132,7 @@ def same_structure(got: PyTree, needed: PyTree, what: str) -> PyTree:
     ]
     raise LearnerError(
         f"{what}; {'; '.join(parts) or 'the containers are of other types'}. Every variable must exist before "
-        "training: "
-        "make it in the model's __init__ (or run the model once before building the learner)",
+        "training: make it in the model's __init__ (or run the model once before building the learner)",
         code="model-structure-changed",
     )
 
@@ -223,7 +224,7 @@ def _nnx_filter(trainable: Trainable) -> Any:
 
 
 def by_path(predicate: Callable[[str, Any], Any]) -> Callable[[Any, Any], bool]:
-    """A predicate of paths and arrays as a filter of nnx, which gives it variables."""
+    """Return a predicate of paths and arrays as a filter of nnx, which gives it variables."""
 
     def matches(path: Any, value: Any) -> bool:
         return bool(predicate(".".join(map(str, path)), value[...] if hasattr(value, "get_value") else value))
@@ -276,7 +277,7 @@ class Linen:
         self._calls = 0
 
     def __call__(self, *args: Any, method: Any = None, **kwargs: Any) -> Any:
-        """`module.apply` with the variables as they are, and with random streams while training."""
+        """Call `module.apply` with the variables, and with random streams while training."""
         rngs = {}
         if self._key is not None:
             key = jax.random.fold_in(self._key, self._calls)
@@ -294,14 +295,14 @@ class Linen:
         self._synced = True
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """For JAX: functions may take and return one."""
+        """Return the children and the rest, for JAX: functions may have a `Linen` as argument and as result."""
         names = ("variables", "_key")
         children = tuple((jax.tree_util.GetAttrKey(name.lstrip("_")), getattr(self, name)) for name in names)
         return children, (self.module, self.rngs, self.train)
 
     @classmethod
     def tree_unflatten(cls, fixed: Any, children: Any) -> "Linen":
-        """For JAX."""
+        """Return the model of these children, for JAX."""
         box = object.__new__(cls)
         (box.variables, box._key), (box.module, box.rngs, box.train) = children, fixed
         box._axis, box._synced, box._calls = None, False, 0
@@ -310,7 +311,9 @@ class Linen:
 
 @contextlib.contextmanager
 def _batch_norm_over(axis: str | None, met: Callable[[], None]) -> Iterator[None]:
-    """Inside, linen's BatchNorm layers without an axis of their own use this one, and `met` is called for each."""
+    """Make linen's BatchNorm layers without an axis of their own use this one, inside the block. `met` is called for
+    each.
+    """
     if axis is None:
         yield
         return
@@ -412,7 +415,7 @@ class TreeAdapter(ModelAdapter):
         self.kinds = {name: kind or ARRAYS for name, kind in kinds.items()}
 
     def _carried(self, model: PyTree) -> list[str | None]:
-        """For each leaf that is state whatever its dtype is, what it is; `None` for the others."""
+        """Return, for each leaf that is state whatever its dtype is, its kind; None for the others."""
         if not self._equinox and not self._in_place:
             return [None] * len(self._names)
         nodes = jax.tree.leaves(model, is_leaf=self._is_state)
@@ -436,7 +439,7 @@ class TreeAdapter(ModelAdapter):
         return params, {name: leaf for name, leaf, array, trained in rows if array and not trained}
 
     def combine(self, params: PyTree, model_state: dict[str, Array]) -> PyTree:
-        """The whole tree again."""
+        """Return the tree with all its leaves."""
         trained = iter(jax.tree.leaves(params))
         rows = zip(self._names, self._static, self._arrays, self._trained, strict=True)
         leaves = [next(trained) if t else model_state[name] if array else static for name, static, array, t in rows]
@@ -501,7 +504,7 @@ def variable_kind(variable: Any) -> str:
 
 
 def nnx_modules(model: PyTree) -> list[Any]:
-    """The nnx modules of a pytree, without those inside of others. The library is never imported for that."""
+    """Return the nnx modules of a pytree, without those inside of others. It never imports the library."""
 
     def is_module(node: Any) -> bool:
         return is_instance_of(node, "flax.nnx", "Module")
@@ -510,7 +513,7 @@ def nnx_modules(model: PyTree) -> list[Any]:
 
 
 def equinox_of(model: PyTree) -> Any:
-    """The equinox module, if the model holds anything of it. It is never imported for that."""
+    """Return the equinox module, if the model holds anything of it. It never imports the library."""
     equinox = sys.modules.get("equinox")
     if equinox is None:
         return None
@@ -533,10 +536,9 @@ def _refuse_shared(names: list[str], leaves: list[Any]) -> None:
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, jax.Array | np.ndarray) and leaf.size and seen.setdefault(id(leaf), name) != name:
             raise LearnerError(
-                f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these "
-                "would become two arrays "
-                "that train apart. Hold it once and use it in both places (or copy it with jnp.copy if they "
-                "should be two)",
+                f"the model holds the same array twice, as {seen[id(leaf)]} and {name}; in a pytree these would "
+                "become two arrays that train apart. Hold it once and use it in both places (or copy it with "
+                "jnp.copy if they should be two)",
                 code="model-array-shared",
                 name=name,
             )
@@ -547,7 +549,7 @@ def _copy(x: Array) -> Array:
 
 
 def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False) -> ModelAdapter:
-    """The family of a model, with the model split.
+    """Return the adapter of a model, with the model split.
 
     Args:
       model: an `nnx.Module`, a `Linen`, or any pytree with arrays (an Equinox module, a dict).
@@ -557,8 +559,8 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
       shared: whether a pytree may hold one array in several places, which become arrays of their own. The state of an
         `update=` may: the first states of some optimizers hold the parameters.
 
-    >>> family = adapter_of({"w": jnp.ones(2), "n": jnp.array(3)})
-    >>> list(named_leaves(family.params)), list(family.model_state)
+    >>> adapter = adapter_of({"w": jnp.ones(2), "n": jnp.array(3)})
+    >>> list(named_leaves(adapter.params)), list(adapter.model_state)
     (['w'], ['n'])
     """
     kind: Callable[[Any, Trainable], ModelAdapter] = partial(TreeAdapter, shared=shared)
@@ -568,23 +570,23 @@ def adapter_of(model: Any, trainable: Trainable = None, *, shared: bool = False)
         kind = LinenAdapter
     elif is_instance_of(model, "flax.linen", "Module"):
         raise LearnerError(
-            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, "
-            "variables) with "
-            "variables = module.init(key, example_input)",
+            f"the model is a linen module without variables ({type(model).__name__}); pass Linen(module, variables) "
+            "with variables = module.init(key, example_input)",
             code="model-linen-without-variables",
         )
-    family = kind(model, trainable)
-    family.name = type(model.module if isinstance(model, Linen) else model).__name__
-    if not jax.tree.leaves(family.params):
-        raise NothingToTrainError(_no_parameters(model, family, trainable), family, code="model-nothing-to-train")
-    return family
+    adapter = kind(model, trainable)
+    adapter.name = type(model.module if isinstance(model, Linen) else model).__name__
+    if not jax.tree.leaves(adapter.params):
+        raise NothingToTrainError(_no_parameters(model, adapter, trainable), adapter, code="model-nothing-to-train")
+    return adapter
 
 
 def abstract_adapter(
     make: Callable[[], Any], trainable: Trainable = None, *, shared: bool = False
 ) -> tuple[ModelAdapter, Any]:
-    """The family of the model that a function makes, and a model that has its type. The model itself is not made: its
-    arrays are shapes, and `fresh` makes them where a program wants them. Only the random streams are made.
+    """Return the adapter of the model that a function makes, and a model that has its type. The model itself is not
+    made: its arrays are shapes, and `fresh` makes them inside the program that needs them. Only the random streams are
+    made.
 
     A function that cannot be traced, or that has the arrays already, is called for the model itself.
 
@@ -593,8 +595,8 @@ def abstract_adapter(
       trainable: see `adapter_of`.
       shared: see `adapter_of`.
 
-    >>> family, _ = abstract_adapter(lambda: {"w": jnp.ones(2)})
-    >>> type(family.params["w"]).__name__, family.fresh()
+    >>> adapter, _ = abstract_adapter(lambda: {"w": jnp.ones(2)})
+    >>> type(adapter.params["w"]).__name__, adapter.fresh()
     ('ShapeDtypeStruct', ({'w': Array([1., 1.], dtype=float32)}, {}))
     """
     traced: list[tuple[ModelAdapter, Any]] = []
@@ -605,33 +607,33 @@ def abstract_adapter(
         if is_instance_of(model, "flax.nnx", "Module"):
             _mark_traced(model)
         traced.append((adapter_of(model, trainable, shared=shared), model))
-        family = traced[-1][0]
-        return family.params, family.model_state, family.streams
+        adapter = traced[-1][0]
+        return adapter.params, adapter.model_state, adapter.streams
 
     try:
         program, shapes = jax.make_jaxpr(split, return_shape=True)()
     except LearnerError:
         raise
     except Exception as error:  # whatever a function does with arrays that have no numbers yet
-        return _whole(make(), trainable, shared, f"it cannot be traced: {_first_line(error)}")
+        return _on_one_device(make(), trainable, shared, f"it cannot be traced: {first_line(error)}")
     constants = sum(x.nbytes for x in program.consts)
     if constants > MOST_CONSTANT:
-        return _whole(make(), trainable, shared, f"it has {constants} bytes of arrays before it is called")
-    family, model = traced[-1]
+        return _on_one_device(make(), trainable, shared, f"it has {constants} bytes of arrays before it is called")
+    adapter, model = traced[-1]
     run, tree = jaxpr_as_fun(program), jax.tree.structure(shapes)
 
     def fresh() -> tuple[PyTree, PyTree, PyTree]:
         everything: tuple[PyTree, PyTree, PyTree] = jax.tree.unflatten(tree, run())
         return everything
 
-    family.params, family.model_state, _ = shapes
-    family.streams = jax.jit(lambda: fresh()[2])()  # XLA leaves out whatever else the program makes
-    family.fresh = lambda: fresh()[:2]
-    return family, model
+    adapter.params, adapter.model_state, _ = shapes
+    adapter.streams = jax.jit(lambda: fresh()[2])()  # XLA leaves out whatever else the program makes
+    adapter.fresh = lambda: fresh()[:2]
+    return adapter, model
 
 
 def _mark_traced(model: Any) -> None:
-    """Arrays that are attributes without a variable: nnx knows them as data, but not while they are traced."""
+    """Mark arrays that are attributes without a variable: nnx knows them as data, but not while they are traced."""
     from flax import nnx
 
     for node in [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Pytree)]:
@@ -648,9 +650,8 @@ def refuse_abstract(model: Any) -> None:
         tree = nnx.to_pure_dict(nnx.state(model))
     shapes = [path_name(p) for p, x in jax.tree_util.tree_leaves_with_path(tree) if isinstance(x, jax.ShapeDtypeStruct)]
     if shapes:
-        more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
         raise LearnerError(
-            f"the model ({type(model).__name__}) has shapes in place of arrays ({', '.join(shapes[:3])}{more}), as "
+            f"the model ({type(model).__name__}) has shapes in place of arrays ({join_names(shapes, most=3)}), as "
             "nnx.eval_shape and jax.eval_shape make them: pass the function that makes the model, "
             "build(lambda: Model(...), ...); where the strategy splits models, each device makes its part of the "
             "arrays",
@@ -658,24 +659,14 @@ def refuse_abstract(model: Any) -> None:
         )
 
 
-def _whole(model: Any, trainable: Trainable, shared: bool, why: str) -> tuple[ModelAdapter, Any]:
-    family = adapter_of(model, trainable, shared=shared)
-    family.note = f"the function that makes the model made it on one device, whole, before it was split: {why}"
-    return family, model
+def _on_one_device(model: Any, trainable: Trainable, shared: bool, why: str) -> tuple[ModelAdapter, Any]:
+    adapter = adapter_of(model, trainable, shared=shared)
+    adapter.note = f"the function that makes the model made it on one device, whole, before it was split: {why}"
+    return adapter, model
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def is_instance_of(value: Any, module: str, name: str) -> bool:
-    """Return True if a value is of a class of an optional library, which is never imported to find out."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, name))
-
-
-def _no_parameters(model: Any, family: ModelAdapter, trainable: Trainable) -> str:
-    others = list(named_leaves(family.model_state))
+def _no_parameters(model: Any, adapter: ModelAdapter, trainable: Trainable) -> str:
+    others = list(named_leaves(adapter.model_state))
     have = f"it has {', '.join(others[:8])}" if others else "it has no arrays"
     why = (
         "trainable= selects none of them, or freeze leaves none"

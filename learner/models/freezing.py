@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, Problem
-from learner.models.adapters import LinenAdapter, ModelAdapter, by_path, is_instance_of
+from learner.models.adapters import LinenAdapter, ModelAdapter, by_path
 from learner.models.matching import Match, chosen, match_text, matcher
+from learner.util.optional import is_instance_of
+from learner.util.text import join_names
 from learner.util.trees import named_leaves
 
 
@@ -23,33 +25,38 @@ def trained_of(trainable: Any, frozen: Sequence[Match]) -> Any:
     """
     matchers = [matcher(pattern) for pattern in frozen]
 
-    def held(path: str, leaf: Any) -> bool:
+    def is_frozen(path: str, leaf: Any) -> bool:
         return any(matches(path, leaf) for matches in matchers)
 
     if trainable is None or isinstance(trainable, types.FunctionType | types.MethodType | partial):
         is_trained: Callable[[str, Any], bool] = trainable or (lambda path, leaf: True)
-        return lambda path, leaf: is_trained(path, leaf) and not held(path, leaf)
+        return lambda path, leaf: is_trained(path, leaf) and not is_frozen(path, leaf)
     from flax import nnx
 
-    return nnx.All(trainable, nnx.Not(by_path(held)))
+    return nnx.All(trainable, nnx.Not(by_path(is_frozen)))
 
 
-def check_freeze_patterns(frozen: Sequence[Match], family: ModelAdapter, model: Any) -> list[str]:
+def check_freeze_patterns(frozen: Sequence[Match], adapter: ModelAdapter, model: Any) -> list[str]:
     """Return the problems of the frozen patterns: one matches no parameter of the model, or a parameter by another path
     than the one by which it is trained.
     """
-    leaves = {**named_leaves(family.params), **frozen_leaves(family, family.model_state)}
+    leaves = {**named_leaves(adapter.params), **frozen_leaves(adapter, adapter.model_state)}
     tied = tied_paths(model, leaves)
-    held = {path for path, leaf in leaves.items() if any(matcher(pattern)(path, leaf) for pattern in frozen)}
-    problems = []
+    frozen_paths = {path for path, leaf in leaves.items() if any(matcher(pattern)(path, leaf) for pattern in frozen)}
+    problems: list[str] = []
     for pattern in frozen:
         others = {path: leaves[first] for path, first in tied.items()}
-        by_another = [path for path, leaf in others.items() if matcher(pattern)(path, leaf) and tied[path] not in held]
+        by_another = [
+            path for path, leaf in others.items() if matcher(pattern)(path, leaf) and tied[path] not in frozen_paths
+        ]
         if by_another:
             rows = ", ".join(f"{path} is {tied[path]}" for path in by_another)
             problems.append(
-                f"freeze: {match_text(pattern)} matches a parameter that is there twice, by its second path: {rows}. "
-                "It goes by its first path: freeze that one, which freezes both, or none of them"
+                Problem(
+                    f"freeze: {match_text(pattern)} matches a parameter that is there twice, by its second path: "
+                    f"{rows}. It goes by its first path: freeze that one, which freezes both, or none of them",
+                    code="freeze-second-path",
+                )
             )
             continue
         try:
@@ -60,7 +67,7 @@ def check_freeze_patterns(frozen: Sequence[Match], family: ModelAdapter, model: 
 
 
 def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
-    """The further paths of parameters that an nnx model has in several places, each with the one in `leaves`.
+    """Return the further paths of parameters that an nnx model has in several places, each with the one in `leaves`.
 
     >>> from flax import nnx
     >>> embed = nnx.Embed(3, 2, rngs=nnx.Rngs(0))
@@ -71,37 +78,41 @@ def tied_paths(model: Any, leaves: Mapping[str, Any]) -> dict[str, str]:
         return {}
     from flax import nnx
 
-    found: dict[str, str] = {}
+    first_paths: dict[str, str] = {}
     for places in nnx.find_duplicates(model):
-        names = [".".join(map(str, place)) for place in places]
+        names = [".".join(map(str, path)) for path in places]
         for first in leaves:
             start = next((name for name in names if f"{first}.".startswith(f"{name}.")), None)
             if start is not None:
-                found |= {name + first.removeprefix(start): first for name in names if name != start}
-    return found
+                first_paths |= {name + first.removeprefix(start): first for name in names if name != start}
+    return first_paths
 
 
-def explain_empty_trainable(frozen: Sequence[Match], trainable: Any, family: ModelAdapter) -> str | None:
+def explain_empty_trainable(frozen: Sequence[Match], trainable: Any, adapter: ModelAdapter) -> str | None:
     """Return the message for a model whose parameters are all frozen, or None if freezing is not the reason."""
-    held = list(frozen_leaves(family, family.model_state))
-    if not held or not frozen:
+    paths = list(frozen_leaves(adapter, adapter.model_state))
+    if not paths or not frozen:
         return None
-    shown = ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
+    shown = join_names(paths, most=8)
     what = f"freeze ({', '.join(map(match_text, frozen))})"
     if trainable is not None:
         return f"nothing is left to train: {what} matches all that trainable= selects. The parameters are {shown}"
     return f"nothing is left to train: {what} matches all parameters of the model, {shown}: freeze fewer of them"
 
 
-def frozen_leaves(family: ModelAdapter, model_state: Any) -> dict[str, Any]:
-    """The parameters that are not trained, by path: neither statistics nor integers, such as counters.
+def frozen_leaves(adapter: ModelAdapter, model_state: Any) -> dict[str, Any]:
+    """Return the parameters that are not trained, by path: neither statistics nor integers, such as counters.
 
     >>> from learner.models.adapters import adapter_of
     >>> model = {"w": jax.numpy.ones(2), "v": jax.numpy.ones(3), "n": jax.numpy.array(1)}
-    >>> family = adapter_of(model, lambda path, x: path == "w")
-    >>> list(frozen_leaves(family, family.model_state))
+    >>> adapter = adapter_of(model, lambda path, x: path == "w")
+    >>> list(frozen_leaves(adapter, adapter.model_state))
     ['v']
     """
-    prefix = "frozen." if isinstance(family, LinenAdapter) else ""
-    rest = zip(named_leaves(model_state).items(), jax.tree.leaves(family.frozen), strict=True)
-    return {name.removeprefix(prefix): x for (name, x), held in rest if held and jnp.issubdtype(x.dtype, jnp.inexact)}
+    prefix = "frozen." if isinstance(adapter, LinenAdapter) else ""
+    rest = zip(named_leaves(model_state).items(), jax.tree.leaves(adapter.frozen), strict=True)
+    return {
+        name.removeprefix(prefix): x
+        for (name, x), is_frozen in rest
+        if is_frozen and jnp.issubdtype(x.dtype, jnp.inexact)
+    }

@@ -15,14 +15,14 @@ compiled, several of which one has to match, or a predicate `(path, array) -> bo
 
 
 def patterns_of(match: Any) -> list[Pattern]:
-    """The regular expressions, one or several; of anything else none."""
+    """Return the regular expressions of an argument, one or several, or none if it is anything else."""
     if isinstance(match, str | re.Pattern):
         return [match]
     return list(match) if isinstance(match, Iterable) and not isinstance(match, type) else []
 
 
 def matcher(match: Match) -> Callable[[str, Any], bool]:
-    """A predicate of paths and arrays.
+    """Return a predicate of paths and arrays.
 
     Raises:
       LearnerError: it is none of the three, or no regular expression.
@@ -81,7 +81,7 @@ def match_text(match: Match) -> str:
 
 
 def chosen(match: Match, leaves: Mapping[str, Any], what: str) -> list[str]:
-    """The paths of the leaves that match.
+    """Return the paths of the leaves that match.
 
     Args:
       match: see `Match`. Of several patterns each has to match something.

@@ -10,10 +10,10 @@ For each optimizer of optax there is a class, too, which a `learner.Config` can 
 
 from typing import TYPE_CHECKING, Any
 
-from learner.optimizers.averages import Ema, Swa
 from learner.optimizers.base import OptimizerFactory
-from learner.optimizers.gradients import Clipped, Noisy, kernels
+from learner.optimizers.gradient_transforms import Clipped, Noisy, kernels
 from learner.optimizers.groups import Group, Groups
+from learner.optimizers.weight_averages import Ema, Swa
 
 if TYPE_CHECKING:
     from learner.optimizers.configs import OptimizerConfig

@@ -17,8 +17,8 @@ class OptimizerFactory(abc.ABC):
     """An optimizer without its learning rate, made of others. Subclasses are frozen dataclasses."""
 
     @abc.abstractmethod
-    def __call__(self, rate: Any) -> optax.GradientTransformation:
-        """The optimizer at this rate, a float or a traced scalar."""
+    def __call__(self, lr: Any) -> optax.GradientTransformation:
+        """Return the optimizer at this rate, a float or a traced scalar."""
 
     def with_schedules(self, change: Change) -> "OptimizerFactory":
         """Return this optimizer with `change(place, schedule)` in place of each schedule of the optimizers inside it.
@@ -33,7 +33,7 @@ class OptimizerFactory(abc.ABC):
 
 
 def refuse_no_function(optimizer: Any, what: str) -> None:
-    """Raises `LearnerError` for what is no function of the rate; `what` it is to be.
+    """Raise `LearnerError` unless the argument is a function of the learning rate. `what` names it in the message.
 
     >>> refuse_no_function(optax.sgd(0.1), "the optimizer of Ema")
     Traceback (most recent call last):

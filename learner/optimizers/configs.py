@@ -25,7 +25,7 @@ import optax.contrib
 from learner.config.fields import add_type_problem, read, write
 from learner.errors import LearnerError, near
 from learner.optimizers.generated import make_class
-from learner.optimizers.gradients import kernels
+from learner.optimizers.gradient_transforms import kernels
 
 
 class OptimizerConfig:
@@ -62,7 +62,7 @@ class OptimizerConfig:
             )
 
     def __call__(self, learning_rate: Any) -> Any:
-        """The optimizer at this rate, a float or a traced scalar."""
+        """Return the optimizer at this rate, a float or a traced scalar."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         clip_norm = settings.pop("clip_norm")
         if settings.pop("weight_decay_on", "all") == "kernels":
@@ -79,8 +79,8 @@ class OptimizerConfig:
         )
 
     @classmethod
-    def read_fields(cls, value: Any, place: str, found: list[str]) -> Any:
-        """Return the optimizer of a file's value, for `learner.Config`; append what is wrong to `found`.
+    def read_fields(cls, value: Any, path: str, problems: list[str]) -> Any:
+        """Return the optimizer of a file's value, for `learner.Config`; append its problems to `problems`.
 
         `value` is a name, a mapping of `class_path` and `init_args`, or where the field has the type of one optimizer,
         a mapping of its parameters.
@@ -88,44 +88,44 @@ class OptimizerConfig:
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
-            return cls.read_tagged([cls], {"class_path": value}, place, found)
+            return cls.read_tagged([cls], {"class_path": value}, path, problems)
         if not isinstance(value, Mapping):
             return add_type_problem(
-                place, value, "the name of an optimizer, such as AdamW, or {class_path: ..., init_args: ...}", found
+                path, value, "the name of an optimizer, such as AdamW, or {class_path: ..., init_args: ...}", problems
             )
         if "class_path" in value or cls is OptimizerConfig:
-            return cls.read_tagged([cls], value, place, found)
+            return cls.read_tagged([cls], value, path, problems)
         kinds = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        problems = [f"{place} has no {key!r}: {near(str(key), list(kinds))}" for key in value if key not in kinds]
+        of_fields = [f"{path} has no {key!r}: {near(str(key), list(kinds))}" for key in value if key not in kinds]
         needed = [name for name, field in kinds.items() if field.default is dataclasses.MISSING and name not in value]
-        problems += [f"{place} needs {name!r}" for name in needed]
+        of_fields += [f"{path} needs {name!r}" for name in needed]
         settings = {
-            key: read(kinds[key].type, setting, f"{place}.{key}", problems)
+            key: read(kinds[key].type, setting, f"{path}.{key}", of_fields)
             for key, setting in value.items()
             if key in kinds
         }
         config = None
-        if not problems:
+        if not of_fields:
             try:
                 config = cls(**settings)
             except (ValueError, TypeError) as error:
-                problems.append(f"{place}: {error}")
-        found += problems
+                of_fields.append(f"{path}: {error}")
+        problems += of_fields
         return config
 
     @staticmethod
     def read_tagged(
-        members: "Sequence[type[OptimizerConfig]]", value: Mapping[str, Any], place: str, found: list[str]
+        members: "Sequence[type[OptimizerConfig]]", value: Mapping[str, Any], path: str, problems: list[str]
     ) -> Any:
         """Return the optimizer that `class_path` names, one of `members`. Nothing is imported to find it."""
         allowed = {name: kind for name, kind in OPTIMIZERS.items() if issubclass(kind, tuple(members))}
         name = str(value.get("class_path", "")).rpartition(".")[2]
         others = [key for key in value if key not in ("class_path", "init_args")]
-        found += [f"{place} has {key!r} beside class_path: parameters belong under init_args" for key in others]
+        problems += [f"{path} has {key!r} beside class_path: parameters belong under init_args" for key in others]
         if name not in allowed:
-            found.append(f"{place} names the optimizer {name!r}: {near(name, list(allowed))}")
+            problems.append(f"{path} names the optimizer {name!r}: {near(name, list(allowed))}")
             return None
-        return allowed[name].read_fields(value.get("init_args") or {}, place, found)
+        return allowed[name].read_fields(value.get("init_args") or {}, path, problems)
 
     @classmethod
     def write_fields(cls, value: "OptimizerConfig") -> dict[str, Any]:
@@ -136,7 +136,9 @@ class OptimizerConfig:
 
 
 def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The module's optimizers: what takes a learning rate, except for the pieces (`scale_by_...`) they are made of."""
+    """Return the module's optimizers: functions with a learning rate, except for the pieces (`scale_by_...`) they are
+    made of.
+    """
     functions = {}
     for name, value in vars(module).items():
         if name.startswith(("_", "scale_by_")) or inspect.isclass(value) or not callable(value):
@@ -151,7 +153,7 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _mask_of(function: Callable[..., Any]) -> str:
-    """The parameter that says which arrays decay, or nothing."""
+    """Return the name of the parameter that selects the arrays that decay, or an empty text."""
     parameters = inspect.signature(function).parameters
     names = [name for name in ("mask", "weight_decay_mask") if name in parameters and "weight_decay" in parameters]
     return names[0] if names else ""
@@ -165,7 +167,7 @@ _DECAY = (
     "What decays: all arrays, or not the biases and the parameters of norms.",
 )
 
-_made = [
+_classes = [
     make_class(
         function,
         name,
@@ -178,7 +180,7 @@ _made = [
 ]
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
-    made.__name__: made for made in sorted(_made, key=lambda m: m.__name__.lower())
+    kind.__name__: kind for kind in sorted(_classes, key=lambda kind: kind.__name__.lower())
 }
 """Every class by its name."""
 

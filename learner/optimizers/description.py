@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from learner.schedules import Schedule
+from learner.schedules.base import Schedule
 from learner.util.text import name_of
 
 PLAIN = (bool, int, float, str, type(None), re.Pattern)
@@ -46,7 +46,7 @@ def optimizer_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str |
         return f"{names[0]} -> {names[1]}"
     if not changed:
         return None
-    texts = [", ".join(f"{key}={found[key]}" for key in changed if key in found) for found in settings]
+    texts = [", ".join(f"{key}={x[key]}" for key in changed if key in x) for x in settings]
     return f"{names[0]}({texts[0]}) -> {names[1]}({texts[1]})"
 
 

@@ -48,7 +48,7 @@ _WORDS = {
 
 
 def camel_case(name: str) -> str:
-    """A function's name as a class's.
+    """Return the name of a class for a function's name.
 
     >>> camel_case("rmsprop"), camel_case("schedule_free_adamw"), camel_case("cosine_decay_schedule")
     ('RMSProp', 'ScheduleFreeAdamW', 'CosineDecaySchedule')
@@ -57,7 +57,7 @@ def camel_case(name: str) -> str:
 
 
 def yaml_type(annotation: Any, classes: Mapping[Any, type]) -> Any:
-    """The part of a type that a config can give, or `None` where there is none.
+    """Return the part of a type that a config can give, or None if there is none.
 
     Args:
       annotation: a parameter's type. Functions, arrays and trees are what a config cannot give.
@@ -89,7 +89,9 @@ def yaml_type(annotation: Any, classes: Mapping[Any, type]) -> Any:
 
 
 def _union(args: Sequence[Any]) -> Any:
-    """A number is a float, even where arrays and functions of the step are allowed. Trees and `Any` are left out."""
+    """Return the union of the types that a config can give. A number is a float, even where arrays and functions of the
+    step are allowed; trees and `Any` are left out.
+    """
     containers = [a for a in args if typing.get_origin(a) is not Literal]
     trees = any(isinstance(inner, str | typing.ForwardRef) for a in containers for inner in typing.get_args(a))
     kept = [] if trees or Any in args else [kind for kind in (yaml_type(a, {}) for a in args) if kind is not None]
@@ -106,7 +108,7 @@ def make_class(
     classes: Mapping[Any, type],
     extra: Sequence[tuple[str, Any, Any, str]] = (),
 ) -> type:
-    """A frozen dataclass whose fields are the parameters of `function`.
+    """Return a frozen dataclass whose fields are the parameters of `function`.
 
     Args:
       function: what instances stand for; it becomes the class's `function`.
@@ -141,7 +143,7 @@ def make_class(
 
 
 def _field(parameter: inspect.Parameter, classes: Mapping[Any, type]) -> tuple[Any, Any]:
-    """A parameter's type (`None`: left out) and default."""
+    """Return a parameter's type (None to leave it out) and default."""
     default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
     if "dtype" in parameter.name.split("_"):
         return str | None, getattr(default, "__name__", default)
@@ -160,7 +162,7 @@ def _docstring(
     left_out: Collection[str],
     extra: Sequence[tuple[str, Any, Any, str]],
 ) -> str:
-    """The function's first line and what it says of each field, in the form that jsonargparse reads."""
+    """Return the function's first line and its text about each field, in the form that jsonargparse reads."""
     import docstring_parser
 
     doc = docstring_parser.parse(inspect.getdoc(function) or "")

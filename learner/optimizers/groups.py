@@ -14,11 +14,12 @@ import optax
 from learner.errors import LearnerError, near, one_error
 from learner.models.matching import Match, chosen, matcher
 from learner.optimizers.base import Change, OptimizerFactory, refuse_no_function
-from learner.optimizers.parts import in_parts
-from learner.schedules import ReduceOnPlateau
+from learner.optimizers.partition import in_parts
 from learner.schedules.base import needs_run_length
+from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.extra import accepting
 from learner.steps.optimizer import check_schedule, no_schedule
+from learner.util.number_checks import is_number
 from learner.util.trees import named_leaves
 
 REST = "rest"
@@ -47,9 +48,7 @@ class Group:
     def __post_init__(self) -> None:
         matcher(self.match)
         decay = self.weight_decay
-        if decay is not None and (
-            isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < math.inf
-        ):
+        if decay is not None and not (is_number(decay) and 0 <= decay < math.inf):
             raise LearnerError(
                 f"weight_decay of a group is {decay!r}; it needs a number, 0 or more, such as 0.001",
                 code="optimizer-group-weight-decay",
@@ -119,12 +118,12 @@ class Groups(OptimizerFactory):
             )
         object.__setattr__(self, "groups", tuple(map(_group, self.groups)))
 
-    def __call__(self, rate: Any) -> optax.GradientTransformation:
+    def __call__(self, lr: Any) -> optax.GradientTransformation:
         """See `OptimizerFactory`."""
         transformations = {
-            str(number): _transformation(group, self.optimizer, rate) for number, group in self._numbered()
+            str(number): _transformation(group, self.optimizer, lr) for number, group in self._numbered()
         }
-        return in_parts({REST: self.optimizer(rate), **transformations}, self.labels)
+        return in_parts({REST: self.optimizer(lr), **transformations}, self.labels)
 
     def with_schedules(self, change: Change) -> "Groups":
         """See `OptimizerFactory`."""
@@ -135,7 +134,7 @@ class Groups(OptimizerFactory):
         return dataclasses.replace(self, optimizer=rest, groups=groups)
 
     def labels(self, params: Any) -> Any:
-        """The tree of the parameters' groups: `"0"`, `"1"`, ... in their order, `"rest"`."""
+        """Return the tree of the parameters' groups: `"0"`, `"1"`, ... in their order, `"rest"`."""
         leaves = named_leaves(params)
         paths_of_group = {
             number: chosen(group.match, leaves, f"group {number} of Groups,") for number, group in self._numbered()
@@ -177,7 +176,7 @@ def _group(given: Any) -> Group:
     return Group(**given)
 
 
-def _transformation(group: Group, rest: Callable[[Any], Any], rate: Any) -> optax.GradientTransformation:
+def _transformation(group: Group, rest: Callable[[Any], Any], lr: Any) -> optax.GradientTransformation:
     optimizer = rest if group.optimizer is None else group.optimizer
     if group.weight_decay is not None:
         optimizer = with_weight_decay(optimizer, group.weight_decay)
@@ -190,11 +189,11 @@ def _transformation(group: Group, rest: Callable[[Any], Any], rate: Any) -> opta
         )
     if callable(group.lr):
         return scheduled(optimizer, group.lr)
-    return optimizer(rate * group.lr)
+    return optimizer(lr * group.lr)
 
 
 def with_weight_decay(optimizer: Any, value: float) -> Callable[[Any], Any]:
-    """The optimizer with another weight decay.
+    """Return the optimizer with another weight decay.
 
     Raises:
       LearnerError: it has none.
@@ -233,8 +232,8 @@ class ScheduledState(NamedTuple):
 
 
 def scheduled(optimizer: Callable[[Any], Any], schedule: Callable[[Any], Any]) -> optax.GradientTransformationExtraArgs:
-    """The optimizer with a rate that it takes from a schedule itself: by the number of the step where the update is
-    given that, which also counts steps that were left out, else by its own count of updates.
+    """Return the optimizer with a learning rate that it reads from a schedule itself: by the number of the step if the
+    update is given that, which also counts skipped steps, otherwise by its own count of updates.
 
     >>> halving = scheduled(optax.sgd, lambda step: 1.0 / 2**step)
     >>> state = halving.init(jnp.ones(()))

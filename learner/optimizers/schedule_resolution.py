@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from learner.optimizers.base import OptimizerFactory
-from learner.schedules import Constant, ReduceOnPlateau, RunLength, Schedule
-from learner.schedules.base import ScheduleFn, needs_run_length
+from learner.schedules.base import RunLength, Schedule, ScheduleFn, needs_run_length
+from learner.schedules.decays import Constant
+from learner.schedules.plateau import ReduceOnPlateau
 from learner.schedules.resolve import resolve, text_of
 from learner.steps.optimizer import check_schedule
 

@@ -6,10 +6,10 @@
 The extension chooses the format, and a recorder the precision.
 """
 
-from learner.records.files import load_model, recorder_for, save_model
 from learner.records.fitting import LoadReport
 from learner.records.json import JsonRecorder
 from learner.records.messagepack import CompactRecorder, MessagePackRecorder
+from learner.records.model_files import load_model, recorder_for, save_model
 from learner.records.recorder import Recorder
 from learner.records.safetensors import BinRecorder, SafetensorsRecorder
 

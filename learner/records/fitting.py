@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError, near, one_error
-from learner.records.leaves import Leaves, Stored, dtype_name, is_key, key_impl
-from learner.records.precision import cast, cast_problem
+from learner.records.file_dtypes import cast, cast_problem
+from learner.records.leaves import Leaves
 from learner.records.pytorch import as_flax, refuse_unknown_layers
+from learner.records.stored import Stored, dtype_name, is_key, key_impl
 from learner.util.text import count, printable
 
 Rename = Sequence[tuple[str, str]]
@@ -50,7 +51,7 @@ class LoadReport:
         total = count(len(self.loaded) + len(self.left), "array")
         unused = f"; {count(len(self.unused), 'array')} of it unused" if self.unused else ""
         lines = [f"loaded {len(self.loaded)} of {total} from {self.source}{unused}"]
-        lines += [f"  renamed: {there} -> {here}" for here, there in self.renamed.items()]
+        lines += [f"  renamed: {old} -> {new}" for new, old in self.renamed.items()]
         lines += [f"  not loaded: {path}: {why}" for path, why in self.left.items()]
         lines += [f"  unused: {path}: {what}" for path, what in self.unused.items()]
         return "\n".join(map(printable, _cut(lines)))
@@ -68,7 +69,7 @@ def fitted(
     layout: str | None = None,
     report: Callable[[LoadReport], Any] | None = None,
 ) -> Any:
-    """A model with the arrays of a file; see `load_model`.
+    """Return a model with the arrays of a file; see `load_model`.
 
     Args:
       arrays: of the file, by path.
@@ -143,47 +144,47 @@ def _match(arrays: Mapping[str, Stored], leaves: Leaves, foreign: bool) -> tuple
     random streams.
     """
     new, left = {}, {}
-    for path, here in leaves.arrays.items():
-        there = arrays.get(path)
-        if there is None:
-            if not (foreign and leaves.library == "flax.nnx" and _is_stream(path, here)):
-                left[path] = f"not in the file, {dtype_name(here)}{list(here.shape)} in the model"
-        elif (why := _why_not(there, here)) is not None:
-            left[path] = f"{_described(there)} in the file, {dtype_name(here)}{list(here.shape)} in the model{why}"
+    for path, leaf in leaves.arrays.items():
+        stored = arrays.get(path)
+        if stored is None:
+            if not (foreign and leaves.library == "flax.nnx" and _is_stream(path, leaf)):
+                left[path] = f"not in the file, {dtype_name(leaf)}{list(leaf.shape)} in the model"
+        elif (why := _why_not(stored, leaf)) is not None:
+            left[path] = f"{_described(stored)} in the file, {dtype_name(leaf)}{list(leaf.shape)} in the model{why}"
         else:
-            new[path] = _placed(there, here)
+            new[path] = _placed(stored, leaf)
     return new, left
 
 
-def _is_stream(path: str, here: Any) -> bool:
+def _is_stream(path: str, leaf: Any) -> bool:
     """Return True for a part of nnx's random streams: a key, or the counter beside one."""
-    return is_key(here) or (path.endswith(".count") and here.dtype == np.uint32)
+    return is_key(leaf) or (path.endswith(".count") and leaf.dtype == np.uint32)
 
 
-def _why_not(there: Stored, here: Any) -> str | None:
+def _why_not(stored: Stored, leaf: Any) -> str | None:
     """Return the reason why an array does not fit, empty where dtype and shape show it, or None if it fits."""
-    if there.shape != tuple(here.shape) or there.is_key != is_key(here):
+    if stored.shape != tuple(leaf.shape) or stored.is_key != is_key(leaf):
         return ""
-    if there.is_key:
-        return None if there.dtype == dtype_name(here) else ""
-    problem = cast_problem(there, here.dtype)
+    if stored.is_key:
+        return None if stored.dtype == dtype_name(leaf) else ""
+    problem = cast_problem(stored, leaf.dtype)
     return None if problem is None else f": {problem}"
 
 
-def _placed(there: Stored, here: Any) -> Any:
-    """The array as the model has it: its dtype, its kind of array, its place on the devices."""
-    if there.is_key:
-        keys = jax.random.wrap_key_data(jnp.asarray(there.data), impl=key_impl(here))
-        return _like(keys, here)
-    data = cast(there.data, here.dtype)
-    if isinstance(here, np.generic):
+def _placed(stored: Stored, leaf: Any) -> Any:
+    """Return the array with the dtype, the kind of array and the place on the devices that it has in the model."""
+    if stored.is_key:
+        keys = jax.random.wrap_key_data(jnp.asarray(stored.data), impl=key_impl(leaf))
+        return _like(keys, leaf)
+    data = cast(stored.data, leaf.dtype)
+    if isinstance(leaf, np.generic):
         return data[()]
-    return np.array(data) if isinstance(here, np.ndarray) else _like(data, here)
+    return np.array(data) if isinstance(leaf, np.ndarray) else _like(data, leaf)
 
 
-def _like(array: Any, here: Any) -> Any:
-    sharding = getattr(here, "sharding", None)
-    if sharding is not None and (isinstance(here, jax.ShapeDtypeStruct) or here.committed):
+def _like(array: Any, leaf: Any) -> Any:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is not None and (isinstance(leaf, jax.ShapeDtypeStruct) or leaf.committed):
         return jax.device_put(array, sharding)
     return jnp.asarray(array)
 
@@ -193,7 +194,7 @@ def _described(stored: Stored) -> str:
 
 
 def _refuse_shapes(left: Mapping[str, str], leaves: Leaves) -> None:
-    """A model whose arrays are to come needs all of them."""
+    """Raise if arrays are missing for a model of shapes, which needs all of them."""
     if absent := [path for path in left if isinstance(leaves.arrays[path], jax.ShapeDtypeStruct)]:
         raise LearnerError(
             f"{', '.join(absent[:MOST_HINTS])} of the model are shapes, and the file has nothing for them: "
@@ -203,7 +204,7 @@ def _refuse_shapes(left: Mapping[str, str], leaves: Leaves) -> None:
 
 
 def _differences(result: LoadReport, leaves: Leaves, partly: bool) -> str:
-    """Every path that differs, with what both sides have."""
+    """Return every path that differs, with the arrays of both sides."""
     known: list[str] = list(leaves.arrays)
     rows: list[str] = []
     unused = list(result.unused)[:MOST_ROWS]

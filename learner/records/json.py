@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.records.leaves import Buffer, Stored, check_claim, dtype_of, stored_from
 from learner.records.recorder import FORMAT, Content, Recorder, check_header
+from learner.records.stored import Buffer, Stored, check_claim, dtype_of, stored_from
 from learner.records.unpacking import Limits, check_count, parsed, reject_duplicate_keys
 
 JSON_VERSION = 2
@@ -72,7 +72,7 @@ class JsonRecorder(Recorder):
 
 
 def _data(stored: Stored) -> Iterator[bytes]:
-    """The numbers of an array in JSON."""
+    """Return the numbers of an array in JSON."""
     numbers = _flat(stored.data)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         with np.errstate(all="ignore"):
@@ -91,7 +91,7 @@ def _data(stored: Stored) -> Iterator[bytes]:
 
 
 def _flat(data: np.ndarray) -> np.ndarray:
-    """The numbers of an array in the order of rows; of complex ones the parts."""
+    """Return the numbers of an array in the order of rows; of complex ones the parts."""
     flat = np.ascontiguousarray(data).reshape(-1)
     if flat.dtype.kind == "c":
         return flat.view(np.float32 if flat.dtype.itemsize == 8 else np.float64)
@@ -118,7 +118,7 @@ class _Array(dict[str, Any]):
 
 
 def _array(path: str, dtype: Any, shape: Any, numbers: np.ndarray) -> Stored:
-    """An array of the numbers that a file has for it."""
+    """Return an array of the numbers that a file has for it."""
     part = kind = dtype_of(path, dtype)
     if kind.kind == "c":
         part = np.dtype(f"f{kind.itemsize // 2}")
@@ -152,7 +152,7 @@ def _map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _numbers(values: list[Any]) -> Any:
-    """The values as an array of NumPy's widest numbers; None where they are not all numbers of one kind."""
+    """Return the values as an array of NumPy's widest numbers, or None if they are not all numbers of one kind."""
     kinds = set(map(type, values))
     if kinds <= {bool}:
         return np.array(values, np.bool_)

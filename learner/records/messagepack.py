@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from learner.errors import LearnerError
-from learner.records.leaves import MOST_DIMS, Buffer, Stored, stored_from
 from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
+from learner.records.stored import MOST_DIMS, Buffer, Stored, stored_from
 from learner.records.unpacking import Limits, check_count
 from learner.util.text import size
 

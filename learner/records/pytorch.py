@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.models.adapters import is_instance_of
-from learner.records.leaves import Stored
+from learner.records.stored import Stored
+from learner.util.optional import is_instance_of
 
 NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
 COLLECTIONS = ("params.", "batch_stats.")  # of linen
@@ -62,12 +62,12 @@ def as_flax(
     {'head.kernel': (64, 10)}
     """
     converted, used = {}, set()
-    for path, here in needed.items():
-        there = _source(path, arrays)
-        if there is not None:
-            converted[path] = _turned(path, arrays[there], here)
-            used.add(there)
-    paths = {path: origins.get(there, there) for path in converted if (there := _source(path, arrays)) is not None}
+    for path, leaf in needed.items():
+        source = _source(path, arrays)
+        if source is not None:
+            converted[path] = _turned(path, arrays[source], leaf)
+            used.add(source)
+    paths = {path: origins.get(source, source) for path in converted if (source := _source(path, arrays)) is not None}
     for path, stored in arrays.items():
         if path not in used and path.rpartition(".")[2] != COUNTER:
             converted[path] = stored
@@ -86,12 +86,12 @@ def _source(path: str, arrays: Mapping[str, Stored]) -> str | None:
     return candidate if candidate in arrays else None
 
 
-def _turned(path: str, stored: Stored, here: Any) -> Stored:
+def _turned(path: str, stored: Stored, leaf: Any) -> Stored:
     data = stored.data
     if path.rpartition(".")[2] == "kernel" and data.ndim >= 2:
         data = np.moveaxis(data, (1, 0), (-2, -1))
-    if data.ndim == 1 and tuple(here.shape) == (data.size,) + (1,) * (len(here.shape) - 1):
-        data = data.reshape(here.shape)
+    if data.ndim == 1 and tuple(leaf.shape) == (data.size,) + (1,) * (len(leaf.shape) - 1):
+        data = data.reshape(leaf.shape)
     return Stored(stored.dtype, data)
 
 

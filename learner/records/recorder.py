@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from learner.errors import LearnerError
+from learner.records.file_dtypes import PRECISIONS, in_precision, refuse_overflow
 from learner.records.fitting import LoadReport, Rename, fitted
-from learner.records.leaves import Buffer, Leaves, Stored, leaves_of, stored_of
-from learner.records.precision import PRECISIONS, in_precision, refuse_overflow
+from learner.records.leaves import Leaves, leaves_of
+from learner.records.stored import Buffer, Stored, stored_of
 from learner.records.unpacking import Limits, Unpacked, memory_limit, most_arrays, most_numbers, readable
 
 FORMAT = "learner.record"
@@ -40,7 +41,7 @@ class Recorder(abc.ABC):
     """Base of recorders, which write and read models; see `save_model` and `load_model`.
 
     Attributes:
-      precision: `"full"` (every array in its own dtype), `"half"` or `"double"`; see `learner.records.precision`.
+      precision: `"full"` (every array in its own dtype), `"half"` or `"double"`; see `learner.records.file_dtypes`.
       gzip: whether the file is compressed.
     """
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.records.leaves import DTYPES, Buffer, Stored, check_claim, checked
 from learner.records.recorder import FORMAT, VERSION, Content, Recorder, check_header
+from learner.records.stored import DTYPES, Buffer, Stored, check_claim, checked
 from learner.records.unpacking import Limits, check_count, parsed, reject_duplicate_keys
 
 NAMES = {

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from learner.events import Listener, Overview
 from learner.renderers.notebook import NotebookRenderer, in_notebook
-from learner.renderers.overview import overview_lines
+from learner.renderers.overview_text import overview_lines
 from learner.renderers.plain import PlainRenderer, write_lines
-from learner.renderers.summary import heading, summary_lines
+from learner.renderers.summary_text import heading, summary_lines
 
 if TYPE_CHECKING:
     from learner.renderers.rich import RichRenderer, render_summary

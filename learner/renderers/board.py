@@ -68,7 +68,7 @@ def _column(title: str, texts: Sequence[str]) -> list[str]:
 
 
 def _trend(trend: Trend, length: int, characters: str) -> str:
-    return sparkline([value for _, value in trend.curve.points(length)], characters)
+    return sparkline([value for _, value in trend.points(length)], characters)
 
 
 def _cut(text: str, width: int) -> str:

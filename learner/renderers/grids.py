@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from learner.events import Overview
-from learner.renderers.overview import facts, tree_table
+from learner.renderers.overview_text import facts, tree_table
 
 
 def grid(rows: Sequence[Sequence[str]]) -> Table:

@@ -23,7 +23,7 @@ from learner.events import (
 from learner.renderers import lines, page
 from learner.renderers.board import board
 from learner.renderers.progress import Progress
-from learner.renderers.summary import places
+from learner.renderers.summary_text import places
 from learner.renderers.trends import Trends
 
 SECONDS_BETWEEN_UPDATES = 0.5
@@ -85,8 +85,8 @@ class NotebookRenderer(Listener):
         self._progress, self._trends = Progress(self._clock), Trends()
         self._steps: StepsEnded | None = None
         self._texts: dict[str, str] = {}
-        self._said: collections.deque[Message] = collections.deque(maxlen=MOST_MESSAGES)
-        self._messages = 0
+        self._newest_messages: collections.deque[Message] = collections.deque(maxlen=MOST_MESSAGES)
+        self._message_count = 0
         self._directory: str | os.PathLike[str] | None = None
         self._heading = self._end = ""
         self._files: list[str] = []
@@ -110,8 +110,8 @@ class NotebookRenderer(Listener):
             texts = {name: value for name, value in event.values.items() if isinstance(value, str)}
             self._texts |= {f"{event.split}/{name}": value for name, value in texts.items()}
         elif isinstance(event, Message):
-            self._said.append(event)
-            self._messages += 1
+            self._newest_messages.append(event)
+            self._message_count += 1
         elif isinstance(event, (RunEnded, RunFailed)):
             self._take_end(event)
         # after steps that take long an epoch's values shall not wait for the next ones
@@ -157,7 +157,10 @@ class NotebookRenderer(Listener):
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._time))
             parts += [self._bar(), page.paragraph(f"as of {at} UTC")]
         parts += [page.table(trends, monitor), page.charts(trends, monitor), page.texts(self._texts)]
-        parts += [page.messages(self._said, self._messages - len(self._said)), *map(page.paragraph, self._files)]
+        parts += [
+            page.messages(self._newest_messages, self._message_count - len(self._newest_messages)),
+            *map(page.paragraph, self._files),
+        ]
         return f'<div style="font-size: 13px; line-height: 1.4; overflow-x: auto">{"".join(parts)}</div>'
 
     def _bar(self) -> str:
@@ -166,7 +169,7 @@ class NotebookRenderer(Listener):
 
     def _plain(self) -> str:
         rows = board(self._trends.newest(), WIDTH, page.MOST_METRICS, self._trends.monitor)
-        log_lines = [line for message in self._said for line in lines.message(message)]
+        log_lines = [line for message in self._newest_messages for line in lines.message(message)]
         return "\n".join([self._heading, self._status(), *rows, *lines.texts(self._texts), *log_lines, *self._files])
 
 

@@ -49,13 +49,13 @@ def table(trends: Sequence[Trend], monitor: str | None = None) -> str:
 
 def charts(trends: Sequence[Trend], monitor: str | None = None) -> str:
     """Return a chart for each numeric metric, with its splits; the most important ones where there are many."""
-    plotted = [trend for trend in trends if len(trend.curve)]
+    plotted = [trend for trend in trends if len(trend.splits) or len(trend.steps)]
     splits = dict.fromkeys(trend.info.split for trend in plotted)  # each looks the same in all charts
     first = sorted(plotted, key=lambda trend: (trend.info.key != monitor, trend.info.name != "Loss"))
     figures = []
     for name in list(dict.fromkeys(trend.info.name for trend in first))[:MOST_CHARTS]:
         curves: dict[str, list[tuple[int, float]]] = {split: [] for split in splits}
-        curves |= {trend.info.split: trend.curve.points() for trend in plotted if trend.info.name == name}
+        curves |= {trend.info.split: trend.points() for trend in plotted if trend.info.name == name}
         figures.append(_figure(name, curves))
     style = "display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0"
     return f'<div style="{style}">{"".join(figures)}</div>' if figures else ""

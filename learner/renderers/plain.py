@@ -19,9 +19,9 @@ from learner.events import (
     StepsEnded,
 )
 from learner.renderers import lines
-from learner.renderers.overview import overview_lines
+from learner.renderers.overview_text import overview_lines
 from learner.renderers.progress import Progress
-from learner.renderers.summary import summary_lines
+from learner.renderers.summary_text import summary_lines
 from learner.util.text import duration
 
 

@@ -55,7 +55,7 @@ class Progress:
         return self._steps / self._seconds if self._seconds > 0 else None
 
     def seconds_left(self) -> float | None:
-        """The remaining time of the run with its validations, or None if unknown."""
+        """Return the remaining time of the run with its validations, or None if unknown."""
         if self._first is None or self.total is None or self.step <= self._first[1]:
             return None
         seconds_per_step = (self._clock() - self._first[0]) / (self.step - self._first[1])
@@ -70,7 +70,7 @@ class Progress:
         return event.in_epoch, event.total
 
     def label(self) -> str:
-        """The text `epoch 3/10`, or `epoch 3` if the number of epochs is not set."""
+        """Return the text `epoch 3/10`, or `epoch 3` if the number of epochs is not set."""
         known = self._run and self._run.num_epochs
         return f"epoch {self.epoch}/{known}" if known else f"epoch {self.epoch}"
 

@@ -6,64 +6,11 @@ from collections.abc import Sequence
 
 from learner.events import Event, MetricInfo, RunStarted, SplitEnded, StepsEnded
 from learner.runs.history import Point
+from learner.runs.thinning import Thinned
 
 MOST = 64  # points of a curve
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = ".:-=+*#@"  # for encodings and terminals that lack blocks; none of them has a height, all have a weight
-
-
-@dataclasses.dataclass
-class _Bin:
-    """Neighbouring points merged into one."""
-
-    x: int
-    total: float
-    weight: int  # how many of them have a finite value
-    count: int
-
-
-class BinnedCurve:
-    """Points of a curve: never more than `most`. Where there are more, neighbours become one, with their mean at the
-    place of the last. What is not finite counts nowhere; where nothing else is, the mean is NaN.
-
-    >>> curve = BinnedCurve(most=4)
-    >>> for step in range(1, 9):
-    ...     curve.add(step, float(step))
-    >>> curve.points()
-    [(2, 1.5), (4, 3.5), (6, 5.5), (8, 7.5)]
-    >>> curve.points(2)
-    [(4, 2.5), (8, 6.5)]
-    """
-
-    def __init__(self, most: int = MOST) -> None:
-        self._most, self._each = most, 1
-        self._bins: list[_Bin] = []
-
-    def __len__(self) -> int:
-        return len(self._bins)
-
-    def add(self, x: int, value: float) -> None:
-        """Add the next point, to the right of all others."""
-        point = _Bin(x, value, 1, 1) if math.isfinite(value) else _Bin(x, 0.0, 0, 1)
-        if self._bins and self._bins[-1].count < self._each:
-            self._bins[-1] = _merged([self._bins[-1], point])
-            return
-        if len(self._bins) == self._most:
-            self._bins, self._each = self._grouped(2), 2 * self._each
-        self._bins.append(point)
-
-    def points(self, most: int | None = None) -> list[tuple[int, float]]:
-        """Return the points, merged to `most` if there are more."""
-        bins = self._grouped(-(-len(self._bins) // most)) if most else self._bins
-        return [(merged.x, merged.total / merged.weight if merged.weight else math.nan) for merged in bins]
-
-    def _grouped(self, size: int) -> list[_Bin]:
-        return [_merged(self._bins[begin : begin + size]) for begin in range(0, len(self._bins), max(1, size))]
-
-
-def _merged(bins: Sequence[_Bin]) -> _Bin:
-    total, weight, count = (sum(getattr(merged, name) for merged in bins) for name in ("total", "weight", "count"))
-    return _Bin(bins[-1].x, total, weight, count)
 
 
 @dataclasses.dataclass
@@ -76,23 +23,24 @@ class Trend:
     info: MetricInfo
     now: float | None = None
     best: Point | None = None
-    splits: BinnedCurve = dataclasses.field(default_factory=BinnedCurve)
-    steps: BinnedCurve = dataclasses.field(default_factory=BinnedCurve)
+    splits: Thinned = dataclasses.field(default_factory=lambda: Thinned(MOST))
+    steps: Thinned = dataclasses.field(default_factory=lambda: Thinned(MOST))
 
     def add(self, epoch: int, step: int, value: float) -> None:
         """Add the value of a split."""
         self.now = value
-        self.splits.add(step, value)
+        self.splits.add([step], [value])
         higher = self.info.higher_is_better
         if higher is None or math.isnan(value):
             return
         if self.best is None or (value > float(self.best.value) if higher else value < float(self.best.value)):
             self.best = Point(epoch, step, value)
 
-    @property
-    def curve(self) -> BinnedCurve:
-        """The curve of the splits, or that of the steps while there are hardly any splits."""
-        return self.steps if len(self.splits) < 2 and len(self.steps) else self.splits
+    def points(self, most: int | None = None) -> list[tuple[int, float]]:
+        """Return at most `most` points of the splits, or of the steps while there are hardly any splits."""
+        curve = self.steps if len(self.splits) < 2 and len(self.steps) else self.splits
+        series = curve.series(most=most)
+        return list(zip(series.step.tolist(), series.mean.tolist(), strict=True))
 
 
 class Trends:
@@ -108,7 +56,7 @@ class Trends:
     >>> (trend,) = trends.newest()
     >>> trend.now, trend.best
     (0.375, Point(epoch=2, step=90, value=0.25))
-    >>> sparkline([value for _, value in trend.curve.points()])
+    >>> sparkline([value for _, value in trend.points()])
     '█▁▅'
     """
 
@@ -148,7 +96,7 @@ class Trends:
         for name, column in steps.values.items() if steps is not None and steps.count else ():
             trend = self._of("train", name)
             trend.now = float(column[-1])
-            trend.steps.add(steps.step, trend.now)  # type: ignore[union-attr]
+            trend.steps.add([steps.step], [trend.now])  # type: ignore[union-attr]
 
     def _of(self, split: str, name: str) -> Trend:
         return self._trends.setdefault(f"{split}/{name}", Trend(MetricInfo(split, name)))

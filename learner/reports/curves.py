@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from learner.runs.run import Run
-from learner.runs.series import thinned
+from learner.runs.run_reader import RunReader
+from learner.runs.thinning import Series, group_size, thin
 
 MOST = 1000
 """Points of a curve."""
@@ -18,7 +18,7 @@ SEED = "seed"
 Curve = dict[str, Any]
 
 
-def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def curves(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
     """Return the numeric metrics of runs, in the order in which they appear.
 
     Returns:
@@ -39,31 +39,32 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return list(metrics.values())
 
 
-def _curves(run: Run, key: str) -> list[Curve]:
+def _curves(run: RunReader, key: str) -> list[Curve]:
     """Return the curve of values of splits, preceded by the curve of values of steps if there are any."""
     points = run.points(key) if key in run.history else []
     points = [point for point in points if not isinstance(point.value, str)]
     step = np.array([point.step for point in points])
     value = np.array([point.value for point in points], np.float64)
-    lines = [_curve(run, False, *thinned(step, value, MOST))] if points else []
+    lines = [_curve(run, False, thin(step, value, group_size(len(value), MOST)))] if points else []
     if key.startswith("train/") and len(series := run.steps(key, MOST)):
-        lines.insert(0, _curve(run, True, series.step, series.mean, series.low, series.high))
+        lines.insert(0, _curve(run, True, series))
     return lines
 
 
-def _curve(run: Run, each: bool, step: Any, y: Any, low: Any, high: Any) -> Curve:
-    axes = run.axes(step.astype(np.float64))
-    x = {"step": step.tolist(), "epoch": axes["epoch"].round(5).tolist(), "time": (axes["time"] / 60).round(5).tolist()}
-    curve = {"each": each, "x": x, "y": _numbers(y)}
-    same = np.array_equal(low, high, equal_nan=True)
-    return curve if same else {**curve, "low": _numbers(low), "high": _numbers(high)}
+def _curve(run: RunReader, each: bool, series: Series) -> Curve:
+    axes = run.axes(series.step.astype(np.float64))
+    epoch, minutes = axes["epoch"].round(5).tolist(), (axes["time"] / 60).round(5).tolist()
+    x = {"step": series.step.tolist(), "epoch": epoch, "time": minutes}
+    curve = {"each": each, "x": x, "y": _numbers(series.mean)}
+    same = np.array_equal(series.low, series.high, equal_nan=True)
+    return curve if same else {**curve, "low": _numbers(series.low), "high": _numbers(series.high)}
 
 
 def _numbers(values: Any) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
-def _bands(runs: Sequence[Run], lines: Sequence[Curve]) -> list[Curve]:
+def _bands(runs: Sequence[RunReader], lines: Sequence[Curve]) -> list[Curve]:
     """Return the mean, minimum and maximum over runs whose configs differ only in the seed."""
     bands = []
     for members in seeds(runs):
@@ -80,7 +81,7 @@ def _kind(curve: Mapping[str, Any]) -> tuple[str, bool]:
     return curve["split"], curve["each"]
 
 
-def seeds(runs: Sequence[Run]) -> list[list[int]]:
+def seeds(runs: Sequence[RunReader]) -> list[list[int]]:
     """Return groups of indices of runs whose configs differ only in the seed. Runs from Python are left out, as their
     configs are incomplete.
     """
@@ -98,7 +99,7 @@ def _band(group: Sequence[Curve]) -> Curve:
     last = min(curve["x"]["step"][-1] for curve in group)
     places = group[0]["x"]["step"]
     kept = [place for place in places if first <= place <= last]
-    step = np.array(kept[:: max(1, len(kept) // BAND)])
+    step = thin(kept, kept, group_size(len(kept), BAND)).step
     # What is not finite in one of them is not finite in the mean.
     stacked = np.array([np.interp(step, curve["x"]["step"], np.array(curve["y"], np.float64)) for curve in group])
     x = {axis: np.interp(step, group[0]["x"]["step"], group[0]["x"][axis]).round(5).tolist() for axis in group[0]["x"]}

@@ -7,7 +7,7 @@ import numpy as np
 
 from learner.errors import LearnerError, near
 from learner.reports.plots import LARGEST, Line, Plot, drawable
-from learner.runs.run import Run
+from learner.runs.run_reader import RunReader
 from learner.util.text import printable
 
 AXES = ("step", "epoch", "time")
@@ -17,7 +17,13 @@ MOST = 2000
 
 
 def picture(
-    runs: Sequence[Run], metric: str, *, x: str = "step", steps: bool = False, smooth: float = 0.0, log: bool = False
+    runs: Sequence[RunReader],
+    metric: str,
+    *,
+    x: str = "step",
+    steps: bool = False,
+    smooth: float = 0.0,
+    log: bool = False,
 ) -> Plot:
     """Return the plot of a metric, with a line for each run and split.
 
@@ -59,13 +65,13 @@ def picture(
     return Plot(title, LABELS[x], printable(metric + (f" ({unit})" if unit else "")), lines, log_y=log)
 
 
-def _keys(run: Run, metric: str) -> list[str]:
+def _keys(run: RunReader, metric: str) -> list[str]:
     keys = [key for key in run.keys if metric in (key, key.split("/", 1)[1])]
     texts = [key for key in keys if key in run.history and all(isinstance(value, str) for value in run.history[key])]
     return [key for key in keys if key not in texts]
 
 
-def _line(run: Run, key: str, x: str, steps: bool) -> Line:
+def _line(run: RunReader, key: str, x: str, steps: bool) -> Line:
     points = run.points(key) if key in run.history else []
     if steps and key.startswith("train/") and not any(run.directory.glob("train/epoch-*/*.log")):
         raise LearnerError(
@@ -103,7 +109,7 @@ def _positive(line: Line) -> Line:
     return [x for x, _ in kept], [y for _, y in kept]
 
 
-def _nothing(runs: Sequence[Run], metric: str, log: bool) -> LearnerError:
+def _nothing(runs: Sequence[RunReader], metric: str, log: bool) -> LearnerError:
     if log:
         return LearnerError(
             f"{metric} has no value above 0, which a logarithmic axis needs", code="report-log-axis-empty"

@@ -18,7 +18,7 @@ Line = tuple[Sequence[float], Sequence[float]]
 LARGEST, SMALLEST = 1e100, 1e-300  # that can be drawn: packages make axes of powers and multiples of them
 LEAST = 20, 8  # columns and rows
 MARKS = "●x+○*△#□"
-"""Without colours, what tells many lines apart."""
+"""The marks of many lines without colours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Plot:
         markers = itertools.cycle(few.get(len(self.lines), MARKS))
         for name, line in self._finite().items():
             plotext.plot(*line, marker=next(markers), label=name if len(self.lines) > 1 else None)
-        self._scale(plotext, width, height)
+        set_axes(plotext, list(self._finite().values()), width, height, log_x=self.log_x, log_y=self.log_y)
         plotext.title(self.title)
         plotext.xlabel(self.x)
         plotext.ylabel(self.y)
@@ -92,24 +92,6 @@ class Plot:
                 f"the plot cannot be written to {path}: {error}", code="report-not-written", path=path
             ) from error
 
-    def _scale(self, plotext: Any, width: int, height: int) -> None:
-        """Return the kinds of the axes, and ticks where plotext's defaults are unsuitable."""
-        lines = self._finite().values()
-        xs, ys = [x for line in lines for x in line[0]], [y for line in lines for y in line[1]]
-        if not xs:
-            return
-        if self.log_x:
-            plotext.xscale("log")
-            ticks = decades(min(xs), max(xs), most=max(2, width // 10))
-            if ticks:
-                plotext.xticks(ticks, list(map(tick_text, ticks)))
-        if self.log_y:
-            plotext.yscale("log")
-        if any(y and not 1e-12 < abs(y) < 1e12 for y in ys):  # all their digits would leave no room for the lines
-            low, high, most = min(ys), max(ys), max(2, height // 2)
-            ticks = (decades(low, high, most) if self.log_y else round_ticks(low, high, most)[0]) or [low]
-            plotext.yticks(ticks, [f"{tick:.3g}" for tick in ticks])
-
     def _finite(self) -> dict[str, Line]:
         lines: dict[str, Line] = {}
         for name, line in self.lines.items():
@@ -117,6 +99,44 @@ class Plot:
             kept = ~(np.isnan(x) | np.isnan(y) | (self.log_x & (x <= 0)) | (self.log_y & (y <= 0)))
             lines[name] = x[kept].tolist(), y[kept].tolist()
         return lines
+
+
+def set_axes(
+    plotext: Any,
+    lines: Sequence[Line],
+    width: int,
+    height: int,
+    *,
+    window: tuple[float, float] | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> None:
+    """Set the kinds of the axes of a plotext figure, and ticks that leave room for the lines.
+
+    Args:
+      plotext: the module, or a widget's figure.
+      lines: drawable points only.
+      width: columns.
+      height: rows.
+      window: the limits of the horizontal axis; default: those of the lines.
+      log_x: whether the horizontal axis is logarithmic.
+      log_y: whether the vertical axis is.
+    """
+    xs, ys = [x for line in lines for x in line[0]], [y for line in lines for y in line[1]]
+    if not xs:
+        return
+    low, high = window or (min(xs), max(xs))
+    if window is not None and low < high:
+        plotext.xlim(low, high)
+    plotext.xscale("log" if log_x else "linear")
+    plotext.yscale("log" if log_y else "linear")
+    plotext.xticks(*_ticks(low, high, max(2, width // 12), log_x))
+    plotext.yticks(*_ticks(min(ys), max(ys), max(2, height // 3), log_y))
+
+
+def _ticks(low: float, high: float, most: int, log: bool) -> tuple[list[float], list[str]]:
+    ticks = decades(low, high, most) if log else []
+    return (ticks, list(map(tick_text, ticks))) if len(ticks) > 1 else round_ticks(low, high, most)
 
 
 def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -4,11 +4,11 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from learner.loggers.png import png
-from learner.reports.confusion import Matrix, matrices
+from learner.reports.confusion_matrices import Matrix, matrices
 from learner.reports.html import details, heading, percent, scrolled, table
 from learner.runs.history import Point
-from learner.runs.run import Run
+from learner.runs.run_reader import RunReader
+from learner.util.png import png
 
 MOST_CLASSES = 30
 """Classes of a table; of more there is a picture."""
@@ -24,7 +24,7 @@ ABOUT = """<p>Rows are labels, columns what was predicted, in the order of the c
 greater the part of the label's rows.</p>"""
 
 
-def confusion(runs: Sequence[Run]) -> list[str]:
+def confusion(runs: Sequence[RunReader]) -> list[str]:
     """Return the newest and the best confusion matrix of each split. With several runs, they are hidden at first."""
     pieces = []
     pictures = 0

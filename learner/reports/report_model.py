@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from learner.reports.html import details, heading, percent, table
 from learner.reports.parameters import Array, by_part, read_parameters
-from learner.runs.run import Run
+from learner.runs.run_reader import RunReader
 from learner.util.text import count, size
 
 MOST_MODELS = 10
@@ -19,7 +19,7 @@ FEW = 12
 """Arrays that are shown at once."""
 
 
-def parameter_tables(runs: Sequence[Run]) -> list[str]:
+def parameter_tables(runs: Sequence[RunReader]) -> list[str]:
     """Return the parameters of each model; runs whose models have equal arrays share one table."""
     models: dict[tuple[Array, ...], list[str]] = {}
     for run in runs:

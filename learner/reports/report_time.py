@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from learner.reports.html import heading, percent, table
-from learner.reports.timing import PARTS, epoch_seconds, parts
-from learner.runs.run import Run
+from learner.reports.time_use import PARTS, epoch_seconds, parts
+from learner.runs.run_reader import RunReader
 from learner.util.text import duration
 
 NAMED = 0.12
@@ -21,7 +21,7 @@ MEANING = {
 }
 
 
-def timing(runs: Sequence[Run]) -> list[str]:
+def timing(runs: Sequence[RunReader]) -> list[str]:
     """Return a bar and a table row for each run that recorded its use of time, and the durations of epochs."""
     times = {run.name: parts(run) for run in runs}
     times = {name: seconds for name, seconds in times.items() if sum(seconds.values()) > 0}

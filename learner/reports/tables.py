@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.errors import LearnerError, near
-from learner.runs.run import Run
+from learner.runs.run_reader import RunReader
 from learner.util.distribution import install_hint
 from learner.util.json_values import encode
 from learner.util.text import utf8_safe
@@ -21,7 +21,7 @@ BATCH = 65_536
 Row = tuple[str, str, str, int | None, int, float | None, str | None]
 
 
-def rows(run: Run) -> Iterator[Row]:
+def rows(run: RunReader) -> Iterator[Row]:
     """Yield every number in the files of a run.
 
     Yields:
@@ -42,7 +42,7 @@ def rows(run: Run) -> Iterator[Row]:
                 yield split, name, "split", point.epoch, point.step, float(point.value), None
 
 
-def write_table(path: str | os.PathLike[str], run: Run, kind: str) -> int:
+def write_table(path: str | os.PathLike[str], run: RunReader, kind: str) -> int:
     """Write the numbers of a run to a file, atomically.
 
     Args:

@@ -1,6 +1,6 @@
 """Inspection of runs from their files: nothing that they name is imported, and nothing is changed.
 
-    run = Run("runs/digits")
+    run = RunReader("runs/digits")
     run.status, run.history["valid/Loss"], run.config["lr.init_value"]
     run.steps("train/Loss", most=1000).mean
 
@@ -9,7 +9,7 @@ A directory may belong to another user, and the run in it may be training, or be
 
 from learner.runs.comparison import Comparison, compare
 from learner.runs.find import each_run, find_runs
-from learner.runs.run import Run, Status
-from learner.runs.series import Series
+from learner.runs.run_reader import RunReader, Status
+from learner.runs.thinning import Series
 
-__all__ = ["Comparison", "Run", "Series", "Status", "compare", "each_run", "find_runs"]
+__all__ = ["Comparison", "RunReader", "Series", "Status", "compare", "each_run", "find_runs"]

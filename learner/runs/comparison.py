@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from learner.errors import LearnerError, near
-from learner.runs.flat import text_of
+from learner.runs.flat_config import text_of
 from learner.runs.history import Point
-from learner.runs.run import Run
+from learner.runs.run_reader import RunReader
 from learner.util.text import aligned, duration, printable, short
 
 ALWAYS_DIFFER = ("directory",)
@@ -74,7 +74,7 @@ class _RunSummary:
     higher: frozenset[str]
 
     @classmethod
-    def of(cls, run: Run) -> "_RunSummary":
+    def of(cls, run: RunReader) -> "_RunSummary":
         fixed = {
             "run": run.name,
             "directory": str(run.directory),
@@ -93,7 +93,7 @@ class _RunSummary:
         return {**self.config, **self.fingerprint}
 
 
-def compare(runs: Iterable[Run], metrics: Sequence[str] = (), sort: str | None = None) -> Comparison:
+def compare(runs: Iterable[RunReader], metrics: Sequence[str] = (), sort: str | None = None) -> Comparison:
     """Compare runs.
 
     Args:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from learner.errors import LearnerError, Problem, one_error
 from learner.runs.layout import MARK
-from learner.runs.run import Run
+from learner.runs.run_reader import RunReader
 
 DEEPEST = 4
 """Levels of directories below the one that was named."""
 
 
-def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> list[Run]:
+def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> list[RunReader]:
     """Return the runs at or below these directories, each once, with a unique name.
 
     See `each_run`, which reads one after another.
@@ -22,7 +22,7 @@ def find_runs(places: Sequence[str | os.PathLike[str]], now: float | None = None
     return list(each_run(places, now))
 
 
-def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> Iterator[Run]:
+def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None) -> Iterator[RunReader]:
     """Yield the runs at or below these directories, each once, with a unique name. Each is read when it is needed.
 
     Args:
@@ -38,7 +38,7 @@ def each_run(places: Sequence[str | os.PathLike[str]], now: float | None = None)
     read = 0
     for path, name in zip(directories, names_of(directories), strict=True):
         try:
-            yield Run(path, name, now)
+            yield RunReader(path, name, now)
             read += 1
         except LearnerError as error:
             problems.append(Problem(error, code=error.code, **error.fields))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.runs.series import LONGEST, Floats, Series, first_column, is_plain, location_of, merged, series_of, single
-from learner.runs.thinning import MOST, Thinned
+from learner.runs.series import LONGEST, first_column, is_plain, location_of
+from learner.runs.thinning import MOST, Floats, Series, Thinned, joined, merged, series_of, single
 
 LARGE = 2 << 20
 """Bytes above which a series is sketched before it is read."""
@@ -106,12 +106,7 @@ class GrowingSeries:
         known = self._thinned.series(since)
         if self._sketch is None:
             return known
-        later = self._sketch.step > self._last
-        step, mean, low, high = (
-            np.concatenate([getattr(known, name), getattr(self._sketch, name)[later]])
-            for name in ("step", "mean", "low", "high")
-        )
-        return Series(step, mean, low, high, known.together)
+        return joined([known, self._sketch.after(self._last)], known.together)
 
     @property
     def last_step(self) -> int:
@@ -120,7 +115,7 @@ class GrowingSeries:
 
     @property
     def is_sketched(self) -> bool:
-        """Return True if parts of the files have only been sampled so far."""
+        """True if parts of the files have only been sampled so far."""
         return self._sketch is not None
 
 

@@ -47,16 +47,16 @@ def read_journal(directory: str | os.PathLike[str]) -> list[tuple[bytes, dict[st
     return [(line, entry_of(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1)]
 
 
-def entry_of(line: bytes, where: str) -> dict[str, Any]:
+def entry_of(line: bytes, location: str) -> dict[str, Any]:
     """Parse a line of the journal. Return an empty dict for a damaged line, with a warning that names its position
-    `where`.
+    `location`.
     """
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         entry = None
     if not isinstance(entry, dict) or (entry.get("event") in NUMBERS and not _is_history(entry)):
-        warnings.warn(f"{where} is damaged and is left out", stacklevel=3)
+        warnings.warn(f"{location} is damaged and is left out", stacklevel=3)
         return {}
     return entry
 

@@ -1,4 +1,8 @@
-"""A lock that admits one process at a time to a run directory."""
+"""A lock that admits one process at a time to a run directory.
+
+Not `filelock`: a run must name the machine and the process that hold the lock, refuse a file that is no lock without
+changing it, and work on file systems without locks. That is most of this module.
+"""
 
 import contextlib
 import errno
@@ -197,4 +201,6 @@ def _refusal(path: Path, holder: tuple[str, int | None]) -> LearnerError:
         f"(if it is not running any more, remove {path})",
         code="run-in-use",
         path=path,
+        pid=process,
+        host=host,
     )

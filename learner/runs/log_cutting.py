@@ -11,6 +11,7 @@ from learner.errors import LearnerError
 from learner.runs.appended import refuse_special, replace
 from learner.runs.journal import NUMBERS, read_journal
 from learner.util.disk import CHUNK, LONGEST_NAME, checksum, truncate
+from learner.util.number_checks import is_int
 from learner.util.text import short
 
 METRIC_FILE = re.compile(r"(train|custom|valid(-[^/\\]*)?)/epoch-(\d+)/(?!\.)[^/\\]+\.log")
@@ -54,6 +55,7 @@ def refuse_changed(directory: Path, position: Mapping[str, Any]) -> None:
                 f"{directory / path} has other bytes than the run wrote: it was changed since then, so the run cannot "
                 "go on from there; allow=('logs',) goes on with what is there",
                 code="resume-log-changed",
+                file=directory / path,
             )
 
 
@@ -124,9 +126,9 @@ def metric_files(directory: Path) -> dict[str, int]:
     """Return the metric files below a run directory with their epochs, by relative path. Linked directories are not the
     run's.
     """
-    own = [path for path in directory.glob("*/epoch-*/*.log") if not any(map(Path.is_symlink, path.parents[:2]))]
-    found = sorted(path.relative_to(directory).as_posix() for path in own)
-    return {path: int(match[3]) for path in found if (match := METRIC_FILE.fullmatch(path))}
+    paths = [path for path in directory.glob("*/epoch-*/*.log") if not any(map(Path.is_symlink, path.parents[:2]))]
+    file_names = sorted(path.relative_to(directory).as_posix() for path in paths)
+    return {path: int(match[3]) for path in file_names if (match := METRIC_FILE.fullmatch(path))}
 
 
 def refuse_position(position: Any) -> None:
@@ -154,7 +156,7 @@ def _problem_with(position: Any) -> str | None:
     if not isinstance(checksums, Mapping) or not checksums.keys() <= position["files"].keys():
         return "checksums needs numbers by path"
     for name, number in [*counts.items(), *checksums.items()]:
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        if not is_int(number) or number < 0:
             return f"{short(name)!r} is {short(repr(number))}"
     for path in position["files"]:
         match = METRIC_FILE.fullmatch(path)
@@ -230,9 +232,9 @@ def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _too_short(file: Path, found: str, needed: str, when: str = "the checkpoint was saved") -> LearnerError:
+def _too_short(file: Path, actual: str, needed: str, when: str = "the checkpoint was saved") -> LearnerError:
     return LearnerError(
-        f"{file} has {found}, but had {needed} when {when}: "
+        f"{file} has {actual}, but had {needed} when {when}: "
         "it was changed since then, so the run cannot go on from there; allow=('logs',) goes on without that part",
         code="resume-log-changed",
         file=file,

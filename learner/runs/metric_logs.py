@@ -12,9 +12,7 @@ error of the run. A line costs the same however long the files are.
 import contextlib
 import json
 import os
-import re
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +28,23 @@ from learner.runs.appended import (
     value_texts,
     weight_texts,
 )
+from learner.runs.file_names import file_name, folded_name
 from learner.runs.journal import NUMBERS, read_journal
 from learner.runs.log_cutting import cut_back, refuse_short, what_is_left
 from learner.util.disk import checksum, is_full, to_disk, truncate
 from learner.util.json_values import encode
 
 SECONDS_BETWEEN_WRITES = 0.5
-LONGEST_NAME = 200
 MOST_OPEN = 64  # metric logs; a system may give a process no more than 256 files
 
 
 class RunFiles:
     """Writer of the files of one run.
 
-    Attributes:
-      make_room: called if the disk is full, before the write is retried; settable.
+    Args:
+      directory: of the run. It need not exist, and nothing is opened before the first write.
+      clock: returns the seconds since 1970 (UTC).
+      make_room: called if the disk is full, before the write is retried.
 
     Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
     with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
@@ -66,8 +66,12 @@ class RunFiles:
 "files": {"train/epoch-1/Loss.log": [30, 1066698030]}}
     """
 
-    def __init__(self, directory: str | os.PathLike[str], clock: Callable[[], float]) -> None:
-        """`directory` need not exist, and nothing is opened yet. `clock` gives the seconds since 1970 (UTC)."""
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        clock: Callable[[], float],
+        make_room: Callable[[], None] = lambda: None,
+    ) -> None:
         self._directory = Path(directory)
         self._clock = clock
         self._written_at = clock()
@@ -78,7 +82,7 @@ class RunFiles:
         self._made_epochs: set[str] = set()
         self._journal: AppendedFile | None = None
         self._epoch_lines = 0
-        self.make_room: Callable[[], None] = lambda: None
+        self._make_room = make_room
 
     def steps(self, split: str, epoch: int, values: Mapping[str, np.ndarray], weights: np.ndarray) -> None:
         """Append a line `value,weight` for each step of a dispatch.
@@ -217,7 +221,7 @@ class RunFiles:
         except OSError as error:
             if not is_full(error):
                 raise
-        self.make_room()
+        self._make_room()
         try:
             write()
         except OSError as error:
@@ -254,7 +258,7 @@ class RunFiles:
         if (split, name) not in self._places:
             paths = file_name(split), file_name(name) + ".log"
             for (_, other), known in self._places.items():
-                if [*map(_folded, known)] == [*map(_folded, paths)]:
+                if [*map(folded_name, known)] == [*map(folded_name, paths)]:
                     raise LearnerError(
                         f"the metrics {other!r} and {name!r} would share a file, {'/'.join(paths)}: rename one",
                         code="run-metric-file-shared",
@@ -335,60 +339,3 @@ class NoFiles:
 
     def close(self) -> None:
         """See `RunFiles`."""
-
-
-def file_name(name: str) -> str:
-    """Return the file name of a metric, or the directory name of a split: spaces become underscores.
-
-    Raises:
-      LearnerError: no file can safely be called so.
-
-    >>> file_name("Top-5 Accuracy")
-    'Top-5_Accuracy'
-    """
-    problem = _problem(name)
-    if problem:
-        raise LearnerError(
-            f"{name!r} cannot be the name of a metric or split, because a file is called by it: {problem}",
-            code="run-metric-name-unusable",
-            name=name,
-        )
-    return name.replace(" ", "_")
-
-
-def refuse_same_files(names: Sequence[str]) -> None:
-    """Raise `LearnerError` if a name cannot be a file name, or if two names map to one file.
-
-    >>> refuse_same_files(["Top-1 Accuracy", "Top-1_accuracy"])
-    Traceback (most recent call last):
-    learner.errors.LearnerError: 'Top-1 Accuracy' and 'Top-1_accuracy' would share their files: rename one
-    """
-    seen: dict[str, str] = {}
-    for name in names:
-        file = _folded(file_name(name))
-        if file in seen:
-            raise LearnerError(
-                f"{seen[file]!r} and {name!r} would share their files: rename one",
-                code="run-metric-file-shared",
-                name=name,
-            )
-        seen[file] = name
-
-
-def _folded(file: str) -> str:
-    """Return a name in the form in which some file systems compare it."""
-    return unicodedata.normalize("NFC", file).casefold()
-
-
-def _problem(name: str) -> str | None:
-    if not name.strip():
-        return "it is empty"
-    if not name.isprintable():
-        return "it contains a character that cannot be printed"
-    if re.search(r"[/\\]", name):
-        return "it contains a path separator"
-    if name.startswith("."):
-        return "it begins with a dot"
-    if len(name.encode()) > LONGEST_NAME:
-        return f"it is longer than {LONGEST_NAME} bytes"
-    return None

@@ -1,46 +1,20 @@
 """The values of single steps, from the metric files of a run."""
 
-import dataclasses
 import io
-import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from learner.errors import LearnerError
-from learner.runs.metric_logs import file_name
+from learner.runs.file_names import file_name
+from learner.runs.thinning import Floats, Series, group_size, joined, thin
 
 CHUNK = 4 << 20  # bytes that are read at once
 FINAL = b",final"
 LONGEST = 1 << 20  # bytes of a line
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """The values of a metric over optimizer steps, where neighbouring steps may be merged.
-
-    Attributes:
-      step: int64 `[points]`, the last step of each point.
-      mean: float64 `[points]`, the value where a point is one step, else the mean of those that are finite, or NaN.
-      low: float64 `[points]`, the least of those.
-      high: float64 `[points]`, the greatest of those.
-      together: how many steps a point has; the last one may have fewer.
-    """
-
-    step: Integers
-    mean: Floats
-    low: Floats
-    high: Floats
-    together: int = 1
-
-    def __len__(self) -> int:
-        return len(self.step)
 
 
 def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int], most: int | None = None) -> Series:
@@ -59,8 +33,8 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
     if most is not None and most < 1:
         raise LearnerError(f"most is {most}; it needs 1 or more", code="run-series-most-value", most=most)
     files = _files(directory, split, name)
-    together = 1 if most is None else max(1, math.ceil(sum(_lines(path) for _, path in files) / most))
-    points: list[list[np.ndarray]] = []
+    together = 1 if most is None else group_size(sum(_lines(path) for _, path in files), most)
+    points: list[Series] = []
     steps, values = np.zeros(0, np.int64), np.zeros(0)
     last = 0
     for epoch, path in files:
@@ -72,56 +46,9 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
             values = np.concatenate([values, part])
             last += len(part)
             complete = len(values) // together * together
-            points.append(put_together(steps[:complete], values[:complete], together))
+            points.append(thin(steps[:complete], values[:complete], together))
             steps, values = steps[complete:], values[complete:]
-    points.append(put_together(steps, values, max(1, len(values))))
-    step, mean, low, high = (np.concatenate(column) for column in zip(*points, strict=True))
-    return Series(step, mean, low, high, together)
-
-
-def thinned(step: Integers, values: Floats, most: int) -> list[np.ndarray]:
-    """At most so many points: the last step, mean, least and greatest value of each.
-
-    >>> [column.tolist() for column in thinned(np.arange(1, 6), np.array([1.0, 3, 5, 5, 9]), 3)]
-    [[2, 4, 5], [2.0, 5.0, 9.0], [1.0, 5.0, 9.0], [3.0, 5.0, 9.0]]
-    """
-    size = max(1, math.ceil(len(values) / most))
-    complete = len(values) // size * size
-    rest = put_together(step[complete:], values[complete:], max(1, len(values) - complete))
-    return [
-        np.concatenate(pair) for pair in zip(put_together(step[:complete], values[:complete], size), rest, strict=True)
-    ]
-
-
-def put_together(steps: Integers, values: Floats, size: int) -> list[np.ndarray]:
-    """Merge each `size` neighbours: the last step, and mean, minimum and maximum of the finite values."""
-    if size == 1:  # single values stay as they are, infinities too
-        return [steps, values, values, values]
-    series = series_of(merged(single(steps, values), size), size)
-    return [series.step, series.mean, series.low, series.high]
-
-
-def single(steps: Integers, values: Floats) -> Floats:
-    """Return each value as a point; see `merged`."""
-    fine = np.isfinite(values)
-    edges = np.where(fine, values, np.inf), np.where(fine, values, -np.inf)
-    return np.stack([steps, fine, np.where(fine, values, 0), *edges])
-
-
-def merged(points: Floats, size: int) -> Floats:
-    """Merge each `size` neighbours into one point: the last step, the number of finite values, their sum, minimum and
-    maximum.
-    """
-    grouped = points.reshape(5, -1, size)
-    step, count, total, low, high = grouped
-    return np.stack([step[:, -1], count.sum(1), total.sum(1), low.min(1), high.max(1)])
-
-
-def series_of(points: Floats, together: int) -> Series:
-    """Return the points as a series; `together` is the number of steps in each."""
-    step, count, total, low, high = points
-    mean, low, high = (np.where(count > 0, column, np.nan) for column in (total / np.maximum(count, 1), low, high))
-    return Series(step.astype(np.int64), mean, low, high, together)
+    return joined([*points, thin(steps, values, together)], together)
 
 
 def _lines(path: Path) -> int:

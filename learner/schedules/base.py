@@ -8,13 +8,14 @@ length that is left out (to the end of the run), get their meaning when the run'
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.steps.optimizer import optax_promotion
+from learner.steps.promotion import optax_promotion
 from learner.util.text import name_of
 
 Array = Any
@@ -46,7 +47,7 @@ class RunLength:
     left: int | None = None
 
     def in_steps(self, length: float, unit: Unit, name: str) -> int:
-        """A length in optimizer steps, to the nearest, and at least 1.
+        """Return a length in optimizer steps, to the nearest, and at least 1.
 
         Raises:
           LengthNeededError: it is a part of something that is not known.
@@ -71,11 +72,11 @@ class RunLength:
 
     @property
     def own(self) -> int | None:
-        """Steps that the schedule is asked for, or `None`: not known."""
+        """The number of steps that the schedule is for, or None if it is not known."""
         return self.steps if self.left is None else self.left
 
     def rest(self, name: str) -> int:
-        """Steps to the end of the run, or of the part of it that is meant.
+        """Return the steps to the end of the run, or of the part of it that is meant, `own`.
 
         Raises:
           LengthNeededError: that is not known.
@@ -105,7 +106,7 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def function(self, run: RunLength) -> ScheduleFn:
-        """The rate as a function of the step, in a run of this length.
+        """Return the learning rate as a function of the step, in a run of this length.
 
         Raises:
           LengthNeededError: a length of the run is needed and not known.
@@ -113,7 +114,9 @@ class Schedule(abc.ABC):
         """
 
     def steps(self, run: RunLength) -> int | None:
-        """After how many steps the rate stays as it is; `None`: it never does, or that is not known."""
+        """Return the number of steps after which the learning rate is constant, or None if it never is, or that is not
+        known.
+        """
         return None
 
     def not_reached(self, run: RunLength) -> list[str]:
@@ -121,8 +124,8 @@ class Schedule(abc.ABC):
         return []
 
     def __call__(self, step: Any) -> Array:
-        """The float32 rate at `step`, an int or an int32 scalar, traced or not."""
-        return rate_of(self._alone, step)
+        """Return the float32 learning rate at `step`, an int or an int32 scalar, traced or not."""
+        return lr_of(self._alone, step)
 
     @property
     def _alone(self) -> ScheduleFn:
@@ -184,7 +187,7 @@ class Schedule(abc.ABC):
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.default is dataclasses.MISSING or value != field.default:
-                texts.append(f"{field.name}={_said(value)}")
+                texts.append(f"{field.name}={_argument_text(value)}")
         return f"{type(self).__name__}({', '.join(texts)})"
 
 
@@ -204,11 +207,11 @@ class Resolved:
             raise LearnerError(f"{schedule!r}: {error}", code=error.code, **error.fields) from error
 
     def __call__(self, step: Any) -> Array:
-        """The float32 rate at `step`, an int or an int32 scalar, traced or not."""
-        return rate_of(self._function, step)
+        """Return the float32 learning rate at `step`, an int or an int32 scalar, traced or not."""
+        return lr_of(self._function, step)
 
     def __repr__(self) -> str:
-        """The schedule, and the length of the run where it counts with it."""
+        """Show the schedule, and the length of the run if the schedule depends on it."""
         if not self.schedule.needs_run_length:
             return repr(self.schedule)
         return f"{self.schedule!r} in {self.run.steps} steps"
@@ -219,10 +222,10 @@ def needs_run_length(schedule: Any) -> bool:
     return isinstance(schedule, Schedule) and schedule.needs_run_length
 
 
-def rate_of(function: ScheduleFn, step: Any) -> Array:
-    """The rate that a function of the step gives, as a float32 array with a strong type.
+def lr_of(function: ScheduleFn, step: Any) -> Array:
+    """Return the learning rate that a function of the step returns, as a float32 array with a strong type.
 
-    >>> rate_of(lambda step: 0.5, 3)
+    >>> lr_of(lambda step: 0.5, 3)
     Array(0.5, dtype=float32)
     """
     with optax_promotion():
@@ -230,7 +233,7 @@ def rate_of(function: ScheduleFn, step: Any) -> Array:
 
 
 def between(function: ScheduleFn, first: float, steps: int, last: float) -> ScheduleFn:
-    """`function`, with exact ends: `first` at step 0 and `last` from `steps` on.
+    """Return `function` with exact ends: `first` at step 0 and `last` from `steps` on.
 
     Compilers multiply by the reciprocal where optax divides by a number of steps. At the end of a line to 0 the rate is
     then a little below it, and the root of that is NaN.
@@ -243,7 +246,28 @@ def between(function: ScheduleFn, first: float, steps: int, last: float) -> Sche
     return rate
 
 
-def _said(value: Any) -> str:
+def milestones_in_steps(milestones: Sequence[float], unit: Unit, run: RunLength) -> list[int]:
+    """Return the milestones in optimizer steps.
+
+    Raises:
+      LearnerError: two of them are the same step of this run.
+
+    >>> milestones_in_steps([0.5, 0.75], "fraction", RunLength(100))
+    [50, 75]
+    """
+    places = [run.in_steps(milestone, unit, f"milestones[{i}]") for i, milestone in enumerate(milestones)]
+    for (before, first), (after, second) in pairwise(zip(milestones, places, strict=True)):
+        if second <= first:
+            raise LearnerError(
+                f"the milestones {before:g} and {after:g} ({unit}) are both step {first} of this run: it is too short "
+                "for both",
+                code="schedule-milestones-coincide",
+                unit=unit,
+            )
+    return places
+
+
+def _argument_text(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_said, value))}]"
+        return f"[{', '.join(map(_argument_text, value))}]"
     return name_of(value) if callable(value) and not isinstance(value, Schedule) else repr(value)

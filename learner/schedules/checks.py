@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 from learner.errors import one_error
 from learner.schedules.base import Schedule
+from learner.util.number_checks import is_finite
 
 UNITS = ("steps", "epochs", "fraction")
 
 
 class Checks:
-    """Collects the problems of the arguments of a schedule, and reports them together.
+    """The problems of the arguments of a schedule, which are reported together.
 
     Args:
       schedule: its fields are looked at.
@@ -26,30 +28,30 @@ class Checks:
         return self
 
     def numbers(self, *names: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf) -> Self:
-        """These fields are finite numbers in a range."""
+        """Check that these fields are finite numbers in a range."""
         range_text = (
             f"greater than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
         )
         range_text += f" and at most {most:g}" if most < math.inf else ""
         for name in names:
             value = getattr(self._schedule, name)
-            if not is_number(value) or not (above < value and least <= value <= most):
+            if not is_finite(value) or not (above < value and least <= value <= most):
                 self.add(f"{name} is {value!r}; it needs a number{' ' if range_text else ''}{range_text}")
         return self
 
     def rates(self, *names: str) -> Self:
-        """These fields are rates: 0 or more."""
+        """Check that these fields are learning rates: 0 or more."""
         return self.numbers(*names, least=0.0)
 
     def one_of(self, name: str, words: Sequence[str]) -> Self:
-        """This field is one of some words."""
+        """Check that this field is one of some words."""
         value = getattr(self._schedule, name)
         if value not in words:
             self.add(f"{name} is {value!r}; it needs {' or '.join(map(repr, words))}")
         return self
 
     def lengths(self, *names: str, optional: bool = False) -> Self:
-        """These fields are lengths in the schedule's `unit`."""
+        """Check that these fields are lengths in the schedule's `unit`."""
         for name in names:
             value = getattr(self._schedule, name)
             if value is not None or not optional:
@@ -57,9 +59,9 @@ class Checks:
         return self
 
     def length(self, name: str, value: Any) -> Self:
-        """This is a length in the schedule's `unit`."""
+        """Check that this is a length in the schedule's `unit`."""
         unit = getattr(self._schedule, "unit", "steps")
-        if not is_number(value) or value <= 0:
+        if not is_finite(value) or value <= 0:
             return self.add(f"{name} is {value!r}; it needs a number of {unit} greater than 0")
         if unit == "steps" and value != int(value):
             return self.add(f"{name} is {value!r}; it needs a whole number of steps (or unit='epochs' or 'fraction')")
@@ -67,12 +69,22 @@ class Checks:
             return self.add(f"{name} is {value!r}; a fraction of the run is at most 1 (unit='steps' counts steps)")
         return self
 
-    def done(self) -> None:
-        """Raises one `LearnerError` of all that was found."""
+    def raise_problems(self) -> None:
+        """Raise one `LearnerError` that lists all problems, if there are any."""
         if self._problems:
             raise one_error(self._problems, "this schedule cannot be used", code="schedule-unusable")
 
 
-def is_number(value: Any) -> bool:
-    """Return True for a finite number that is not a boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def check_milestones(checks: Checks, milestones: Any) -> Checks:
+    """Check that milestones are lengths from the beginning, each later than the one before."""
+    if isinstance(milestones, str) or not isinstance(milestones, Sequence) or not milestones:
+        return checks.add(f"milestones is {milestones!r}; it needs a list of one or more, such as [100, 200]")
+    for number, milestone in enumerate(milestones):
+        checks.length(f"milestones[{number}]", milestone)
+    for number, (before, after) in enumerate(pairwise(milestones), 1):
+        if isinstance(before, int | float) and isinstance(after, int | float) and after <= before:
+            checks.add(
+                f"milestones are out of order: milestones[{number}] is {after:g}, and the one before it is {before:g}; "
+                "each counts from the beginning, so each has to be greater than the one before"
+            )
+    return checks

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from learner.errors import LearnerError
-from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, rate_of
-from learner.schedules.checks import UNITS, Checks, is_number
-from learner.schedules.stairs import check_milestones, milestones_in_steps
+from learner.schedules.base import Array, RunLength, Schedule, ScheduleFn, Unit, lr_of, milestones_in_steps
+from learner.schedules.checks import UNITS, Checks, check_milestones
 from learner.steps.optimizer import is_schedule
+from learner.util.number_checks import is_finite
 
 Part = Callable[[Any], Any] | float
 
@@ -40,7 +40,7 @@ class Sequence(Schedule):
     unit: Unit = "steps"
 
     def __post_init__(self) -> None:
-        """Refuses what is no schedule, and milestones out of order."""
+        """Raise `LearnerError` for parts that are no schedules, and for milestones out of order."""
         checks = _check_parts(Checks(self), self.parts).one_of("unit", UNITS)
         check_milestones(checks, self.milestones)
         if _many(self.parts) and _many(self.milestones) and len(self.milestones) != len(self.parts) - 1:
@@ -48,10 +48,10 @@ class Sequence(Schedule):
                 f"there are {len(self.parts)} parts and {len(self.milestones)} milestones; each part but the first "
                 "begins at one"
             )
-        checks.done()
+        checks.raise_problems()
 
     def _pieces(self, run: RunLength) -> list[tuple[Any, int, RunLength]]:
-        """Each part, the step at which it begins, and the run as it sees it."""
+        """Return, for each part, the step at which it begins, and the length of the run that it sees."""
         begins = [0, *milestones_in_steps(self.milestones, self.unit, run)]
         lengths: list[int | None] = [after - before for before, after in pairwise(begins)]
         lengths.append(None if run.own is None else max(1, run.own - begins[-1]))
@@ -90,8 +90,8 @@ class _Several(Schedule):
     parts: abc.Sequence[Any]
 
     def __post_init__(self) -> None:
-        """Refuses what is no schedule."""
-        _check_parts(Checks(self), self.parts).done()
+        """Raise `LearnerError` for parts that are no schedules."""
+        _check_parts(Checks(self), self.parts).raise_problems()
 
     def steps(self, run: RunLength) -> int | None:
         """See `Schedule`."""
@@ -104,7 +104,7 @@ class _Several(Schedule):
 
     def _all(self, run: RunLength) -> Callable[[Array], list[Array]]:
         functions = [_function(part, run) for part in self.parts]
-        return lambda step: [rate_of(function, step) for function in functions]
+        return lambda step: [lr_of(function, step) for function in functions]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -169,7 +169,7 @@ def _check_parts(checks: Checks, parts: Any) -> Checks:
     if not _many(parts) or not parts:
         return checks.add(f"parts is {parts!r}; it needs a list of schedules")
     for number, part in enumerate(parts):
-        if not (is_number(part) and part >= 0) and not is_schedule(part):
+        if not (is_finite(part) and part >= 0) and not is_schedule(part):
             checks.add(f"parts[{number}] is {part!r}; it needs a schedule, a function of the step, or a number")
     return checks
 
@@ -184,8 +184,8 @@ def _function(part: Part, run: RunLength) -> ScheduleFn:
 
 
 def _from_zero(function: ScheduleFn) -> ScheduleFn:
-    """Parts that have not begun are asked for their first rate: before their milestone the step would be negative."""
-    return lambda step: rate_of(function, jnp.maximum(step, 0))
+    """Return the function with negative steps as 0: a part is evaluated before its milestone, too."""
+    return lambda step: lr_of(function, jnp.maximum(step, 0))
 
 
 def _steps_of(part: Part, run: RunLength) -> int | None:

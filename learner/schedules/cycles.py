@@ -40,12 +40,12 @@ class CosineRestarts(Schedule):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate, number or length."""
+        """Raise `LearnerError` for a wrong learning rate, number or length."""
         checks = Checks(self).rates("last").numbers("first", "growth", "factor", above=0.0)
         checks.one_of("unit", UNITS).lengths("over", optional=True)
         if not isinstance(self.cycles, int) or isinstance(self.cycles, bool) or self.cycles < 1:
             checks.add(f"cycles is {self.cycles!r}; it needs a whole number, 1 or more")
-        checks.done()
+        checks.raise_problems()
 
     def steps(self, run: RunLength) -> int:
         """See `Schedule`."""
@@ -76,8 +76,8 @@ class CosineRestarts(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class OneCycle(Schedule):
-    """Up from `peak / div` to `peak`, and down to `peak / div / final_div` (Smith and Topin 2019, arXiv:1708.07120;
-    `optax.cosine_onecycle_schedule` and `optax.linear_onecycle_schedule`).
+    """A rise from `peak / div` to `peak`, and a fall to `peak / div / final_div` (Smith and Topin 2019,
+    arXiv:1708.07120; `optax.cosine_onecycle_schedule` and `optax.linear_onecycle_schedule`).
 
     Args:
       peak: the greatest rate.
@@ -101,13 +101,13 @@ class OneCycle(Schedule):
     shape: Literal["cosine", "linear"] = "cosine"
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate, number or length."""
+        """Raise `LearnerError` for a wrong learning rate, number or length."""
         checks = Checks(self).rates("peak").numbers("div", "final_div", above=0.0).one_of("unit", UNITS)
         checks.one_of("shape", ("cosine", "linear")).lengths("over", optional=True).numbers("warmup", above=0.0)
         most = 1.0 if self.shape == "cosine" else 0.85
         if isinstance(self.warmup, int | float) and self.warmup >= most:
             checks.add(f"warmup is {self.warmup!r}; it is a part of `over`, less than {most:g}")
-        checks.done()
+        checks.raise_problems()
 
     def steps(self, run: RunLength) -> int:
         """See `Schedule`."""
@@ -130,8 +130,8 @@ class OneCycle(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class WarmupStableDecay(Schedule):
-    """Up along a line, the same rate for long, and down at the end (Hu et al. 2024, arXiv:2404.06395). A run may be
-    made longer from a checkpoint of the middle.
+    """A rise along a line, a long constant phase, and a fall at the end (Hu et al. 2024, arXiv:2404.06395). A run may
+    be made longer from a checkpoint of the middle.
 
     Args:
       peak: the rate of the middle.
@@ -160,10 +160,10 @@ class WarmupStableDecay(Schedule):
     shape: Literal["linear", "cosine", "sqrt"] = "linear"
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate or length."""
+        """Raise `LearnerError` for a wrong learning rate or length."""
         checks = Checks(self).rates("first", "last").numbers("peak", above=0.0).one_of("unit", UNITS)
         checks.one_of("shape", ("linear", "cosine", "sqrt")).lengths("warmup", "decay").lengths("over", optional=True)
-        checks.done()
+        checks.raise_problems()
 
     def steps(self, run: RunLength) -> int:
         """See `Schedule`."""

@@ -23,8 +23,8 @@ class Constant(Schedule):
     value: float
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate."""
-        Checks(self).rates("value").done()
+        """Raise `LearnerError` for a wrong learning rate."""
+        Checks(self).rates("value").raise_problems()
 
     def steps(self, run: RunLength) -> int:
         """See `Schedule`."""
@@ -38,7 +38,7 @@ class Constant(Schedule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Over(Schedule):
-    """From `first` to `last` over some steps, and `last` from there on."""
+    """A change from `first` to `last` over some steps, and `last` from there on."""
 
     first: float
     last: float = 0.0
@@ -46,8 +46,8 @@ class _Over(Schedule):
     unit: Unit = "steps"
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate or length."""
-        self._checks().done()
+        """Raise `LearnerError` for a wrong learning rate or length."""
+        self._checks().raise_problems()
 
     def _checks(self) -> Checks:
         checks = Checks(self).rates("first", "last").one_of("unit", UNITS)
@@ -156,9 +156,9 @@ class Exponential(Schedule):
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate, factor or length."""
+        """Raise `LearnerError` for a wrong learning rate, factor or length."""
         checks = Checks(self).rates("first", "floor").numbers("factor", above=0.0)
-        checks.one_of("unit", UNITS).lengths("every", optional=True).done()
+        checks.one_of("unit", UNITS).lengths("every", optional=True).raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
@@ -188,9 +188,9 @@ class InverseSqrt(Schedule):
     first: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate or length."""
+        """Raise `LearnerError` for a wrong learning rate or length."""
         checks = Checks(self).rates("peak", "first").one_of("unit", UNITS)
-        checks.lengths("warmup").done()
+        checks.lengths("warmup").raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
@@ -226,9 +226,9 @@ class Noam(Schedule):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses what is no width or length."""
+        """Raise `LearnerError` for a wrong width or length."""
         checks = Checks(self).numbers("width", "scale", above=0.0).one_of("unit", UNITS)
-        checks.lengths("warmup").done()
+        checks.lengths("warmup").raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""

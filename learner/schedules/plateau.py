@@ -1,4 +1,4 @@
-"""A scheduler with a state: it looks at the values of validations and scales the learning rate."""
+"""A scheduler with a state, which follows the values of validations and lowers the learning rate."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,13 @@ from typing import Any
 from learner.errors import LearnerError
 from learner.metrics.monitor import Monitor
 from learner.util.json_values import decode
+from learner.util.number_checks import is_int
 
 
 class ReduceOnPlateau:
-    """Lowers the rate when a metric stops getting better.
+    """A scheduler that lowers the learning rate when a metric stops getting better.
 
-    After `patience` validations without a better value the rate is multiplied by `factor`; then `cooldown` validations
+    After `patience` validations without a better value it is multiplied by `factor`; then `cooldown` validations
     pass before counting goes on.
 
     Args:
@@ -53,7 +54,7 @@ class ReduceOnPlateau:
                 factor=factor,
             )
         for name, value in (("patience", patience), ("cooldown", cooldown)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if not is_int(value) or value < 0:
                 raise LearnerError(
                     f"{name} of ReduceOnPlateau is {value!r}; it needs a whole number, 0 or more",
                     code="schedule-plateau-number",
@@ -66,17 +67,17 @@ class ReduceOnPlateau:
                 code="schedule-plateau-min-lr",
             )
         self._best = Monitor(monitor, mode, min_delta)
-        self._rate, self._factor, self._patience = float(lr), float(factor), patience
+        self._lr, self._factor, self._patience = float(lr), float(factor), patience
         self._cooldown, self._min_lr = cooldown, float(min_lr)
         self._without, self._resting = 0, 0
 
     def __repr__(self) -> str:
-        """Show the current rate and the monitored metric."""
-        return f"ReduceOnPlateau(lr={self._rate:g}, monitor={self._best.monitor!r})"
+        """Show the current learning rate and the monitored metric."""
+        return f"ReduceOnPlateau(lr={self._lr:g}, monitor={self._best.monitor!r})"
 
     @property
     def settings(self) -> dict[str, float | str]:
-        """The arguments, without the rate, which changes.
+        """The arguments, except for `lr`, which changes.
 
         >>> ReduceOnPlateau(0.1, factor=0.5).settings["factor"]
         0.5
@@ -90,29 +91,29 @@ class ReduceOnPlateau:
         return self._best
 
     @property
-    def rate(self) -> float:
-        """The rate as things stand."""
-        return self._rate
+    def lr(self) -> float:
+        """The current learning rate."""
+        return self._lr
 
     def update(self, values: Mapping[str, Any]) -> float:
-        """After a validation: the rate from now on. Without a new value of the metric nothing changes."""
+        """Return the learning rate after a validation. Without a new value of the metric nothing changes."""
         if self._best.monitor not in values:
-            return self._rate
+            return self._lr
         if self._best.is_better(float(values[self._best.monitor])):
             self._without = 0
         elif self._resting == 0:
             self._without += 1
         self._resting = max(0, self._resting - 1)
         if self._without > self._patience:
-            self._rate = max(self._rate * self._factor, self._min_lr)
+            self._lr = max(self._lr * self._factor, self._min_lr)
             self._without, self._resting = 0, self._cooldown
-        return self._rate
+        return self._lr
 
     def get_state(self) -> dict[str, Any]:
-        """For a checkpoint, as JSON can hold it."""
-        return {"best": self._best.best, "rate": self._rate, "without": self._without, "resting": self._resting}
+        """Return the state for a checkpoint, as JSON can hold it."""
+        return {"best": self._best.best, "rate": self._lr, "without": self._without, "resting": self._resting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_state`."""
-        self._best.best, self._rate = decode(state["best"]), state["rate"]
+        self._best.best, self._lr = decode(state["best"]), state["rate"]
         self._without, self._resting = state["without"], state["resting"]

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError
-from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, rate_of
-from learner.steps.optimizer import optax_promotion
+from learner.schedules.base import Resolved, RunLength, Schedule, ScheduleFn, lr_of
+from learner.steps.promotion import optax_promotion
 from learner.util.text import name_of
 
 
 def text_of(schedule: ScheduleFn) -> str:
-    """A schedule as logs and other processes call it: the same text in each process.
+    """Return the text of a schedule for logs and other processes, which is the same in each process.
 
     >>> from learner.schedules import Cosine
     >>> text_of(Cosine(0.1, over=100)), text_of(lambda step: 0.1)
@@ -29,7 +29,7 @@ def text_of(schedule: ScheduleFn) -> str:
 def resolve(
     schedule: ScheduleFn | None, run: RunLength, what: str = "the learning rate"
 ) -> tuple[ScheduleFn | None, list[str]]:
-    """A schedule for a run of this length, and what is wrong with it; `None` and functions stay as they are.
+    """Return a schedule for a run of this length, and its problems. None and functions are returned as they are.
 
     Args:
       schedule: of the run, or of a part of it.
@@ -49,7 +49,7 @@ def resolve(
 
 
 def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[int], list[float]]:
-    """The rate over a run: the steps that were looked at, from 0 to the last one, and the rate at each.
+    """Return the steps that were evaluated, from 0 to the last one of a run, and the learning rate at each.
 
     Args:
       schedule: a function of the step.
@@ -59,7 +59,7 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
     count = min(steps, points)
     places = [round(i * (steps - 1) / max(1, count - 1)) for i in range(count)]
     with optax_promotion():
-        values = jax.jit(jax.vmap(lambda step: rate_of(schedule, step)))(jnp.asarray(places, jnp.int32))
+        values = jax.jit(jax.vmap(lambda step: lr_of(schedule, step)))(jnp.asarray(places, jnp.int32))
     return places, [float(rate) for rate in values]
 
 
@@ -73,7 +73,7 @@ def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
     """
     ends = schedule.schedule.steps(schedule.run) if isinstance(schedule, Resolved) else None
     ends = schedule.steps(RunLength(steps)) if isinstance(schedule, Schedule) else ends
-    last = float(rate_of(schedule, steps - 1))
+    last = float(lr_of(schedule, steps - 1))
     if ends is None and last == 0:
         ends = _zero_from(schedule, steps)
     if ends is None or ends >= steps or ends < 1:
@@ -95,10 +95,12 @@ def not_reached(schedule: ScheduleFn, steps: int) -> list[str]:
 
 
 def _zero_from(schedule: ScheduleFn, steps: int) -> int | None:
-    """From which step on a rate that is 0 at the last step is so; `None`: it always was, as far as that is seen."""
+    """Return the step from which on a learning rate is 0, for one that is 0 at the last step. Return None if it always
+    was, as far as the search can see.
+    """
 
     def rate(step: int) -> float:
-        return float(rate_of(schedule, step))
+        return float(lr_of(schedule, step))
 
     zero, back = steps - 1, 1
     while rate(zero - back if back < zero else 0) == 0:

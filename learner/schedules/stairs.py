@@ -2,14 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 import optax
 
-from learner.errors import LearnerError
-from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit
-from learner.schedules.checks import UNITS, Checks
+from learner.schedules.base import RunLength, Schedule, ScheduleFn, Unit, milestones_in_steps
+from learner.schedules.checks import UNITS, Checks, check_milestones
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -33,9 +30,9 @@ class Step(Schedule):
     unit: Unit = "steps"
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate, factor or length."""
+        """Raise `LearnerError` for a wrong learning rate, factor or length."""
         checks = Checks(self).rates("first").numbers("factor", above=0.0)
-        checks.one_of("unit", UNITS).lengths("every").done()
+        checks.one_of("unit", UNITS).lengths("every").raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
@@ -65,9 +62,9 @@ class MultiStep(Schedule):
     unit: Unit = "steps"
 
     def __post_init__(self) -> None:
-        """Refuses what is no rate or factor, and milestones out of order."""
+        """Raise `LearnerError` for a wrong learning rate or factor, and for milestones out of order."""
         checks = Checks(self).rates("first").numbers("factor", least=0.0).one_of("unit", UNITS)
-        check_milestones(checks, self.milestones).done()
+        check_milestones(checks, self.milestones).raise_problems()
 
     def function(self, run: RunLength) -> ScheduleFn:
         """See `Schedule`."""
@@ -78,44 +75,8 @@ class MultiStep(Schedule):
     def not_reached(self, run: RunLength) -> list[str]:
         """See `Schedule`."""
         places = enumerate(milestones_in_steps(self.milestones, self.unit, run))
-        late = [(number, place) for number, place in places if run.own is not None and place >= run.own]
+        late = [(number, step) for number, step in places if run.own is not None and step >= run.own]
         return [
-            f"milestones[{number}] of {self!r} is not reached: it is step {place}, and there are {run.own} steps"
-            for number, place in late
+            f"milestones[{number}] of {self!r} is not reached: it is step {step}, and there are {run.own} steps"
+            for number, step in late
         ]
-
-
-def check_milestones(checks: Checks, milestones: Any) -> Checks:
-    """Milestones are lengths from the beginning, each later than the one before."""
-    if isinstance(milestones, str) or not isinstance(milestones, Sequence) or not milestones:
-        return checks.add(f"milestones is {milestones!r}; it needs a list of one or more, such as [100, 200]")
-    for number, milestone in enumerate(milestones):
-        checks.length(f"milestones[{number}]", milestone)
-    for number, (before, after) in enumerate(pairwise(milestones), 1):
-        if isinstance(before, int | float) and isinstance(after, int | float) and after <= before:
-            checks.add(
-                f"milestones are out of order: milestones[{number}] is {after:g}, and the one before it is {before:g}; "
-                "each counts from the beginning, so each has to be greater than the one before"
-            )
-    return checks
-
-
-def milestones_in_steps(milestones: Sequence[float], unit: Unit, run: RunLength) -> list[int]:
-    """The milestones in optimizer steps.
-
-    Raises:
-      LearnerError: two of them are the same step of this run.
-
-    >>> milestones_in_steps([0.5, 0.75], "fraction", RunLength(100))
-    [50, 75]
-    """
-    places = [run.in_steps(milestone, unit, f"milestones[{i}]") for i, milestone in enumerate(milestones)]
-    for (before, first), (after, second) in pairwise(zip(milestones, places, strict=True)):
-        if second <= first:
-            raise LearnerError(
-                f"the milestones {before:g} and {after:g} ({unit}) are both step {first} of this run: it is too short "
-                "for both",
-                code="schedule-milestones-coincide",
-                unit=unit,
-            )
-    return places

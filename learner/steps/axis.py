@@ -24,11 +24,11 @@ class Axis:
     sync_batch_norm: bool = True
 
     def fold(self, key: Array) -> Array:
-        """A random key of the device's own."""
+        """Return a random key of the device's own."""
         return jax.random.fold_in(key, jax.lax.axis_index(self.name))
 
     def sum(self, tree: PyTree) -> PyTree:
-        """The sum over the devices, on each of them."""
+        """Return the sum over the devices, on each of them."""
         summed: PyTree = jax.lax.psum(tree, self.name)
         return summed
 
@@ -40,12 +40,13 @@ class Axis:
         return jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
 
     def rows(self, tree: PyTree) -> PyTree:
-        """Arrays `[rows, ...]` of each device as those of the whole batch, in its order."""
+        """Return arrays `[rows, ...]` of each device as those of the whole batch, in its order."""
         gathered: PyTree = jax.lax.all_gather(tree, self.name, tiled=True)
         return gathered
 
     def merged(self, merge: Callable[[PyTree, PyTree], PyTree], state: PyTree) -> PyTree:
-        """The states of all devices as one, on each of them: neighbours are merged in pairs, then pairs in pairs.
+        """Return the states of all devices as one, on each of them. Neighbours are merged in pairs, then pairs in
+        pairs.
 
         >>> add = lambda a, b: a + b
         >>> jax.vmap(lambda x: Axis("i").merged(add, x), axis_name="i")(jnp.arange(5)).tolist()
@@ -60,8 +61,8 @@ class Axis:
         return jax.tree.map(lambda x: x[0], states)
 
     def averaged(self, new: PyTree, old: PyTree, weight: Array, total: Array) -> PyTree:
-        """The mean over the devices, by weight, of what a step changed. What it left alone stays the same to the bit:
-        it is the change that is averaged.
+        """Return the mean over the devices, by weight, of what a step changed. What it left alone stays the same to the
+        bit: it is the change that is averaged.
 
         Args:
           new: after the step, on each device.

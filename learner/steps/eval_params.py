@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import optax.contrib
 
+from learner.errors import Problem
 from learner.util.trees import named_leaves
 
 Array = Any
@@ -23,7 +24,7 @@ _PARTS = ("weight_sum", "max_lr", "step_count")  # beside `b1` and `z`, in the s
 
 
 def eval_params(params: PyTree, opt_state: PyTree) -> PyTree:
-    """The parameters to evaluate, as `params`; these themselves where the optimizer says nothing else.
+    """Return the parameters to evaluate, as `params`: the trained ones, unless the optimizer keeps others for that.
 
     >>> import jax.numpy as jnp
     >>> optimizer = optax.contrib.schedule_free_sgd(0.5, b1=0.5)
@@ -38,7 +39,7 @@ def eval_params(params: PyTree, opt_state: PyTree) -> PyTree:
 
 
 def eval_leaves(params: Mapping[str, Array], opt_state: Mapping[str, Array]) -> dict[str, Array]:
-    """By path, those parameters that are evaluated as something else than they are trained."""
+    """Return, by path, the parameters that are evaluated with other values than they are trained with."""
     params_to_evaluate: dict[str, Array] = {}
     for prefix in _schedule_free(opt_state):
         z = {path: opt_state[name] for path in params if (name := f"{prefix}z.{path}".rstrip(".")) in opt_state}
@@ -62,7 +63,11 @@ def problems_of(opt_state: Iterable[str]) -> list[str]:
     if not (_schedule_free(opt_state) and _averages(opt_state)):
         return []
     return [
-        "the optimizer averages what a schedule-free one trains, which has an average of its own: leave out Ema or Swa"
+        Problem(
+            "the optimizer averages what a schedule-free one trains, which has an average of its own: leave out Ema "
+            "or Swa",
+            code="optimizer-averages-twice",
+        )
     ]
 
 

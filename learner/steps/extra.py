@@ -23,8 +23,8 @@ def extra_arguments(
     value_fn: Callable[[PyTree], Array] | None = None,
     step: Array | None = None,
 ) -> dict[str, Any]:
-    """By name, what optax's optimizers ask for: `value`, `grad`, `value_fn` (also as `obj_fn`), its gradient `grad_fn`,
-    and `step`, which is what `learner.optimizers` asks for.
+    """Return, by name, what optax's optimizers request: `value`, `grad`, `value_fn` (also as `obj_fn`), its gradient
+    `grad_fn`, and `step`, which the optimizers of `learner.optimizers` request.
 
     Args:
       grads: of this step.
@@ -48,7 +48,9 @@ def extra_arguments(
 
 
 def ignore_extra_kwargs(value_fn: Callable[[PyTree], Array]) -> Callable[..., Array]:
-    """Optax's line searches refuse every argument that `value_fn` does not take."""
+    """Return the function with any further argument ignored. Optax's line searches refuse every argument that
+    `value_fn` does not have.
+    """
 
     def value(params: PyTree, obj_fn: Any = None, grad_fn: Any = None, step: Any = None) -> Array:
         return value_fn(params)

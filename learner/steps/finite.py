@@ -123,7 +123,7 @@ def advice(kind: str) -> str:
 
 
 def mark_overflow(mark: Array, overflows: Array, scale: Array) -> Array:
-    """The mark after a step whose gradients overflowed, if they did; `scale` is the loss scale from here on."""
+    """Return the mark after a step, with a note if its gradients overflowed. `scale` is the loss scale from here on."""
     return mark.at[Mark.KIND].set(jnp.where(overflows, -scale.astype(jnp.int32), mark[Mark.KIND]))
 
 

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.steps.program import inner_jaxprs
-from learner.steps.state import TrainState
-from learner.steps.step import Step
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
 
 PyTree = Any
 
@@ -69,7 +69,7 @@ class Flops:
 NONE = Flops(0)
 
 
-def step_flops(step: Step, state: TrainState, batch: PyTree) -> Flops:
+def step_flops(step: StepFunctions, state: TrainState, batch: PyTree) -> Flops:
     """Return the operations of one optimizer step: forward, backward, update and metrics, over all devices together.
     The step is traced again, and nothing is compiled.
 
@@ -87,30 +87,30 @@ def step_flops(step: Step, state: TrainState, batch: PyTree) -> Flops:
     return flops_of(micro.jaxpr) * step.accumulate + flops_of(finish.jaxpr)
 
 
-def flops_of(jaxpr: Any, wanted: Sequence[bool] | None = None) -> Flops:
+def flops_of(jaxpr: Any, needed: Sequence[bool] | None = None) -> Flops:
     """Return the operations of a traced program.
 
     Args:
       jaxpr: the program.
-      wanted: which of its results are; default: all.
+      needed: whether each of its results is needed; default: all are.
 
     >>> x, w = jnp.ones((8, 3)), jnp.ones((3, 4))
     >>> flops_of(jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(x, w).jaxpr).number == 2 * 8 * 3 * 4 + 8 * 4
     True
     """
     total = NONE
-    read = {
-        id(x) for x, is_wanted in zip(jaxpr.outvars, wanted or [True] * len(jaxpr.outvars), strict=True) if is_wanted
-    }
+    flags = needed or [True] * len(jaxpr.outvars)
+    read = {id(x) for x, is_needed in zip(jaxpr.outvars, flags, strict=True) if is_needed}
     for equation in reversed(jaxpr.eqns):
-        made = [id(x) in read for x in equation.outvars]
-        if any(made) or equation.effects:
-            total += _of(equation, made)
+        outputs_read = [id(x) in read for x in equation.outvars]
+        if any(outputs_read) or equation.effects:
+            total += _of(equation, outputs_read)
             read |= {id(x) for x in equation.invars}
     return total
 
 
-def _of(equation: Any, wanted: list[bool]) -> Flops:
+def _of(equation: Any, needed: list[bool]) -> Flops:
+    """Return the operations of one equation."""
     name, params = equation.primitive.name, equation.params
     if name in UNKNOWN or name.startswith("dot_product_attention"):  # the kernels of cuDNN have many names
         return Flops(0, exact=False)
@@ -125,51 +125,52 @@ def _of(equation: Any, wanted: list[bool]) -> Flops:
         return _sum(params) * int(params["mesh"].size)
     if (number := _arithmetic(name, params, equation.invars, equation.outvars)) is not None:
         return Flops(number)
-    return _sum(params, wanted)
+    return _sum(params, needed)
 
 
-def _sum(params: dict[str, Any], wanted: list[bool] | None = None) -> Flops:
+def _sum(params: dict[str, Any], needed: list[bool] | None = None) -> Flops:
+    """Return the operations of all programs inside of an equation."""
     total = NONE
-    for flops in _inside(params, wanted):
+    for flops in _inside(params, needed):
         total += flops
     return total
 
 
-def _inside(params: dict[str, Any], wanted: list[bool] | None = None) -> Iterator[Flops]:
-    """Of each program inside of an equation, whose results are those that are `wanted`."""
+def _inside(params: dict[str, Any], needed: list[bool] | None = None) -> Iterator[Flops]:
+    """Yield the operations of each program inside of an equation, which may be `needed` in part."""
     for value in params.values():
         for jaxpr in inner_jaxprs(value):
-            same = wanted is not None and len(wanted) == len(jaxpr.outvars)
-            yield flops_of(jaxpr, wanted if same else None)
+            same = needed is not None and len(needed) == len(jaxpr.outvars)
+            yield flops_of(jaxpr, needed if same else None)
 
 
-def _arithmetic(name: str, params: dict[str, Any], given: list[Any], made: list[Any]) -> int | None:
-    """Of an equation without a program inside; `None`: it is none of arithmetic."""
+def _arithmetic(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> int | None:
+    """Return the operations of an equation without a program inside, or None if it is not arithmetic."""
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        return 2 * _size(made[0]) * _product(given[0].aval.shape[i] for i in contracted)
+        return 2 * _size(outputs[0]) * _product(inputs[0].aval.shape[i] for i in contracted)
     if name == "conv_general_dilated":
-        return _convolution(params, given[0].aval.shape, given[1].aval.shape, made[0].aval.shape)
+        return _convolution(params, inputs[0].aval.shape, inputs[1].aval.shape, outputs[0].aval.shape)
     if name in ONE_EACH:
-        return _size(made[0]) if _inexact(made[0]) else 0
+        return _size(outputs[0]) if _inexact(outputs[0]) else 0
     if name in ADDED_UP:
-        return _size(given[0]) if _inexact(given[0]) else 0
+        return _size(inputs[0]) if _inexact(inputs[0]) else 0
     if name.startswith("scatter"):
-        return _size(given[2]) if name != "scatter" and _inexact(made[0]) else 0
+        return _size(inputs[2]) if name != "scatter" and _inexact(outputs[0]) else 0
     if name.startswith("reduce_window_"):
-        return _size(made[0]) * _product(params["window_dimensions"])
+        return _size(outputs[0]) * _product(params["window_dimensions"])
     return None
 
 
 def _convolution(params: dict[str, Any], lhs: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...]) -> int:
     numbers = params["dimension_numbers"]
     pairs = 1
-    for place in range(len(params["window_strides"])):
+    for axis in range(len(params["window_strides"])):
         sizes = tuple(
-            shape[spec[2 + place]]
+            shape[spec[2 + axis]]
             for shape, spec in ((lhs, numbers.lhs_spec), (rhs, numbers.rhs_spec), (out, numbers.out_spec))
         )
-        pairs *= _pairs(*sizes, *(params[name][place] for name in WINDOW))
+        pairs *= _pairs(*sizes, *(params[name][axis] for name in WINDOW))
     rows, features = int(out[numbers.out_spec[0]]), int(out[numbers.out_spec[1]])
     return 2 * rows * features * int(rhs[numbers.rhs_spec[1]]) * pairs
 
@@ -178,13 +179,13 @@ WINDOW = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
 
 
 def _pairs(
-    inputs: int, weights: int, outputs: int, stride: int, padding: tuple[int, int], spread: int, apart: int
+    inputs: int, weights: int, outputs: int, stride: int, padding: tuple[int, int], input_dilation: int, dilation: int
 ) -> int:
-    """Along one axis: how many products there are of an input and a weight, those with zeros between and around the
-    inputs left out.
+    """Return the number of products of an input and a weight along one axis, without those with zeros between and
+    around the inputs.
     """
-    at = np.arange(outputs)[:, None] * stride + np.arange(weights)[None] * apart - padding[0]
-    return int(((at >= 0) & (at <= (inputs - 1) * spread) & (at % spread == 0)).sum())
+    at = np.arange(outputs)[:, None] * stride + np.arange(weights)[None] * dilation - padding[0]
+    return int(((at >= 0) & (at <= (inputs - 1) * input_dilation) & (at % input_dilation == 0)).sum())
 
 
 def _size(variable: Any) -> int:

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 from learner.errors import LearnerError
 from learner.models.adapters import Trainable, adapter_of, same_structure, same_tree
-from learner.steps.definition import step_fn
 from learner.steps.outputs import TrainOutput
+from learner.steps.step_definition import step_fn
 from learner.steps.tree_math import like
 from learner.util.trees import named_leaves
 
@@ -34,7 +34,7 @@ PyTree = Any
 
 
 def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Callable[..., tuple[Any, PyTree]]:
-    """The function `(model, batch)` or `(model, batch, rng)` that gives what a step returns, and its gradients.
+    """Return the function `(model, batch)` or `(model, batch, rng)` that returns a step's output, and its gradients.
 
     The step runs in train mode, as in `fit`. Running statistics and the like change as in a call of the step itself: in
     the model that is given where its library changes models in place (nnx, `Linen`), else in the model that the step
@@ -47,7 +47,7 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
 
     Returns:
       A function whose result is `(output, grads)`: what the step returned (of a `TrainOutput` the output), and a tree
-      like `parameters(model, trainable)`.
+      like `trainable_params(model, trainable)`.
 
     Raises:
       LearnerError: no model, no such step, a step without its random key, an output without a loss of one number.
@@ -66,28 +66,28 @@ def value_and_grad(step: Callable[..., Any], trainable: Trainable = None) -> Cal
             raise LearnerError(
                 f"the step {fn.name} takes a random key: call it with (model, batch, rng)", code="step-needs-random-key"
             )
-        family, returns_model = adapter_of(model, trainable), []
-        before = jax.tree.map(jnp.asarray, family.model_state)
-        key = None if rng is None else jax.random.fold_in(rng, 1)  # as in `Step.run_train`
+        adapter, returns_model = adapter_of(model, trainable), []
+        before = jax.tree.map(jnp.asarray, adapter.model_state)
+        key = None if rng is None else jax.random.fold_in(rng, 1)  # as in `StepFunctions.run_train`
 
         def forward(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree, PyTree]]:
-            running = family.merge(params, before, key, train=True)
+            running = adapter.merge(params, before, key, train=True)
             returned, new = fn(running, batch, rng)
             grads, output = (returned.grads, returned.output) if isinstance(returned, TrainOutput) else (None, returned)
             returns_model.append(new is not None)
             carried = before
-            if new is not None or family.changes_in_place:
-                carried = like(family.read(running if new is None else new), carried, "the model's state")
-            return _loss_of(output, fn.name), (grads, output, carried, family.streams_of(running))
+            if new is not None or adapter.changes_in_place:
+                carried = like(adapter.read(running if new is None else new), carried, "the model's state")
+            return _loss_of(output, fn.name), (grads, output, carried, adapter.streams_of(running))
 
         if fn.returns_gradients:
-            _, (own, output, carried, streams) = forward(family.params)
+            _, (own, output, carried, streams) = forward(adapter.params)
             grads = own
         else:
-            (_, (own, output, carried, streams)), grads = jax.value_and_grad(forward, has_aux=True)(family.params)
+            (_, (own, output, carried, streams)), grads = jax.value_and_grad(forward, has_aux=True)(adapter.params)
         if own is not None:
-            grads = same_structure(family.grads(own), family.params, f"{fn.name} returned other gradients")
-        after = family.put(model, carried, family.streams if key is not None else streams)
+            grads = same_structure(adapter.grads(own), adapter.params, f"{fn.name} returned other gradients")
+        after = adapter.put(model, carried, adapter.streams if key is not None else streams)
         return (output, after) if returns_model[-1] else output, grads
 
     return value_and_grads
@@ -107,11 +107,11 @@ def _loss_of(output: Any, name: str) -> Array:
 
 @jax.tree_util.register_pytree_node_class
 class GradientsAccumulator:
-    """Adds up gradients with weights, and gives their weighted mean, `Σ(weight·grads) / Σweight`.
+    """A weighted sum of gradients, which returns their weighted mean, `Σ(weight·grads) / Σweight`.
 
-    What has weight 0 contributes nothing, even when it is NaN. Sums have 32 bits at least. It is a pytree, so that a
-    jitted function may take and return it; a loop inside of a program (`jax.lax.scan`) needs one that knows its
-    gradients from the start: `GradientsAccumulator(parameters(model))`.
+    Gradients of weight 0 contribute nothing, even if they are NaN. Sums have 32 bits at least. It is a pytree, so that
+    a jitted function may have it as argument and result; a loop inside of a program (`jax.lax.scan`) needs one that
+    knows its gradients from the start: `GradientsAccumulator(trainable_params(model))`.
 
     Attributes:
       weight: float32 scalar, `Σweight` so far.
@@ -124,7 +124,7 @@ class GradientsAccumulator:
     """
 
     def __init__(self, like: PyTree = None):
-        """`like`: arrays with the shapes and dtypes of the gradients; default: those of the first ones."""
+        """Begin without gradients. `like`: arrays with their shapes and dtypes; default: those of the first ones."""
         self.weight: Array = jnp.float32(0)
         self._sums: PyTree = None
         self._dtypes: tuple[Any, ...] = ()
@@ -136,7 +136,7 @@ class GradientsAccumulator:
         self._sums = jax.tree.map(lambda g: jnp.zeros(jnp.shape(g), _sum_dtype(g)), grads)
 
     def accumulate(self, grads: PyTree, weight: Any = 1.0) -> None:
-        """Adds gradients.
+        """Add gradients.
 
         Args:
           grads: arrays of the same shapes each time.
@@ -169,7 +169,8 @@ class GradientsAccumulator:
         self.weight = self.weight + weight
 
     def grads(self) -> PyTree:
-        """The weighted mean in the dtypes of the gradients, zeros where all weights were 0. It is empty afterwards.
+        """Return the weighted mean in the dtypes of the gradients, zeros where all weights were 0. It is empty
+        afterwards.
 
         Raises:
           LearnerError: nothing was ever accumulated.
@@ -186,19 +187,19 @@ class GradientsAccumulator:
         return jax.tree.unflatten(tree, means)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        """For JAX."""
+        """Return the arrays and the rest, for JAX."""
         return (self._sums, self.weight), self._dtypes
 
     @classmethod
     def tree_unflatten(cls, dtypes: Any, children: Any) -> "GradientsAccumulator":
-        """For JAX."""
+        """Return the accumulator of these arrays, for JAX."""
         accumulator = object.__new__(cls)
         (accumulator._sums, accumulator.weight), accumulator._dtypes = children, dtypes
         return accumulator
 
 
 def _differences(new: PyTree, old: PyTree) -> list[str]:
-    """In what two trees of gradients differ."""
+    """Return the differences between two trees of gradients."""
     shapes = [{name: list(jnp.shape(x)) for name, x in named_leaves(tree).items()} for tree in (new, old)]
     texts = [
         f"{name} is {shapes[0].get(name, 'not there')} and was {shapes[1].get(name, 'not there')}"

@@ -35,30 +35,30 @@ class MetricCollection:
 
     @classmethod
     def of(cls, metrics: Sequence[MetricBase]) -> "MetricCollection":
-        """Takes the traced ones out of a split's metrics."""
+        """Return the collection of the traced metrics of a split."""
         traced = tuple(m for m in metrics if isinstance(m, Metric))
         return cls(traced, tuple(m for m in metrics if isinstance(m, CollectingMetric)))
 
     @property
     def step_names(self) -> tuple[str, ...]:
-        """The metrics that have a number per step, in the order of `step_values`."""
+        """The names of the metrics that have a number per step, in the order of `step_values`."""
         return tuple(m.name for m in self.metrics if m.numeric)
 
     @property
     def requires(self) -> tuple[str, ...]:
         """The fields of `Info` that metrics require, each once."""
-        return tuple(sorted({name for metric in self.metrics for name in metric.asks}))
+        return tuple(sorted({name for metric in self.metrics for name in metric.requires}))
 
     def init(self) -> PyTree:
-        """The states of no rows."""
+        """Return the states of no rows."""
         return tuple(_strong(m.init()) for m in self.metrics)
 
     def fresh(self) -> Packed:
-        """The packed states of no rows."""
+        """Return the packed states of no rows."""
         return self._pack(self.init())
 
     def add(self, epoch: Packed, state: PyTree) -> Packed:
-        """The states of an epoch so far, with those of a step or a validation batch.
+        """Return the states of an epoch so far, merged with those of a step or a validation batch.
 
         Metrics that merge scalars in the same way do so at once: each by itself would make some ten small operations
         of every step, which cost a CPU more than what they compute.
@@ -66,19 +66,19 @@ class MetricCollection:
         before = self._unpack(epoch)
         scalars: dict[str, list[tuple[np.ndarray, Array]]] = {}  # by dtype: places, and what is there now
         packed: Packed = {}
-        for alike in self._mergeable_groups:
-            metric, slots = self.metrics[alike[0]], list(zip(*(self._slots[i] for i in alike), strict=True))
-            if len(alike) == 1:
-                merged = jax.tree.leaves(_strong(metric.merge(before[alike[0]], state[alike[0]])))
+        for group in self._mergeable_groups:
+            metric, slots = self.metrics[group[0]], list(zip(*(self._slots[i] for i in group), strict=True))
+            if len(group) == 1:
+                merged = jax.tree.leaves(_strong(metric.merge(before[group[0]], state[group[0]])))
             else:
-                tree: Any = jax.tree.structure(state[alike[0]])
-                old = [_at(epoch[slot[0][0]], np.array([place for _, place in slot])) for slot in slots]
-                new = [jnp.stack(leaves) for leaves in zip(*(jax.tree.leaves(state[i]) for i in alike), strict=True)]
+                tree: Any = jax.tree.structure(state[group[0]])
+                old = [_at(epoch[slot[0][0]], np.array([index for _, index in slot])) for slot in slots]
+                new = [jnp.stack(leaves) for leaves in zip(*(jax.tree.leaves(state[i]) for i in group), strict=True)]
                 merged = jax.tree.leaves(_strong(jax.vmap(metric.merge)(tree.unflatten(old), tree.unflatten(new))))
             for slot, leaf in zip(slots, merged, strict=True):
                 if slot[0][0] in SCALARS:
-                    places = np.array([place for _, place in slot])
-                    scalars.setdefault(slot[0][0], []).append((places, leaf.reshape(len(alike))))
+                    places = np.array([index for _, index in slot])
+                    scalars.setdefault(slot[0][0], []).append((places, leaf.reshape(len(group))))
                 else:
                     packed[slot[0][0]] = leaf
         for name, columns in scalars.items():
@@ -88,7 +88,7 @@ class MetricCollection:
 
     @functools.cached_property
     def _slots(self) -> list[list[tuple[str, int]]]:
-        """Where each leaf of each metric's state is packed: the name, and the place there."""
+        """The packed array of each leaf of each metric's state, by name, and the leaf's index in it."""
         used: dict[str, int] = {}
         names, slots = iter(self._places), []
         for state in jax.eval_shape(self.init):
@@ -100,7 +100,7 @@ class MetricCollection:
         return slots
 
     def totals(self, epoch: Packed) -> dict[str, PyTree]:
-        """Every metric's value by name over an epoch; see `values`."""
+        """Return every metric's value over an epoch by name; see `values`."""
         return self.values(self._unpack(epoch))
 
     def _pack(self, state: PyTree) -> Packed:
@@ -122,16 +122,16 @@ class MetricCollection:
 
     @functools.cached_property
     def _places(self) -> list[str]:
-        """Where each leaf is packed: scalars with those of their dtype, any other by itself."""
+        """The name of the packed array of each leaf: scalars share that of their dtype, any other has its own."""
         leaves = self._empty[0]
         return [x.dtype.name if x.shape == () and x.dtype.name in SCALARS else str(i) for i, x in enumerate(leaves)]
 
     def update(self, state: PyTree, output: Any, info: Info) -> PyTree:
-        """Adds one (micro-)batch."""
+        """Return the states after one more (micro-)batch."""
         return self._update(state, output, info, per_step=False)
 
     def update_step(self, state: PyTree, info: Info) -> PyTree:
-        """Adds what is known once per optimizer step."""
+        """Return the states after one more optimizer step, for metrics with `per_step`."""
         return self._update(state, None, info, per_step=True)
 
     def _update(self, state: PyTree, output: Any, info: Info, per_step: bool) -> PyTree:
@@ -139,36 +139,34 @@ class MetricCollection:
         return tuple(_strong(m.update(s, output, info)) if m.per_step == per_step else s for m, s in rows)
 
     def merge(self, a: PyTree, b: PyTree) -> PyTree:
-        """The states of both."""
+        """Return the merged states."""
         return tuple(_strong(m.merge(x, y)) for m, x, y in zip(self.metrics, a, b, strict=True))
 
     @functools.cached_property
     def _mergeable_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Metrics by number, those together that merge scalars in the same way. Each by itself would make some ten
-        small operations of every step, which cost a CPU more than what they compute.
-        """
+        """The indices of the metrics, in groups that merge scalars in the same way; see `add`."""
         groups: dict[Any, list[int]] = {}
         for number, metric in enumerate(self.metrics):
             groups.setdefault(_merge_signature(metric) or number, []).append(number)
         return tuple(tuple(group) for group in groups.values())
 
     def all_reduce(self, axis: Axis, state: PyTree) -> PyTree:
-        """The states of all devices, merged."""
+        """Return the merged states of all devices."""
         packed = axis.merged(lambda a, b: self.add(a, self._unpack(b)), self._pack(state))
         return self._unpack(packed)
 
     def step_values(self, state: PyTree) -> Array:
-        """float32 `[len(step_names)]`."""
+        """Return the values of one step, float32 `[len(step_names)]`."""
         rows = zip(self.metrics, state, strict=True)
         values = [jnp.asarray(m.compute(s), jnp.float32) for m, s in rows if m.numeric]
         return jnp.stack(values) if values else jnp.zeros((0,), jnp.float32)
 
     def values(self, state: PyTree) -> dict[str, PyTree]:
-        """Every metric's value by name: float32 scalars, or arrays of those that are not numeric."""
+        """Return every metric's value by name: float32 scalars, or arrays of those that are not numeric."""
         return {m.name: m.compute(s) for m, s in zip(self.metrics, state, strict=True)}
 
     def collect(self, output: Any) -> tuple[PyTree, ...]:
-        """The rows to keep of one (micro-)batch, per collecting metric."""
+        """Return the rows to keep of one (micro-)batch, per collecting metric."""
         return tuple(m.collect(output) for m in self.collecting)
 
 
@@ -202,5 +200,5 @@ def _at(array: Array, places: np.ndarray) -> Array:
 
 
 def _strong(tree: PyTree) -> PyTree:
-    """Arrays of strong types: a weak one would be another program at the next dispatch."""
+    """Return the arrays with strong types: a weak one would be another program at the next dispatch."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), tree)

@@ -5,9 +5,8 @@ optax.adamw(lr))` is called inside the traced step with a traced rate. That give
 compilation for every rate, and rates that schedules, schedulers and members of a population may change.
 """
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,9 +14,10 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from learner.errors import LearnerError
+from learner.errors import LearnerError, Problem
 from learner.steps.eval_params import problems_of
 from learner.steps.extra import extra_arguments, filter_kwargs
+from learner.steps.promotion import optax_promotion
 from learner.util.text import name_of
 from learner.util.trees import named_leaves
 
@@ -29,7 +29,7 @@ Schedule = Callable[[Array], Array]
 
 def update_params(
     optimizer: OptimizerFn,
-    rate: Array,
+    lr: Array,
     grads: PyTree,
     opt_state: PyTree,
     params: PyTree,
@@ -52,20 +52,13 @@ def update_params(
     {'w': Array([0.5, 1.5], dtype=float32)}
     """
     with optax_promotion():
-        transformation = optimizer(rate)
+        transformation = optimizer(lr)
         extra = filter_kwargs(transformation, extra_arguments(grads, loss, value_fn, step))
         updates, opt_state = transformation.update(grads, opt_state, params, **extra)
         new, old = jax.tree.leaves(updates), jax.tree.leaves(params)
         if len(new) == len(old) and [*map(jnp.shape, new)] != [*map(jnp.shape, old)]:
             raise ValueError("it makes updates of other shapes than the parameters have")  # which would be broadcast
         return optax.apply_updates(params, updates), opt_state
-
-
-@contextlib.contextmanager
-def optax_promotion() -> Iterator[None]:
-    """Optax mixes dtypes and ranks (`decay**count`), also for users who run their own code under strict promotion."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: bool = False) -> list[str]:
@@ -80,27 +73,40 @@ def check_optimizer(optimizer: Any, params: PyTree, accumulate: int, own_grads: 
     """
     problem = not_a_function_of_the_rate(optimizer)
     if problem:
-        return [problem]
+        return [Problem(problem, code="optimizer-type")]
     try:
         (new_params, old_state, new_state), searched = _try_update(optimizer, params, params)
     except LearnerError as error:
-        return [str(error)]
+        return [Problem(error, code=error.code, **error.fields)]
     except Exception as error:
         if not _takes_each_example(optimizer, params):
-            return [f"the optimizer ({name_of(optimizer)}) {_why(error)}"]
+            return [Problem(f"the optimizer ({name_of(optimizer)}) {_failure_text(error)}", code="optimizer-fails")]
         return _each_example_problems(optimizer, accumulate, own_grads)
     if searched and accumulate > 1:
         return [
-            f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (as a line search does), "
-            f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use "
-            "grads_accumulation(1) or another optimizer"
+            Problem(
+                f"the optimizer ({name_of(optimizer)}) evaluates the loss again in each step (as a line search does), "
+                f"which needs the whole batch at once, but grads_accumulation is {accumulate}: use "
+                "grads_accumulation(1) or another optimizer",
+                code="optimizer-needs-whole-batch",
+            )
         ]
     pairs = zip(jax.tree.leaves(new_params), jax.tree.leaves(params), strict=True)
     # Models made of NumPy arrays may hold 64-bit numbers, which become 32-bit ones on the device.
     if any((new.shape, new.dtype) != (old.shape, jax.dtypes.canonicalize_dtype(old.dtype)) for new, old in pairs):
-        return [f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters"]
+        return [
+            Problem(
+                f"the optimizer ({name_of(optimizer)}) changes the shapes or dtypes of the parameters",
+                code="optimizer-changes-parameters",
+            )
+        ]
     if changed := _changed(old_state, new_state):
-        return [f"the state of the optimizer ({name_of(optimizer)}) is another one after a step: {', '.join(changed)}"]
+        return [
+            Problem(
+                f"the state of the optimizer ({name_of(optimizer)}) is another one after a step: {', '.join(changed)}",
+                code="optimizer-changes-state",
+            )
+        ]
     return problems_of(named_leaves(old_state))
 
 
@@ -126,8 +132,8 @@ def unfit(opt_state: PyTree) -> str | None:
     return None
 
 
-def _why(error: Exception) -> str:
-    """Why it failed, in words."""
+def _failure_text(error: Exception) -> str:
+    """Return the reason why an update failed, as the rest of a sentence about the optimizer."""
     message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if isinstance(error, TypeError) and "unexpected keyword argument" in message:
         return (
@@ -139,7 +145,9 @@ def _why(error: Exception) -> str:
 
 
 def check_replicas(optimizer: OptimizerFn | None, params: PyTree) -> list[str]:
-    """Why replicas that have a share of each batch cannot train with it; `None`: `update=` makes the steps."""
+    """Return the problems of an optimizer with replicas that see only a share of each batch. None means that `update=`
+    makes the steps.
+    """
     why = ""
     if optimizer is None:
         why = "update= makes a whole step of each batch"
@@ -150,11 +158,20 @@ def check_replicas(optimizer: OptimizerFn | None, params: PyTree) -> list[str]:
                 why = f"the optimizer ({name}) evaluates the loss again in each step (as a line search does)"
         except Exception:
             why = f"the optimizer ({name_of(optimizer)}) needs the gradient of each example"
-    return [f"{why}, and each device of Replicated has a share of it: use strategy(Sharded())"] if why else []
+    return (
+        [
+            Problem(
+                f"{why}, and each device of Replicated has a share of it: use strategy(Sharded())",
+                code="optimizer-needs-whole-batch",
+            )
+        ]
+        if why
+        else []
+    )
 
 
 def _changed(old: PyTree, new: PyTree) -> list[str]:
-    """In what the trees of shapes differ."""
+    """Return the differences between two trees of shapes."""
     before, after = named_leaves(old), named_leaves(new)
     shapes = {name: (_shape(before.get(name)), _shape(after.get(name))) for name in {**before, **after}}
     changed = [f"{name} was {a} and became {b}" for name, (a, b) in shapes.items() if a != b]
@@ -169,8 +186,8 @@ def _shape(leaf: Any) -> str:
 
 
 def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[tuple[PyTree, PyTree, PyTree], bool]:
-    """The shapes of the parameters after an update and of the optimizer's state before and after it, and whether it
-    evaluated the loss again.
+    """Return the shapes of the parameters after an update and of the optimizer's state before and after it, and True if
+    the update evaluated the loss again.
     """
     searched = []
 
@@ -178,11 +195,11 @@ def _try_update(optimizer: OptimizerFn, params: PyTree, grads: PyTree) -> tuple[
         searched.append(True)
         return jnp.float32(0)
 
-    def once(params: PyTree, grads: PyTree, rate: Array) -> tuple[PyTree, PyTree, PyTree]:
-        old = init_optimizer(optimizer, None, params, rate)
+    def once(params: PyTree, grads: PyTree, lr: Array) -> tuple[PyTree, PyTree, PyTree]:
+        old = init_optimizer(optimizer, None, params, lr)
         if why := unfit(old):
             raise LearnerError(f"the optimizer ({name_of(optimizer)}) {why}", code="optimizer-unusable")
-        new_params, new = update_params(optimizer, rate, grads, old, params, loss=jnp.float32(0), value_fn=value_fn)
+        new_params, new = update_params(optimizer, lr, grads, old, params, loss=jnp.float32(0), value_fn=value_fn)
         return new_params, old, new
 
     return jax.eval_shape(once, params, grads, jax.ShapeDtypeStruct((), jnp.float32)), bool(searched)
@@ -201,12 +218,19 @@ def _each_example_problems(optimizer: OptimizerFn, accumulate: int, own_grads: b
     needs = f"the optimizer ({name_of(optimizer)}) needs the gradient of each example"
     if not own_grads:
         return [
-            f"{needs}, and a train step has the mean over the batch: compute them with "
-            "jax.vmap(jax.grad(...)), return TrainOutput(grads, output), and say so in the signature, "
-            "def train_step(...) -> TrainOutput"
+            Problem(
+                f"{needs}, and a train step has the mean over the batch: compute them with jax.vmap(jax.grad(...)), "
+                "return TrainOutput(grads, output), and say so in the signature, def train_step(...) -> TrainOutput",
+                code="optimizer-needs-each-gradient",
+            )
         ]
     if accumulate > 1:
-        return [f"{needs}, which cannot be added up, but grads_accumulation is {accumulate}: use grads_accumulation(1)"]
+        return [
+            Problem(
+                f"{needs}, which cannot be added up, but grads_accumulation is {accumulate}: use grads_accumulation(1)",
+                code="optimizer-needs-each-gradient",
+            )
+        ]
     return []
 
 
@@ -218,9 +242,8 @@ def not_a_function_of_the_rate(optimizer: Any) -> str | None:
     )
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
         return (
-            "the optimizer is already built: its rate is fixed inside. An optimizer here is a function of "
-            "the learning rate: "
-            f"{right}, and the rate as build(model, optimizer, lr)"
+            "the optimizer is already built: its rate is fixed inside. An optimizer here is a function of the "
+            f"learning rate: {right}, and the rate as build(model, optimizer, lr)"
         )
     if not callable(optimizer):
         return f"the optimizer is {optimizer!r}; {right}"
@@ -279,37 +302,49 @@ def check_schedule(schedule: Schedule) -> list[str]:
     number = lambda step: _number(schedule(step), name_of(schedule))  # noqa: E731
     try:
         with optax_promotion():
-            rate = jax.eval_shape(number, jax.ShapeDtypeStruct((), jnp.int32))
+            lr = jax.eval_shape(number, jax.ShapeDtypeStruct((), jnp.int32))
     except LearnerError as error:
-        return [f"the learning rate: {error}"]
+        return [Problem(f"the learning rate: {error}", code=error.code, **error.fields)]
     except Exception as error:
-        return [f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: {error}"]
-    if rate.shape != () or not jnp.issubdtype(rate.dtype, jnp.number):
         return [
-            f"the learning-rate schedule ({name_of(schedule)}) gives {rate.dtype}{list(rate.shape)}; it needs "
-            "one number"
+            Problem(
+                f"the learning-rate schedule ({name_of(schedule)}) cannot be called with a traced step: {error}",
+                code="learning-rate-schedule-fails",
+            )
+        ]
+    if lr.shape != () or not jnp.issubdtype(lr.dtype, jnp.number):
+        return [
+            Problem(
+                f"the learning-rate schedule ({name_of(schedule)}) gives "
+                f"{lr.dtype}{list(lr.shape)}; it needs one number",
+                code="learning-rate-schedule-value",
+            )
         ]
     with optax_promotion():
         first = float(schedule(jnp.int32(0)))
     if not 0 <= first < float("inf"):
         return [
-            f"the learning-rate schedule ({name_of(schedule)}) starts with {first}; a rate is 0 or more, and finite"
+            Problem(
+                f"the learning-rate schedule ({name_of(schedule)}) starts with {first}; a "
+                "rate is 0 or more, and finite",
+                code="learning-rate-schedule-value",
+            )
         ]
     return []
 
 
-def _number(rate: Any, name: str) -> Array:
-    if hasattr(rate, "init") and hasattr(rate, "update"):
+def _number(lr: Any, name: str) -> Array:
+    if hasattr(lr, "init") and hasattr(lr, "update"):
         raise LearnerError(
             f"{name} makes an optimizer, not a rate; build takes (model, optimizer, lr)",
             code="optimizer-as-rate",
             name=name,
         )
-    return jnp.asarray(rate)
+    return jnp.asarray(lr)
 
 
-def rate_at(schedule: Schedule | None, step: Array, lr_scale: Array) -> Array:
-    """The float32 rate of the optimizer step number `step`: `schedule(step) * lr_scale`."""
+def lr_at(schedule: Schedule | None, step: Array, lr_scale: Array) -> Array:
+    """Return the float32 learning rate of the optimizer step number `step`: `schedule(step) * lr_scale`."""
     if schedule is None:
         return lr_scale
     with optax_promotion():
@@ -317,9 +352,9 @@ def rate_at(schedule: Schedule | None, step: Array, lr_scale: Array) -> Array:
 
 
 def init_optimizer(optimizer: OptimizerFn, schedule: Schedule | None, params: PyTree, lr_scale: Array) -> PyTree:
-    """The optimizer's first state, made with the first rate: `optax.rprop` stores it."""
+    """Return the optimizer's first state, made with the first learning rate: `optax.rprop` stores it."""
     with optax_promotion():
-        return optimizer(rate_at(schedule, jnp.int32(0), lr_scale)).init(params)
+        return optimizer(lr_at(schedule, jnp.int32(0), lr_scale)).init(params)
 
 
 def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
@@ -328,7 +363,7 @@ def reads_rate_in_init(optimizer: OptimizerFn, params: PyTree) -> bool:
     >>> reads_rate_in_init(optax.rprop, jnp.ones(2)), reads_rate_in_init(optax.adam, jnp.ones(2))
     (True, False)
     """
-    program = jax.make_jaxpr(lambda rate: init_optimizer(optimizer, None, params, rate))(jnp.float32(0)).jaxpr
+    program = jax.make_jaxpr(lambda lr: init_optimizer(optimizer, None, params, lr))(jnp.float32(0)).jaxpr
     needed = {id(x) for x in program.outvars}
     for equation in reversed(program.eqns):
         if any(id(x) in needed for x in equation.outvars):

@@ -40,7 +40,8 @@ class ClassificationOutput:
 
     @classmethod
     def from_logits(cls, logits: Array, labels: Array, mask: Array | None = None) -> "ClassificationOutput":
-        """Softmax cross-entropy of `logits` `[batch, classes]` and integer `labels` `[batch]`, in nats.
+        """Return an output with the softmax cross-entropy, in nats, of `logits` `[batch, classes]` and integer
+        `labels` `[batch]`.
 
         The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
 
@@ -51,8 +52,7 @@ class ClassificationOutput:
         if logits.ndim != 2 or labels.shape != logits.shape[:1]:
             raise LearnerError(
                 f"ClassificationOutput.from_logits got logits of shape {logits.shape} and labels of shape "
-                f"{labels.shape}; "
-                "it needs [batch, classes] and [batch]",
+                f"{labels.shape}; it needs [batch, classes] and [batch]",
                 code="output-classification-shapes",
             )
         _check_mask(mask, labels.shape)
@@ -82,7 +82,7 @@ class MultiLabelOutput:
 
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "MultiLabelOutput":
-        """Sigmoid cross-entropy of `logits` and 0/1 `targets`, both `[batch, labels]`.
+        """Return an output with the sigmoid cross-entropy of `logits` and 0/1 `targets`, both `[batch, labels]`.
 
         >>> out = MultiLabelOutput.from_logits(jnp.zeros((4, 3)), jnp.ones((4, 3)))
         >>> print(f"{out.loss:.4f}")   # ln(2)
@@ -91,8 +91,7 @@ class MultiLabelOutput:
         if logits.ndim != 2 or targets.shape != logits.shape:
             raise LearnerError(
                 f"MultiLabelOutput.from_logits got logits of shape {logits.shape} and targets of shape "
-                f"{targets.shape}; "
-                "both must be [batch, labels]",
+                f"{targets.shape}; both must be [batch, labels]",
                 code="output-multilabel-shapes",
             )
         _check_mask(mask, logits.shape[:1])
@@ -122,7 +121,7 @@ class RegressionOutput:
 
     @classmethod
     def from_predictions(cls, predictions: Array, targets: Array, mask: Array | None = None) -> "RegressionOutput":
-        """Mean squared error of `predictions` and `targets`, of one shape `[batch, ...]`.
+        """Return an output with the mean squared error of `predictions` and `targets`, of one shape `[batch, ...]`.
 
         >>> out = RegressionOutput.from_predictions(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0]))
         >>> print(out.loss)
@@ -162,7 +161,7 @@ class SequenceOutput:
 
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SequenceOutput":
-        """Softmax cross-entropy per token; `mask` `[batch, length]` says which tokens count.
+        """Return an output with the softmax cross-entropy per token. `mask` `[batch, length]` marks those that count.
 
         The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
 
@@ -209,7 +208,7 @@ class SegmentationOutput:
 
     @classmethod
     def from_logits(cls, logits: Array, targets: Array, mask: Array | None = None) -> "SegmentationOutput":
-        """Softmax cross-entropy per pixel; `mask` says which pixels count.
+        """Return an output with the softmax cross-entropy per pixel. `mask` marks the pixels that count.
 
         The loss and its gradient are NaN where a label that counts is none of `0..classes-1`.
 
@@ -265,8 +264,8 @@ class GeneratedOutput:
         prediction_mask: Array | None = None,
         scored: Any = None,
     ) -> "GeneratedOutput":
-        """Sequences, and the output `scored` that the loss and its weight are taken from: a monitor needs a number, and
-        a generated sequence has no loss by itself.
+        """Return sequences with the loss and the weight of another output, `scored`: a monitor needs a number, and a
+        generated sequence has no loss by itself.
 
         >>> out = GeneratedOutput.of(jnp.array([[4, 5, 6]]), jnp.array([[4, 5]]))
         >>> print(out.loss, out.weight)
@@ -283,9 +282,9 @@ class GeneratedOutput:
         return cls(loss, predictions, targets, weight, mask, prediction_mask)
 
 
-def weighted_mean(each: Array, mask: Array | None) -> tuple[Array, Array]:
-    """The mean of `each` over what `mask` (same shape, 0 and 1) keeps, and how many that are; (0, 0) when it keeps
-    nothing.
+def weighted_mean(values: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Return the mean of `values` over the entries that `mask` (same shape, 0 and 1) keeps, and their number; (0, 0) if
+    it keeps none.
 
     Masked values may be NaN: they count neither here nor in the gradient.
 
@@ -293,11 +292,11 @@ def weighted_mean(each: Array, mask: Array | None) -> tuple[Array, Array]:
     (Array(2., dtype=float32), Array(2., dtype=float32))
     """
     if mask is None:
-        return each.mean(), float(each.size)
-    _check_mask(mask, each.shape)
+        return values.mean(), float(values.size)
+    _check_mask(mask, values.shape)
     keep = mask.astype(bool)
     weight = keep.sum().astype(jnp.float32)
-    return jnp.where(keep, each, 0).sum() / jnp.maximum(weight, 1).astype(each.dtype), weight
+    return jnp.where(keep, values, 0).sum() / jnp.maximum(weight, 1).astype(values.dtype), weight
 
 
 def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
@@ -310,14 +309,16 @@ def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
 
 
 def _kept(values: Array, mask: Array | None) -> Array:
-    """`values` with zeros where the mask is 0: before the loss, so that a NaN there reaches no gradient either."""
+    """Return `values` with zeros where the mask is 0. It is applied before the loss, so that a NaN there does not reach
+    the gradients.
+    """
     if mask is None:
         return values
     return jnp.where(mask.astype(bool).reshape(mask.shape + (1,) * (values.ndim - mask.ndim)), values, 0)
 
 
 def _wide(*arrays: Array) -> list[Array]:
-    """The arrays in the dtype that losses are computed in: float64 where the first is, float32 otherwise."""
+    """Return the arrays in the dtype that losses are computed in: float64 where the first is, float32 otherwise."""
     double = jnp.result_type(arrays[0]) == jnp.float64
     return [x.astype(jnp.float64 if double else jnp.float32) for x in arrays]
 
@@ -334,7 +335,7 @@ def _cross_entropy(what: str, logits: Array, labels: Array) -> Array:
 
 
 def _outside(labels: Array, classes: int) -> Array:
-    """bool of the labels' shape: labels that are none of `0..classes-1`."""
+    """Return True for labels outside of `0..classes-1`: bool of the labels' shape."""
     highest = min(classes - 1, int(jnp.iinfo(labels.dtype).max))  # type: ignore[no-untyped-call]
     return (labels < 0) | (labels > highest)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.errors import LearnerError
+from learner.errors import LearnerError, Problem
 
 Array = Any
 PyTree = Any
@@ -48,7 +48,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:
-    """`tree` with its floating-point arrays in another dtype; those of 8 bits are quantised, and stay."""
+    """Return `tree` with its floating-point arrays in another dtype. Those of 8 bits are quantised, and stay."""
     to = jnp.dtype(dtype)
     return jax.tree.map(lambda x: x.astype(to) if _is_float(x) and x.dtype != to else x, tree)
 
@@ -94,7 +94,7 @@ class LossScale:
             )
 
     def fresh(self) -> dict[str, Array]:
-        """The first state: `scale`, float32, and `good`, int32, the good steps since it changed."""
+        """Return the first state: `scale`, float32, and `good`, int32, the good steps since it changed."""
         return {"scale": jnp.float32(self.start), "good": jnp.int32(0)}
 
     def overflows(self, state: dict[str, Array], weight: Array, loss: Array, norm: Array) -> Array:
@@ -104,7 +104,7 @@ class LossScale:
         return (weight > 0) & jnp.isfinite(loss) & ~jnp.isfinite(norm) & (state["scale"] > 1)
 
     def after(self, state: dict[str, Array], overflows: Array, good: Array) -> dict[str, Array]:
-        """The state after a step that overflowed, or was good, or (a step without weight) neither."""
+        """Return the state after a step that overflowed, or was good, or neither (a step without weight)."""
         count = state["good"] + good.astype(jnp.int32)
         grows = count >= self.every
         up = jnp.where(grows, jnp.minimum(state["scale"] * 2, MOST), state["scale"])
@@ -114,7 +114,7 @@ class LossScale:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """In which dtypes a model is kept and computed: each of `float32`, `bfloat16`, `float16`, by name or as a dtype.
+    """The dtypes in which a model is stored and computed: `float32`, `bfloat16` or `float16`, by name or as a dtype.
 
     Floating-point parameters and arrays of the batch are cast to `compute`, in training as in validation; whole
     numbers, booleans and random keys are not. The optimizer's state follows the parameters. Running statistics, the
@@ -167,25 +167,27 @@ class Policy:
 
     @property
     def description(self) -> str:
-        """For people."""
+        """A description for logs."""
         return f"{self.compute} (parameters {self.param}, outputs {self.output})" if self.casts else "float32"
 
-    def kept(self, params: PyTree) -> PyTree:
-        """Parameters in the dtype that they are kept in."""
+    def to_param_dtype(self, params: PyTree) -> PyTree:
+        """Return parameters in the dtype of storage."""
         return _cast(params, self.param) if self.casts else params
 
-    def computed(self, tree: PyTree) -> PyTree:
-        """Parameters, or a batch, in the dtype of computing."""
+    def to_compute_dtype(self, tree: PyTree) -> PyTree:
+        """Return parameters, or a batch, in the dtype of computing."""
         return _cast(tree, self.compute) if self.casts else tree
 
-    def computed_state(self, model_state: PyTree, frozen: PyTree) -> PyTree:
-        """The rest of the model: only parameters that are not trained (those `frozen`) are cast."""
+    def state_to_compute_dtype(self, model_state: PyTree, frozen: PyTree) -> PyTree:
+        """Return the rest of the model for computing: only parameters that are not trained (`frozen`) are cast."""
         if not self.casts:
             return model_state
         return jax.tree.map(lambda x, fixed: _cast(x, self.compute) if fixed else x, model_state, frozen)
 
-    def state_again(self, after: PyTree, computed: PyTree, before: PyTree) -> PyTree:
-        """The rest of the model after a step, in its own dtypes. What was cast and not changed is what it was."""
+    def restore_state_dtypes(self, after: PyTree, computed: PyTree, before: PyTree) -> PyTree:
+        """Return the rest of the model after a step, in its own dtypes. Arrays that were cast and not changed keep
+        their values.
+        """
         if computed is before:
             return after
 
@@ -196,8 +198,8 @@ class Policy:
 
         return jax.tree.map(again, after, computed, before)
 
-    def returned(self, output: Any) -> Any:
-        """A step's output as metrics see it; its loss and its weight are float32."""
+    def to_output_dtype(self, output: Any) -> Any:
+        """Return a step's output for metrics. Its loss and its weight are float32."""
         if not self.casts:
             return output
         float32 = [x for x in (output.loss, getattr(output, "weight", None)) if x is not None]
@@ -209,14 +211,19 @@ class Policy:
         if not self.casts or weight is None or not _is_float(weight) or weight.dtype.itemsize >= 4:
             return []
         return [
-            f"the weight of {name}'s output is {weight.dtype}, in which large numbers are not exact, as the batch is "
-            "cast; sum in float32, as batch['weight'].sum(dtype=jnp.float32) does, or keep masks as booleans or int32"
+            Problem(
+                f"the weight of {name}'s output is {weight.dtype}, in which large numbers are not exact, as the "
+                "batch is cast; sum in float32, as batch['weight'].sum(dtype=jnp.float32) does, or keep masks as "
+                "booleans or int32",
+                code="step-weight-dtype",
+                name=name,
+            )
         ]
 
     @contextlib.contextmanager
-    def mixing(self) -> Iterator[None]:
-        """Around the user's step. Where dtypes are cast they meet others: BatchNorm takes the statistics of half
-        precision to float32, also for users who run their own code under strict promotion.
+    def allow_promotion(self) -> Iterator[None]:
+        """Allow implicit promotion around the user's step if dtypes are cast. Casts meet other dtypes: BatchNorm takes
+        the statistics of half precision to float32, also for users who run their own code under strict promotion.
         """
         with jax.numpy_dtype_promotion("standard") if self.casts else contextlib.nullcontext():
             yield
@@ -228,7 +235,7 @@ PRESETS = {name: Policy(compute=name) for name in DTYPES}
 
 
 def policy_of(given: Any) -> Policy:
-    """The policy that a user means: one, or the name of a dtype.
+    """Return the policy of an argument: a policy, or the name of a dtype.
 
     >>> policy_of("bfloat16")
     Policy(param='float32', compute='bfloat16', output='float32', loss_scale=None)
@@ -244,7 +251,7 @@ def policy_of(given: Any) -> Policy:
 
 
 def with_matmul(method: Callable[P, R]) -> Callable[P, R]:
-    """A method of a step, traced with its precision of matrix products and convolutions (`matmul`)."""
+    """Return a method of a step, traced with its precision of matrix products and convolutions (`matmul`)."""
 
     @functools.wraps(method)
     def traced(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -15,123 +15,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from learner.steps.buffers import Feed, StepOutputs
 from learner.steps.finite import Mark
 from learner.steps.measure import MetricCollection, Packed
-from learner.steps.state import TrainState
-from learner.steps.step import Accumulated, Step
+from learner.steps.step import Accumulated, StepFunctions
+from learner.steps.train_state import TrainState
 
 Array = Any
 PyTree = Any
 Leaves = list[Array]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ResidentBatches:
-    """Micro-batches as rows of data on the device.
-
-    Attributes:
-      data: arrays `[rows of an epoch, ...]` in the order of this epoch; the last ones may be a ragged micro-batch.
-      size: rows of a full micro-batch.
-      room: at most how many micro-batches a dispatch has.
-    """
-
-    data: PyTree
-    size: int = dataclasses.field(metadata={"static": True})
-    room: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def replicated(self) -> tuple[bool, bool]:
-        """See `BatchBuffer`: there is one device."""
-        return True, True
-
-    def micro(self, index: Array) -> PyTree:
-        """The `index`-th full micro-batch of the epoch."""
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * self.size, self.size), self.data)
-
-    def tail(self) -> PyTree:
-        """The ragged micro-batch at the end of the epoch."""
-        return jax.tree.map(lambda x: x[x.shape[0] // self.size * self.size :], self.data)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class BatchBuffer:
-    """Micro-batches in a buffer.
-
-    Attributes:
-      batches: arrays `[buffer, rows, ...]`; a dispatch may use fewer than `buffer` of them.
-      last: the ragged micro-batch that ends a group, arrays `[fewer rows, ...]`, or `None`.
-      wholes: whether each of `batches`, and `last`, are whole on every device rather than spread over them.
-    """
-
-    batches: PyTree
-    last: PyTree = None
-    replicated: tuple[bool, bool] = dataclasses.field(default=(True, True), metadata={"static": True})
-
-    @property
-    def room(self) -> int:
-        """At most how many micro-batches a dispatch has."""
-        return int(jax.tree.leaves(self.batches)[0].shape[0])
-
-    def micro(self, index: Array) -> PyTree:
-        """The `index`-th micro-batch of the buffer."""
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), self.batches)
-
-    def tail(self) -> PyTree:
-        """The ragged one."""
-        return self.last
-
-
-Feed = ResidentBatches | BatchBuffer
-Trained = tuple[Leaves, Packed, Array, "StepOutputs"]  # leaves, the metrics' states, cursor, values
-Validated = tuple[Packed, Array, Array, "StepOutputs"]  # the metrics' states, cursor, number, values
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StepOutputs:
-    """The outputs of a dispatch for the logs, read later by the host.
-
-    Attributes:
-      table: float32 `[buffer, metrics + 2]`: of each step the metrics' values, its weight, and what of it is not finite
-        (see `learner.steps.finite`). One array: each costs the host and the device.
-      rows: what collecting metrics collected, arrays `[buffer, micro-batches, rows, ...]`.
-      tail: the same of the ragged micro-batch, arrays `[rows, ...]`, or `()`.
-    """
-
-    table: Array
-    rows: PyTree
-    tail: PyTree = ()
-
-    @property
-    def numbers(self) -> Array:
-        """float32 `[buffer, metrics]`."""
-        return self.table[:, :-2]
-
-    @property
-    def weights(self) -> Array:
-        """float32 `[buffer]`."""
-        return self.table[:, -2]
-
-    @property
-    def nonfinite(self) -> Array:
-        """float32 `[buffer]`."""
-        return self.table[:, -1]
-
-    @classmethod
-    def of(cls, row: Array, rows: PyTree, tail: PyTree = ()) -> "StepOutputs":
-        """Return the outputs of one step: `row` is its row of the table."""
-        return cls(row[None], rows, tail)
-
-    def put(self, index: Array, row: Array, rows: PyTree) -> "StepOutputs":
-        """Return the outputs with those of one step at `index`."""
-
-        def set_at(buffer: Array, x: Array) -> Array:
-            return jax.lax.dynamic_update_index_in_dim(buffer, x, index, 0)
-
-        rows = jax.tree.map(set_at, self.rows, rows)
-        return StepOutputs(set_at(self.table, row), rows, self.tail)
+Trained = tuple[Leaves, Packed, Array, StepOutputs]  # leaves, the metrics' states, cursor, values
+Validated = tuple[Packed, Array, Array, StepOutputs]  # the metrics' states, cursor, number, values
 
 
 def _pack_row(numbers: Array, weight: Array, nonfinite: Array | float = 0.0) -> Array:
@@ -155,11 +51,11 @@ class Programs:
       tree: the structure of the state.
     """
 
-    step: Step
+    step: StepFunctions
     tree: Any
 
     def train(self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, count: Array) -> Trained:
-        """Optimizer steps over `count` micro-batches in one loop; the last group may be short."""
+        """Run optimizer steps over `count` micro-batches in one loop. The last group may be short."""
         measure, size = self.step.train_metrics, self.step.accumulate
 
         def one(leaves: Leaves, epoch_metrics: Packed, i: Array) -> tuple[Leaves, Packed, Array, PyTree, PyTree]:
@@ -187,15 +83,13 @@ class Programs:
         return self._single(self._step(leaves, epoch_metrics, feed, cursor, count), cursor + count)
 
     def begin(self, leaves: Leaves) -> Leaves:
-        """The accumulator of a step as leaves: nothing added yet."""
+        """Return the empty accumulator of a step as leaves."""
         return jax.tree.leaves(self._begin(leaves)[1])
 
     def add(
         self, leaves: Leaves, acc: Leaves, feed: Feed, cursor: Array, index: Array
     ) -> tuple[Leaves, Array, Array, PyTree]:
-        """Adds one micro-batch to `acc` (donated), as a program without a loop; `index` is its number within the
-        step.
-        """
+        """Add one micro-batch to `acc` (donated), as a program without a loop. `index` is its number in the step."""
         return self._add(leaves, acc, feed.micro(cursor), feed.replicated[0], cursor, index)
 
     def add_tail(
@@ -205,7 +99,7 @@ class Programs:
         return self._add(leaves, acc, feed.tail(), feed.replicated[1], cursor, index)
 
     def finish(self, leaves: Leaves, acc: Leaves, epoch_metrics: Packed) -> tuple[Leaves, PyTree, StepOutputs]:
-        """The update of a step whose micro-batches were added one by one. The rows they collected were returned
+        """Run the update of a step whose micro-batches were added one by one. The rows they collected were returned
         there.
         """
         state, empty = self._begin(leaves)
@@ -217,7 +111,7 @@ class Programs:
     def valid(
         self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, number: Array, count: Array
     ) -> Validated:
-        """Validation of `count` batches in one loop. It reads the state and changes nothing of it.
+        """Validate `count` batches in one loop. It reads the state and changes nothing of it.
 
         `number`, int32, is the first batch's number within the split, which its random key is made from.
         """
@@ -243,15 +137,15 @@ class Programs:
     def valid_single(
         self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, number: Array
     ) -> Validated:
-        """Validation of one batch, as a program without a loop."""
+        """Validate one batch, as a program without a loop."""
         return self._valid_one(leaves, epoch_metrics, feed.micro(cursor), feed.replicated[0], cursor, number)
 
     def valid_tail(self, leaves: Leaves, epoch_metrics: Packed, feed: Feed, cursor: Array, number: Array) -> Validated:
-        """Validation of the feed's ragged batch."""
+        """Validate the feed's ragged batch."""
         return self._valid_one(leaves, epoch_metrics, feed.tail(), feed.replicated[1], cursor, number)
 
     def outputs(self, leaves: Leaves, batch: PyTree, number: Array) -> PyTree:
-        """The valid step's output for a batch."""
+        """Return the valid step's output for a batch."""
         return self.step.evaluate(self.tree.unflatten(leaves), batch, number)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -367,7 +261,7 @@ def has_convolution(jaxpr: Any) -> bool:
 
 
 def inner_jaxprs(value: Any) -> list[Any]:
-    """The programs in a parameter of an equation of a traced program."""
+    """Return the programs in a parameter of an equation of a traced program."""
     if isinstance(value, tuple | list):
         return [jaxpr for item in value for jaxpr in inner_jaxprs(item)]
     if hasattr(value, "eqns"):

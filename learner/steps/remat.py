@@ -25,7 +25,7 @@ REMAT = (
 
 
 def remat_of(given: Any) -> Policy:
-    """The policy of `jax.checkpoint` that a user means: one, or its name in `jax.checkpoint_policies`.
+    """Return the policy of `jax.checkpoint` for an argument: a policy, or its name in `jax.checkpoint_policies`.
 
     >>> remat_of("dots_saveable") is jax.checkpoint_policies.dots_saveable
     True
@@ -54,13 +54,14 @@ def remat_of(given: Any) -> Policy:
 
 
 def remat_name(policy: Any) -> str:
-    """A policy as a log calls it."""
+    """Return the name of a policy in logs."""
     named = [name for name in REMAT if getattr(jax.checkpoint_policies, name) is policy]
     return named[0] if named else getattr(policy, "__qualname__", type(policy).__name__)
 
 
 def rematerialised(forward: Callable[[Any], Any], policy: Policy) -> Callable[[Any], Any]:
-    """`forward` of one pytree, wrapped in `jax.checkpoint`: the bodies of its loops, or all of it where it has none.
+    """Return `forward` of one pytree, wrapped in `jax.checkpoint`: the bodies of its loops, or all of it if it has
+    none.
 
     >>> import jax.numpy as jnp
     >>> def deep(x):
@@ -90,7 +91,7 @@ def _is_jit(equation: Any) -> bool:
 
 
 def _with_remat(traced: ClosedJaxpr, policy: Policy) -> ClosedJaxpr:
-    """The traced function with `jax.checkpoint` around the bodies of its scans."""
+    """Return the traced function with `jax.checkpoint` around the bodies of its scans."""
     equations = []
     for equation in traced.jaxpr.eqns:
         inner = equation.params.get("jaxpr")

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 
 from learner.metrics.base import Info
 from learner.models.adapters import same_structure
-from learner.steps.definition import StepDefinition
 from learner.steps.finite import mark_overflow
-from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, rate_at, update_params
+from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at, update_params
 from learner.steps.outputs import has_wrong_labels
 from learner.steps.precision import with_matmul
-from learner.steps.state import TrainState
+from learner.steps.step_definition import StepDefinition
+from learner.steps.train_state import TrainState
 from learner.steps.tree_math import (
     copied,
     difference,
@@ -59,7 +59,7 @@ class Accumulated:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step(StepDefinition):
+class StepFunctions(StepDefinition):
     """The steps of a run, as pure functions: a definition with an optimizer and its learning rate.
 
     Attributes:
@@ -71,13 +71,15 @@ class Step(StepDefinition):
     schedule: Schedule | None = None
 
     @classmethod
-    def of(cls, definition: StepDefinition, optimizer: OptimizerFn | None, schedule: Schedule | None) -> "Step":
+    def of(
+        cls, definition: StepDefinition, optimizer: OptimizerFn | None, schedule: Schedule | None
+    ) -> "StepFunctions":
         """Return the steps of this definition with an optimizer, whose schedules are resolved."""
         fields = {field.name: getattr(definition, field.name) for field in dataclasses.fields(StepDefinition)}
         return cls(**fields, optimizer=optimizer, schedule=schedule)
 
     def init(self, lr_scale: float, seed: int, places: Any = None) -> TrainState:
-        """The state before the first step. Every leaf is a copy of its own, strongly typed.
+        """Return the state before the first step. Every leaf is a copy of its own, strongly typed.
 
         Args:
           lr_scale: the first rate, where there is no schedule.
@@ -85,36 +87,36 @@ class Step(StepDefinition):
           places: has `shardings(state)`, where each leaf belongs, and `place(tree, shardings)`; each leaf is made
             there. Default: JAX's first device.
         """
-        program, given = self.init_program(lr_scale, seed, places)
-        state: TrainState = program(*given)
+        program, arguments = self.init_program(lr_scale, seed, places)
+        state: TrainState = program(*arguments)
         return state
 
     def init_program(self, lr_scale: float, seed: int, places: Any = None) -> tuple[Any, tuple[Any, ...]]:
-        """The jitted program that makes the state, and its arguments; see `init`."""
+        """Return the jitted program that makes the state, and its arguments; see `init`."""
         tree: Any
-        leaves, tree = jax.tree.flatten((self.family.params, self.family.model_state))
-        there = {i: x for i, x in enumerate(leaves) if not isinstance(x, jax.ShapeDtypeStruct)}
+        leaves, tree = jax.tree.flatten((self.adapter.params, self.adapter.model_state))
+        existing = {i: x for i, x in enumerate(leaves) if not isinstance(x, jax.ShapeDtypeStruct)}
 
-        def make(there: dict[int, Array], scale: Array, rng: Array) -> TrainState:
+        def make(existing: dict[int, Array], scale: Array, rng: Array) -> TrainState:
             """Make the state. Arrays that do not exist yet are made inside the program, where they belong."""
-            all_leaves = leaves if self.family.fresh is None else jax.tree.leaves(self.family.fresh())
-            params, model_state = tree.unflatten([there.get(i, x) for i, x in enumerate(all_leaves)])
-            params = self.policy.kept(params)
+            all_leaves = leaves if self.adapter.fresh is None else jax.tree.leaves(self.adapter.fresh())
+            params, model_state = tree.unflatten([existing.get(i, x) for i, x in enumerate(all_leaves)])
+            params = self.policy.to_param_dtype(params)
             opt_state, extra = self._init_optimizer(params, scale)
             state: TrainState = copied(TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra))
             return state
 
         # As one program: op by op, every shape in it would be compiled by itself.
-        given = there, jnp.float32(lr_scale), jax.random.key(seed)
+        arguments = existing, jnp.float32(lr_scale), jax.random.key(seed)
         if places is None:
-            return jax.jit(make), given
-        where = places.shardings(jax.eval_shape(make, *given))
-        of_model = jax.tree.leaves((where.params, where.model_state))
-        given = places.place(given, ({i: of_model[i] for i in there}, where.lr_scale, where.rng))
-        return jax.jit(make, out_shardings=where), given
+            return jax.jit(make), arguments
+        shardings = places.shardings(jax.eval_shape(make, *arguments))
+        of_model = jax.tree.leaves((shardings.params, shardings.model_state))
+        of_arguments = {i: of_model[i] for i in existing}, shardings.lr_scale, shardings.rng
+        return jax.jit(make, out_shardings=shardings), places.place(arguments, of_arguments)
 
     def _init_optimizer(self, params: PyTree, scale: Array) -> tuple[PyTree, dict[str, PyTree]]:
-        """`opt_state` and `extra` before the first step."""
+        """Return `opt_state` and `extra` before the first step."""
         opt_state: PyTree = ()
         if self.optimizer is not None:
             opt_state = init_optimizer(self.optimizer, self.schedule, params, scale)
@@ -124,19 +126,19 @@ class Step(StepDefinition):
         return opt_state, extra
 
     def fill_missing(self, state: TrainState) -> TrainState:
-        """The state with new arrays where `opt_state` and `extra` have only shapes with shardings."""
+        """Return the state with new arrays where `opt_state` and `extra` have only shapes with shardings."""
         tree: Any
         leaves, tree = jax.tree.flatten((state.opt_state, state.extra))
-        where = {i: x.sharding for i, x in enumerate(leaves) if isinstance(x, jax.ShapeDtypeStruct)}
-        if not where:
+        missing = {i: x.sharding for i, x in enumerate(leaves) if isinstance(x, jax.ShapeDtypeStruct)}
+        if not missing:
             return state
 
         def make(params: PyTree, scale: Array) -> dict[int, Array]:
-            begun = jax.tree.leaves(self._init_optimizer(params, scale))
-            lacking: dict[int, Array] = copied({i: begun[i] for i in where})
-            return lacking
+            first = jax.tree.leaves(self._init_optimizer(params, scale))
+            arrays: dict[int, Array] = copied({i: first[i] for i in missing})
+            return arrays
 
-        new_leaves = jax.jit(make, out_shardings=where)(state.params, state.lr_scale)
+        new_leaves = jax.jit(make, out_shardings=missing)(state.params, state.lr_scale)
         opt_state, extra = tree.unflatten([new_leaves.get(i, x) for i, x in enumerate(leaves)])
         return dataclasses.replace(state, opt_state=opt_state, extra=extra)
 
@@ -152,7 +154,7 @@ class Step(StepDefinition):
     def accumulate_micro_batch(
         self, state: TrainState, acc: Accumulated, batch: Batch, index: Array, replicated: bool = False
     ) -> tuple[Accumulated, PyTree]:
-        """Adds one micro-batch, the `index`-th of its step; also returns the rows that metrics collect.
+        """Add one micro-batch, the `index`-th of its step. Also return the rows that metrics collect.
 
         With an axis, `batch` has the device's own rows of it, or is `replicated` on each device.
         """
@@ -164,7 +166,7 @@ class Step(StepDefinition):
             state.params, acc.model_state, batch, key, scale, axis
         )
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
-        info = Info(state.step, weight, rate_at(self.schedule, state.step, state.lr_scale))
+        info = Info(state.step, weight, lr_at(self.schedule, state.step, state.lr_scale))
         metrics = self.train_metrics.update(acc.metrics, output, info)
         rows = self.train_metrics.collect(output)
         rows = rows if axis is None else axis.rows(rows)
@@ -197,10 +199,10 @@ class Step(StepDefinition):
     def finish(
         self, state: TrainState, acc: Accumulated, value_fn: Callable[[PyTree], Array] | None = None
     ) -> tuple[TrainState, PyTree, Array]:
-        """The update: the state after the step, the states of the step's metrics, and its weight. A step of weight 0
-        changes no parameters, and one with a loss or gradients that are not finite does what `watch` says.
+        """Return the state after the update, the states of the step's metrics, and its weight. A step of weight 0
+        changes no parameters. If the loss or the gradients are not finite, `watch` decides.
         """
-        rate = rate_at(self.schedule, state.step, state.lr_scale)
+        lr = lr_at(self.schedule, state.step, state.lr_scale)
         acc = self._all_reduce(state, acc)
         grads, loss, weight = acc.grads, acc.loss, acc.weight
         if self.needs_reduction:
@@ -213,7 +215,7 @@ class Step(StepDefinition):
 
         def updated() -> tuple[PyTree, PyTree, PyTree]:
             assert self.optimizer is not None
-            given = self.optimizer, rate, grads, state.opt_state, state.params
+            given = self.optimizer, lr, grads, state.opt_state, state.params
             params, opt_state = update_params(*given, loss=loss, value_fn=value_fn, step=state.step)
             params = like(params, state.params, "the parameters")
             opt_state = like(opt_state, state.opt_state, "the optimizer's state")
@@ -224,7 +226,7 @@ class Step(StepDefinition):
         holds = self.watch.holds or self.policy.scaling is not None
         new = jax.lax.cond(changes, updated, lambda: old) if holds else updated()
         counted_weight = jnp.where(changes, weight, 0) if holds else weight  # a step that changes nothing counts none
-        info = Info(state.step, counted_weight, rate, norm, **self._required_norms(state.params, new[0]))
+        info = Info(state.step, counted_weight, lr, norm, **self._required_norms(state.params, new[0]))
         metrics = self.train_metrics.update_step(acc.metrics, info)
         return (
             dataclasses.replace(
@@ -244,7 +246,7 @@ class Step(StepDefinition):
     def _check_finite(
         self, state: TrainState, weight: Array, loss: Array, norm: Array, wrong_labels: Array
     ) -> tuple[dict[str, PyTree], Array]:
-        """`extra` after a step, and whether the step may change anything else."""
+        """Return `extra` after a step, and False if the step may change nothing else."""
         mark, scaling = state.extra["nonfinite"], self.policy.scaling
         if scaling is None:
             mark, changes = self.watch.look(mark, state.step, weight, loss, norm, wrong_labels)
@@ -260,19 +262,21 @@ class Step(StepDefinition):
 
     @with_matmul
     def custom(self, state: TrainState, batch: Batch) -> tuple[TrainState, PyTree, Array, PyTree]:
-        """A step of `update=`: the state, the metrics' states, the weight, and the rows that metrics collect."""
+        """Make a step of `update=`. Return the state, the metrics' states, the weight, and the rows that metrics
+        collect.
+        """
         assert self.update is not None
-        rate = rate_at(self.schedule, state.step, state.lr_scale)
+        lr = lr_at(self.schedule, state.step, state.lr_scale)
         key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
-        model = self.family.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=True)
-        model, output = self.update(model, batch, rate, key)
+        model = self.adapter.merge(state.params, state.model_state, jax.random.fold_in(key, 1), train=True)
+        model, output = self.update(model, batch, lr, key)
         params, model_state = self.updated(model, state)
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)
         loss = jnp.asarray(output.loss, jnp.float32)
         extra, changes = self._check_finite(state, weight, loss, jnp.float32(0), has_wrong_labels(output))
         if self.watch.holds:
             params, model_state = keep_if(changes, (params, model_state), (state.params, state.model_state))
-        info = Info(state.step, weight, rate, jnp.float32(jnp.nan), **self._required_norms(state.params, params))
+        info = Info(state.step, weight, lr, jnp.float32(jnp.nan), **self._required_norms(state.params, params))
         metrics = self.train_metrics.update_step(
             self.train_metrics.update(self.train_metrics.init(), output, info), info
         )
@@ -280,14 +284,14 @@ class Step(StepDefinition):
         return new, metrics, weight, self.train_metrics.collect(output)
 
     def updated(self, model: Any, state: TrainState) -> tuple[PyTree, PyTree]:
-        """`(params, model_state)` of what `update=` returned, which must be as it was."""
-        params, model_state = self.family.read_all(model)
+        """Return `(params, model_state)` of the model that `update=` returned. Raise if its structure changed."""
+        params, model_state = self.adapter.read_all(model)
         model_state = same_structure(model_state, state.model_state, "update= changed the variables of its state")
         what = "the state of update="
         return like(params, state.params, what), like(model_state, state.model_state, what)
 
     def unrolled_step(self, state: TrainState, batches: list[Batch]) -> tuple[TrainState, PyTree, Array]:
-        """A whole optimizer step on a list of micro-batches, unrolled: the state, the metrics' states and the
+        """Make an optimizer step on a list of micro-batches, unrolled. Return the state, the metrics' states and the
         weight.
         """
         if self.update is not None:
@@ -302,16 +306,16 @@ class Step(StepDefinition):
 
     @with_matmul
     def evaluate(self, state: TrainState, batch: Batch, index: Array, replicated: bool = True) -> Any:
-        """The valid step's output for the `index`-th batch of a split, with the model in eval mode. It changes
+        """Return the valid step's output for the `index`-th batch of a split, with the model in eval mode. It changes
         nothing. See `micro` for `replicated`.
         """
-        return self.policy.returned(self.run_valid(state, batch, index, replicated))
+        return self.policy.to_output_dtype(self.run_valid(state, batch, index, replicated))
 
     def validate(
         self, state: TrainState, batch: Batch, index: Array, replicated: bool = False
     ) -> tuple[PyTree, Array, PyTree]:
-        """The metrics' states of one validation batch, its weight, and the rows that metrics collect. See `micro` for
-        `replicated`.
+        """Return the metrics' states of one validation batch, its weight, and the rows that metrics collect. See
+        `micro` for `replicated`.
         """
         output = self.evaluate(state, batch, index, replicated)
         weight = jnp.asarray(weight_of(output, batch), jnp.float32)

@@ -15,25 +15,25 @@ Batch = Any
 
 
 def weight_of(output: Any, batch: Batch) -> Any:
-    """An output's `weight`, or the number of rows of the batch."""
+    """Return an output's `weight`, or the number of rows of the batch."""
     weight = getattr(output, "weight", None)
     return float(rows_of(batch)) if weight is None else weight
 
 
 def rows_of(batch: Batch) -> int:
-    """The length of a batch's leading axis."""
+    """Return the length of a batch's leading axis."""
     return int(jax.tree.leaves(batch)[0].shape[0])
 
 
 def global_norm(grads: PyTree) -> Array:
-    """float32: the square root of the sum of squares of all gradients, or parameters."""
+    """Return float32: the square root of the sum of squares of all gradients, or parameters."""
     squares = [jnp.sum(jnp.square(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
     return jnp.sqrt(jnp.stack(squares).sum())
 
 
 def like(new: PyTree, old: PyTree, what: str) -> PyTree:
-    """`new` with the very types of `old` (a weak type becomes strong); another shape or dtype is an error that names
-    it.
+    """Return `new` with the very types of `old` (a weak type becomes strong). Raise an error that names the array if
+    its shape or dtype differs.
     """
     if not same_tree(new, old):
         same_structure(new, old, f"a step changed the structure of {what}")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from learner.errors import LearnerError, near, one_error
-from learner.models.parts import arrays_of, parameters, with_parameters
+from learner.models.params import named_arrays, trainable_params, with_parameters
 from learner.steps.optimizer import (
     OptimizerFn,
     init_optimizer,
@@ -17,32 +17,33 @@ from learner.steps.optimizer import (
     update_params,
 )
 from learner.steps.tree_math import like
-from learner.util.text import name_of
+from learner.util.text import join_names, name_of
 from learner.util.trees import named_leaves, path_name
 
 Array = Any
 PyTree = Any
+MOST_NAMED = 4
 
 
 class Optimizer:
     """An optax optimizer whose rate is an argument, and which updates what there are gradients of.
 
-    Several of them, or one with several states and rates, serve parts of one model; see `take`.
+    Several of them, or one with several states and rates, serve parts of one model; see `partition_params`.
 
     >>> import optax
-    >>> from learner.models.parts import take
+    >>> from learner.models.params import partition_params
     >>> opt, model = Optimizer(optax.adam), {"body": jnp.ones(1), "head": jnp.ones(1)}
     >>> grads = {"body": jnp.ones(1), "head": jnp.ones(1)}
-    >>> head, rest = take(grads, "head")
-    >>> opt_state = opt.init(take(model, "head")[0])
+    >>> head, rest = partition_params(grads, "head")
+    >>> opt_state = opt.init(partition_params(model, "head")[0])
     >>> model, opt_state = opt.step(0.5, model, head, opt_state)
     >>> print(model["body"], model["head"].round(3))
     [1.] [0.5]
     """
 
     def __init__(self, optimizer: OptimizerFn):
-        """`optimizer`: a function of the rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`, `lambda lr:
-        optax.chain(...)`.
+        """Use `optimizer`, a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)` or
+        `lambda lr: optax.chain(...)`.
 
         Raises:
           LearnerError: it is none, such as an already built `optax.adamw(1e-3)`.
@@ -55,21 +56,21 @@ class Optimizer:
         return f"Optimizer({name_of(self._optimizer)})"
 
     def init(self, params: PyTree, lr: Any = None) -> PyTree:
-        """The first state, for these parameters.
+        """Return the first state for these parameters.
 
         Args:
-          params: a model, `parameters(model, trainable)`, or a part of them as `take` gives it.
+          params: a model, `trainable_params(model, trainable)`, or a part of them as `partition_params` gives it.
           lr: the first rate, for optimizers that keep it in their state (`optax.rprop`).
 
         Raises:
           LearnerError: the optimizer needs the rate, and there is none.
         """
-        params = parameters(params)
+        params = trainable_params(params)
         if lr is None and reads_rate_in_init(self._optimizer, params):
             raise LearnerError(
                 f"the state of {self!r} depends on the first rate: init(params, lr=1e-3)", code="optimizer-rate-needed"
             )
-        return init_optimizer(self._optimizer, None, params, _rate(0.0 if lr is None else lr))
+        return init_optimizer(self._optimizer, None, params, _checked_lr(0.0 if lr is None else lr))
 
     def step(
         self,
@@ -81,12 +82,12 @@ class Optimizer:
         loss: Array | None = None,
         value_fn: Callable[[PyTree], Array] | None = None,
     ) -> tuple[Any, PyTree]:
-        """`(params, opt_state)` after one update of those parameters that have gradients.
+        """Return `(params, opt_state)` after one update of those parameters that have gradients.
 
         Args:
           lr: the rate of this step, a number or a float scalar.
           params: a model, or parameters; it may have more than the gradients, which stays as it is.
-          grads: of all parameters or of a part of them, as `value_and_grad` and `take` give them.
+          grads: of all parameters or of a part of them, as `value_and_grad` and `partition_params` give them.
           opt_state: of `init` for the same part, or of a step before.
           loss: for optimizers that look at it (`optax.polyak_sgd`).
           value_fn: the loss as a function of the updated part, for optimizers that evaluate it again (`optax.lbfgs`).
@@ -94,7 +95,7 @@ class Optimizer:
         Raises:
           LearnerError: gradients of what is no parameter, or of another shape; the state of another part.
         """
-        grads, rate = parameters(grads), _rate(lr)
+        grads, lr = trainable_params(grads), _checked_lr(lr)
         if not jax.tree.leaves(grads):
             raise LearnerError(
                 "there are no gradients; the order is step(lr, params, grads, opt_state)",
@@ -103,7 +104,7 @@ class Optimizer:
         part = _part_like(params, grads)
         self._refuse_other_state(params, part, opt_state)
         try:
-            new, opt_state = update_params(self._optimizer, rate, grads, opt_state, part, loss=loss, value_fn=value_fn)
+            new, opt_state = update_params(self._optimizer, lr, grads, opt_state, part, loss=loss, value_fn=value_fn)
         except TypeError as error:
             if loss is not None or "value" not in str(error):
                 raise
@@ -121,21 +122,21 @@ class Optimizer:
             return
         names, needs, has = list(named_leaves(part)), set(named_leaves(needed)), set(named_leaves(opt_state))
         sides = (("too much:", has - needs), ("missing:", needs - has))
-        differs = [f"{word} {_listed(sorted(paths))}" for word, paths in sides if paths]
-        some = ", ".join(f'"{name}"' for name in _shortest(names, list(named_leaves(parameters(params)))))
+        differs = [f"{word} {join_names(sorted(paths), MOST_NAMED)}" for word, paths in sides if paths]
+        some = ", ".join(f'"{name}"' for name in _shortest(names, list(named_leaves(trainable_params(params)))))
         raise LearnerError(
-            f"the state of {self!r} is not that of the parameters that have gradients ({_listed(names)}); "
-            f"it has {'; '.join(differs) or 'other shapes or containers'}. Make "
+            f"the state of {self!r} is not that of the parameters that have gradients "
+            f"({join_names(names, MOST_NAMED)}); it has {'; '.join(differs) or 'other shapes or containers'}. Make "
             "the state of that part alone, and give it with the gradients of that part:\n"
-            f"    part, rest = take(grads, {some})\n"
-            f"    opt_state = opt.init(take(params, {some})[0])  # once, before the first step\n"
+            f"    part, rest = partition_params(grads, {some})\n"
+            f"    opt_state = opt.init(partition_params(params, {some})[0])  # once, before the first step\n"
             "    params, opt_state = opt.step(lr, params, part, opt_state)",
             code="optimizer-state-mismatch",
         )
 
 
 def _shortest(part: list[str], everything: list[str]) -> list[str]:
-    """The shortest paths that have these names below them, and no others."""
+    """Return the shortest paths that have these names below them, and no others."""
     others, shortest = set(everything) - set(part), []
     for name in part:
         words = name.split(".")
@@ -145,11 +146,7 @@ def _shortest(part: list[str], everything: list[str]) -> list[str]:
     return list(dict.fromkeys(shortest))
 
 
-def _listed(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _rate(lr: Any) -> Array:
+def _checked_lr(lr: Any) -> Array:
     if callable(lr):
         raise LearnerError(
             f"the rate is a function ({name_of(lr)}): call it with the step, opt.step(schedule(step), ...)",
@@ -164,22 +161,22 @@ def _rate(lr: Any) -> Array:
             f"the rate is a {type(lr).__name__}; the order is step(lr, params, grads, opt_state)",
             code="optimizer-rate-type",
         )
-    rate = jnp.asarray(lr, jnp.float32)
-    if rate.shape != ():
-        raise LearnerError(f"the rate has shape {list(rate.shape)}; it needs one number", code="optimizer-rate-shape")
-    return rate
+    lr = jnp.asarray(lr, jnp.float32)
+    if lr.shape != ():
+        raise LearnerError(f"the rate has shape {list(lr.shape)}; it needs one number", code="optimizer-rate-shape")
+    return lr
 
 
 def _part_like(params: Any, grads: PyTree) -> PyTree:
-    """The parameters that have gradients, in the containers of those."""
-    there, problems = arrays_of(params), []
+    """Return the parameters that have gradients, in the containers of those."""
+    arrays, problems = named_arrays(params), []
     for name, g in named_leaves(grads).items():
-        if name not in there:
-            problems.append(f"there is a gradient of {name}, which is no parameter: {near(name, list(there))}")
-        elif jnp.shape(g) != jnp.shape(there[name]):
+        if name not in arrays:
+            problems.append(f"there is a gradient of {name}, which is no parameter: {near(name, list(arrays))}")
+        elif jnp.shape(g) != jnp.shape(arrays[name]):
             problems.append(
-                f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(jnp.shape(there[name]))}"
+                f"the gradient of {name} is {list(jnp.shape(g))}, and {name} is {list(jnp.shape(arrays[name]))}"
             )
     if problems:
         raise one_error(problems, "these gradients are not of these parameters", code="optimizer-gradients-mismatch")
-    return jax.tree_util.tree_map_with_path(lambda path, _: there[path_name(path)], grads)
+    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[path_name(path)], grads)

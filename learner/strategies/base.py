@@ -19,7 +19,7 @@ Kind = str
 
 
 class Strategy(abc.ABC):
-    """Places arrays on devices and compiles programs for them.
+    """The placement of arrays on devices, and of programs that are compiled for them.
 
     All arguments of a program are committed to its devices first: an uncommitted one would cost a second compilation.
 
@@ -112,19 +112,19 @@ class Strategy(abc.ABC):
     def compile(
         self,
         program: Callable[..., Any],
-        takes: Sequence[Kind] = (),
-        gives: Sequence[Kind] | Kind = "same",
+        arguments: Sequence[Kind] = (),
+        results: Sequence[Kind] | Kind = "same",
         donate: tuple[int, ...] = (),
-        where: Mapping[str, PyTree] | None = None,
+        shardings: Mapping[str, PyTree] | None = None,
     ) -> Any:
         """Return the jitted program for the devices; it compiles at its first call for each shape.
 
         Args:
           program: a pure function.
-          takes: the kind of each argument.
-          gives: the kind of each result of a tuple, or of the only one.
+          arguments: the kind of each argument.
+          results: the kind of each result of a tuple, or of the only one.
           donate: the indices of arguments to donate.
-          where: the shardings of `state` and of `sums`.
+          shardings: of `state` and of `sums`.
         """
 
     def to_single_device(self, tree: PyTree) -> PyTree:

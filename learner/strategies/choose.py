@@ -7,7 +7,7 @@ import jax
 
 from learner.errors import LearnerError
 from learner.strategies.base import Strategy
-from learner.strategies.devices import find_devices
+from learner.strategies.device_lookup import find_devices
 from learner.strategies.replicated import Replicated
 from learner.strategies.sharded import Sharded
 from learner.strategies.single import SingleDevice

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learner.errors import LearnerError
 from learner.strategies.base import Kind, PyTree, Strategy
-from learner.strategies.devices import find_devices
+from learner.strategies.device_lookup import find_devices
 
 AXIS = "devices"
 
@@ -77,19 +77,19 @@ class Replicated(Strategy):
     def compile(
         self,
         program: Callable[..., Any],
-        takes: Sequence[Kind] = (),
-        gives: Sequence[Kind] | Kind = "same",
+        arguments: Sequence[Kind] = (),
+        results: Sequence[Kind] | Kind = "same",
         donate: tuple[int, ...] = (),
-        where: Mapping[str, PyTree] | None = None,
+        shardings: Mapping[str, PyTree] | None = None,
     ) -> Any:
         """See `Strategy`. A program without arguments that differ between devices needs no map."""
-        in_axes = tuple(_axis(kind) for kind in takes)
+        in_axes = tuple(_axis(kind) for kind in arguments)
         if 0 in in_axes:
-            out_axes = _axis(gives) if isinstance(gives, str) else tuple(map(_axis, gives))
+            out_axes = _axis(results) if isinstance(results, str) else tuple(map(_axis, results))
             return jax.pmap(
                 program, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate
             )
-        if gives == "sums":
+        if results == "sums":
             return jax.jit(lambda *given: self._repeated(program(*given)), out_shardings=self._each)
         return jax.jit(program, donate_argnums=donate, out_shardings=self.replicated_sharding, keep_unused=True)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from learner.errors import LearnerError, near_path
+from learner.errors import LearnerError, Problem, near_path
+from learner.util.number_checks import is_int
 
 Shapes = Mapping[str, Any]
 Rule = Any
@@ -46,7 +47,7 @@ def fsdp(min_size: int = 1024, axis: str = "data") -> Fsdp:
     >>> tuple(fsdp().spec((64, 3), {"data": 8}))
     ()
     """
-    if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
+    if not is_int(min_size) or min_size < 0:
         raise LearnerError(
             f"min_size of fsdp is {min_size!r}; it needs a whole number of elements", code="strategy-fsdp-min-size"
         )
@@ -82,7 +83,7 @@ class Rules:
 
     @property
     def axes(self) -> list[str]:
-        """Return the axes of the mesh that the rules shard over, in order.
+        """The axes of the mesh that the rules shard over, in order.
 
         >>> Rules.of([{"kernel": (None, "model")}, fsdp()]).axes
         ['model', 'data']
@@ -115,7 +116,13 @@ class Rules:
                     if matching
                     else f"it matches none of the {len(leaves)} arrays; {near_path(row[0], list(leaves))}"
                 )
-                problems.append(f"the rule {row[0]!r} of Sharded is not used: {why}")
+                problems.append(
+                    Problem(
+                        f"the rule {row[0]!r} of Sharded is not used: {why}",
+                        code="strategy-rule-unused",
+                        pattern=row[0],
+                    )
+                )
         for path, leaf in leaves.items():
             problems += _unfit(path, leaf.shape, self.spec(path, leaf.shape, sizes), sizes)
         return problems
@@ -145,19 +152,18 @@ def _rows(rule: Rule) -> list[tuple[str, PartitionSpec] | Fsdp]:
             pattern=pattern,
         ) from None
     parts = [] if spec is None else [spec] if isinstance(spec, str) else list(spec)
-    entries = [tuple(part) if isinstance(part, list) else part for part in parts]
-    if not all(_is_entry(entry) for entry in entries):
+    if not all(map(_is_entry, parts)):
         raise LearnerError(
             f"the rule {pattern!r} of Sharded splits by {spec!r}; give for each axis of the array the name of an axis "
             "of the mesh, several names, or None: (None, 'model')",
             code="strategy-rule-axes",
             pattern=pattern,
         )
-    return [(pattern, PartitionSpec(*entries))]
+    return [(pattern, PartitionSpec(*(tuple(part) if isinstance(part, list) else part for part in parts)))]
 
 
 def _is_entry(entry: Any) -> bool:
-    if isinstance(entry, tuple):
+    if isinstance(entry, tuple | list):
         return all(isinstance(name, str) for name in entry)
     return entry is None or isinstance(entry, str)
 
@@ -190,22 +196,37 @@ def _unknown_axes(row: tuple[str, PartitionSpec] | Fsdp, sizes: Mapping[str, int
     what = "fsdp" if isinstance(row, Fsdp) else f"the rule {row[0]!r}"
     unknown = [name for name in names if name not in sizes]
     twice = sorted({name for name in names if names.count(name) > 1})
+    axes = ", ".join(map(repr, sizes))
     return [
-        *(f"{what} splits over {name!r}, and the mesh has {', '.join(map(repr, sizes))}" for name in unknown),
-        *(f"{what} splits over {name!r} twice" for name in twice),
+        *(
+            Problem(f"{what} splits over {name!r}, and the mesh has {axes}", code="strategy-axis-unknown", name=name)
+            for name in unknown
+        ),
+        *(Problem(f"{what} splits over {name!r} twice", code="strategy-axis-twice", name=name) for name in twice),
     ]
 
 
 def _unfit(path: str, shape: Sequence[int], spec: PartitionSpec, sizes: Mapping[str, int]) -> list[str]:
     if len(spec) > len(shape):
-        return [f"{path} has {len(shape)} axes ({list(shape)}), and its rule of Sharded splits {len(spec)}"]
-    problems = []
+        return [
+            Problem(
+                f"{path} has {len(shape)} axes ({list(shape)}), and its rule of Sharded splits {len(spec)}",
+                code="strategy-rule-axes",
+                path=path,
+            )
+        ]
+    problems: list[str] = []
     for axis, entry in enumerate(spec):
         names = _names(entry)
         parts = math.prod(sizes[name] for name in names)
         if shape[axis] % parts:
             problems.append(
-                f"{path} {list(shape)} cannot be split along its axis {axis}: {shape[axis]} is not a multiple of "
-                f"{parts}, the size of {' and '.join(map(repr, names))}"
+                Problem(
+                    f"{path} {list(shape)} cannot be split along its axis {axis}: {shape[axis]} is not a multiple of "
+                    f"{parts}, the size of {' and '.join(map(repr, names))}",
+                    code="strategy-axis-does-not-divide",
+                    path=path,
+                    axis=axis,
+                )
             )
     return problems

@@ -11,9 +11,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from learner.errors import LearnerError
 from learner.strategies.base import Kind, PyTree, Strategy
-from learner.strategies.devices import find_devices
+from learner.strategies.device_lookup import find_devices
 from learner.strategies.replicated import first_replica
 from learner.strategies.rules import Rules, names_of, without
+from learner.util.number_checks import is_int
 
 
 class Sharded(Strategy):
@@ -185,25 +186,23 @@ class Sharded(Strategy):
     def compile(
         self,
         program: Callable[..., Any],
-        takes: Sequence[Kind] = (),
-        gives: Sequence[Kind] | Kind = "same",
+        arguments: Sequence[Kind] = (),
+        results: Sequence[Kind] | Kind = "same",
         donate: tuple[int, ...] = (),
-        where: Mapping[str, PyTree] | None = None,
+        shardings: Mapping[str, PyTree] | None = None,
     ) -> Any:
         """See `Strategy`. The shardings of the results are fixed, so that XLA chooses no others for the arguments of
         the next dispatch.
         """
-        shardings = {"same": self.replicated_sharding, **(where or {})}
-        out = shardings[gives] if isinstance(gives, str) else tuple(shardings[kind] for kind in gives)
+        by_kind = {"same": self.replicated_sharding, **(shardings or {})}
+        out = by_kind[results] if isinstance(results, str) else tuple(by_kind[kind] for kind in results)
         return jax.jit(program, donate_argnums=donate, out_shardings=out, keep_unused=True)
 
 
 def _mesh(sizes: Mapping[str, int] | None, devices: int | str | Sequence[Any] | None) -> Mesh:
     devices = find_devices("all" if devices is None else devices)
     sizes = {"data": len(devices)} if sizes is None else dict(sizes)
-    invalid_axes = [
-        name for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, int) or size < 1
-    ]
+    invalid_axes = [name for name, size in sizes.items() if not is_int(size) or size < 1]
     if invalid_axes or not sizes:
         raise LearnerError(
             f"the mesh is {sizes!r}; give the sizes of its axes, such as {{'data': 4, 'model': 2}}",

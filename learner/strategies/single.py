@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 
 from learner.strategies.base import Kind, PyTree, Strategy
-from learner.strategies.devices import find_devices
+from learner.strategies.device_lookup import find_devices
 
 
 class SingleDevice(Strategy):
@@ -46,10 +46,10 @@ class SingleDevice(Strategy):
     def compile(
         self,
         program: Callable[..., Any],
-        takes: Sequence[Kind] = (),
-        gives: Sequence[Kind] | Kind = "same",
+        arguments: Sequence[Kind] = (),
+        results: Sequence[Kind] | Kind = "same",
         donate: tuple[int, ...] = (),
-        where: Mapping[str, PyTree] | None = None,
+        shardings: Mapping[str, PyTree] | None = None,
     ) -> Any:
         """See `Strategy`. Unused arguments are kept: they commit the results to the device."""
         return jax.jit(program, donate_argnums=donate, keep_unused=True)

@@ -1,4 +1,4 @@
-"""A run of several processes: that all of them mean the same run, and that they fail together."""
+"""A run of several processes: all of them describe the same run, and they fail together."""
 
 import contextlib
 import zlib
@@ -11,17 +11,17 @@ from jax.errors import JaxRuntimeError
 
 from learner.distributed.process_group import ProcessGroup
 from learner.errors import LearnerError, ProcessError
-from learner.steps.step import Step
-from learner.strategies import Strategy
+from learner.steps.step import StepFunctions
+from learner.strategies.base import Strategy
 from learner.training.fingerprints import FIRST_ROW
+from learner.training.inputs import Inputs
 from learner.training.options import Options
-from learner.training.preflight import Inputs
-from learner.util.text import name_of
+from learner.util.text import first_line, name_of
 from learner.util.trees import named_leaves
 
 
 def refuse_together(options: Options, strategy: Strategy) -> None:
-    """Raises `LearnerError` for what several processes cannot do."""
+    """Raise `LearnerError` for options that several processes do not support."""
     if strategy.share is None:
         raise LearnerError(
             f"the strategy is {strategy.description}, and there are several processes, whose devices all take part: "
@@ -38,20 +38,21 @@ def refuse_together(options: Options, strategy: Strategy) -> None:
 
 def description(
     options: Options,
-    step: Step,
+    step: StepFunctions,
     strategy: Strategy,
     inputs: Inputs,
     rate: Any,
-    going_on: bool,
+    resumes: bool,
     fingerprint: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What has to be the same in all processes, as JSON. `rate`: what is known of the learning rate; `fingerprint`: see
-    `learner.training.fingerprints`.
+    """Return the description of a run that all processes must agree on, as JSON. `rate`: the learning rate or its
+    schedule; `fingerprint`: see `learner.training.fingerprints`.
     """
     splits = {}
     for split in inputs.first_batches:
         source = inputs.source(split)
-        facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}  # of its own share
+        # The first row is that of a process's own share, so it differs.
+        facts = {} if source.own else {"facts": fingerprint["data"][split] | {FIRST_ROW: None}}
         splits[split] = {"first batch": inputs.batch_shapes(split), "batches": source.batches, **facts}
     return {
         "config": options.config_kept,
@@ -61,8 +62,8 @@ def description(
         "start": repr(options.start),
         "metrics": {split: [metric.name for metric in options.metrics_of(split)] for split in inputs.first_batches},
         "data": splits,
-        "model": {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(step.family.params).items()},
-        "first values": None if going_on else _digest(step.family.params),
+        "model": {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(step.adapter.params).items()},
+        "first values": None if resumes else _digest(step.adapter.params),
         "optimizer": None if step.optimizer is None else name_of(step.optimizer),
         "learning rate": repr(rate),
         "precision": [repr(step.policy), step.matmul, step.remat is not None],
@@ -75,7 +76,7 @@ def description(
 
 
 def _digest(params: Any) -> int | None:
-    """A checksum of arrays; `None` where they are not made yet: a function makes them in the same way everywhere."""
+    """Return a checksum of arrays, or None if they do not exist yet: a function makes them equal in all processes."""
     leaves = jax.tree.leaves(params)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
         return None
@@ -86,29 +87,26 @@ def _digest(params: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def propagate_failures(here: ProcessGroup) -> Iterator[None]:
-    """Around what all processes do together: one that fails tells the others, and an exchange between devices that
-    breaks off is explained by what the others said.
+def propagate_failures(group: ProcessGroup) -> Iterator[None]:
+    """Report an error of the block to the other processes. If the exchange between devices breaks off, the error of the
+    process that failed first is raised.
     """
     try:
         yield
     except ProcessError:
         raise
     except JaxRuntimeError as error:
-        if here.count > 1:
-            here.raise_if_peer_failed()
-        here.fail(_line(error))
-        if here.count > 1:
+        if group.count > 1:
+            # First: the devices' error is only the effect of what the peer has reported.
+            group.raise_if_peer_failed()
+        group.fail(first_line(error))
+        if group.count > 1:
             raise ProcessError(
                 f"the devices of the other processes could not be reached: one of them may have died, or its machine. "
-                f"JAX says: {_line(error)}",
+                f"JAX says: {first_line(error)}",
                 code="process-devices-lost",
             ) from error
         raise
     except BaseException as error:
-        here.fail(_line(error))
+        group.fail(first_line(error))
         raise
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]

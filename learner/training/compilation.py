@@ -12,19 +12,21 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-MADE = (COMPILED, "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
+TIMED = (COMPILED, "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
 _listeners: list[Callable[[str, float], None]] = []
 _lock = threading.Lock()
 _registered = False
 
 
 class CompileTimes:
-    """Counts the programs that are compiled while it is open, and the seconds that takes.
+    """Count the programs that are compiled while it is open, and the seconds that this takes.
+
+    JAX calls the listener in the thread that compiles.
 
     Attributes:
-      count: how many programs.
+      count: the number of programs.
       seconds: of compiling them, in all threads.
-      own: seconds of tracing, lowering and compiling in the thread that opened this.
+      in_thread: seconds of tracing, lowering and compiling in the thread that opened this.
 
     >>> with CompileTimes() as times:
     ...     _ = jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(7))
@@ -34,11 +36,11 @@ class CompileTimes:
 
     def __init__(self) -> None:
         self.count = 0
-        self.seconds = self.own = 0.0
-        self._spans: list[tuple[float, float]] = []  # of the thread, apart from each other
+        self.seconds = self.in_thread = 0.0
+        self._spans: list[tuple[float, float]] = []  # of the thread; they do not overlap
         self._thread = threading.get_ident()
 
-    def _heard(self, event: str, seconds: float) -> None:
+    def _on_event(self, event: str, seconds: float) -> None:
         if event == COMPILED:
             self.count += 1
             self.seconds += seconds
@@ -46,30 +48,31 @@ class CompileTimes:
             return
         now = time.perf_counter()
         began = now - seconds
-        while self._spans and self._spans[-1][0] >= began:  # a part of this, such as a function that it calls
+        # JAX reports inner functions first: spans within this one are part of it, and must not count twice.
+        while self._spans and self._spans[-1][0] >= began:
             first, last = self._spans.pop()
-            self.own -= last - first
+            self.in_thread -= last - first
         began = max(began, self._spans[-1][1]) if self._spans else began
         self._spans.append((began, now))
-        self.own += now - began
+        self.in_thread += now - began
 
     def __enter__(self) -> "CompileTimes":
         global _registered
         self._thread = threading.get_ident()
         with _lock:
-            if not _registered:  # JAX has no public way to take a listener back
-                jax.monitoring.register_event_duration_secs_listener(_heard)
+            if not _registered:  # once: JAX has no public way to unregister a listener
+                jax.monitoring.register_event_duration_secs_listener(_on_event)
                 _registered = True
-            _listeners.append(self._heard)
+            _listeners.append(self._on_event)
         return self
 
     def __exit__(self, *_: object) -> None:
         with _lock:
-            _listeners.remove(self._heard)
+            _listeners.remove(self._on_event)
 
 
-def _heard(event: str, duration_secs: float, **_: Any) -> None:
-    if event in MADE:
+def _on_event(event: str, duration_secs: float, **_: Any) -> None:
+    if event in TIMED:
         with _lock:
             listeners = list(_listeners)
         for listener in listeners:

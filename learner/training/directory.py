@@ -1,4 +1,4 @@
-"""The directory of a run: whether it holds one, and what of it is ours to remove."""
+"""The files of a run directory: checks before a run uses it, and the removal of a run that is replaced."""
 
 import os
 import re
@@ -19,14 +19,14 @@ EPOCH = re.compile(r"epoch-\d+")
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a run was started here, or a part of one is left."""
+    """Return True if a run was started here, or remains of one exist."""
     if (directory / MARK).exists() or any(not (directory / path).is_symlink() for path in metric_files(directory)):
         return True
     return any(_checkpoints(place / "checkpoint") for place in (directory, *_set_aside(directory)))
 
 
 def problem_with(directory: Path) -> str | None:
-    """Why nothing can be written there, or `None`."""
+    """Return why nothing can be written there, or None."""
     existing = directory.absolute()
     if wrong := wrong_name(existing):
         return wrong
@@ -78,7 +78,7 @@ def _foreign(path: Path, needed: str) -> str | None:
 
 
 def refuse_run(directory: Path, *, overwrite: bool) -> None:
-    """Raises `LearnerError` where a run would be mixed with the one that is there."""
+    """Raise `LearnerError` if a new run would be mixed with the one in the directory."""
     if holds_run(directory) and not overwrite:
         raise LearnerError(
             f"{directory} holds a run. To go on with it, use resume() (--resume=true); to replace it, "
@@ -89,14 +89,14 @@ def refuse_run(directory: Path, *, overwrite: bool) -> None:
 
 
 def prepare(directory: Path, *, keep: bool) -> None:
-    """Makes the directory for a new run, or (`keep`) leaves the run in it to go on."""
+    """Create the directory for a new run, or (`keep`) leave the run in it to be resumed."""
     if holds_run(directory) and not keep:
         remove_run(directory)
     directory.mkdir(parents=True, exist_ok=True)
 
 
 def remove_run(directory: Path) -> None:
-    """Removes what a run wrote, and nothing else that lies there: no link, and nothing behind one."""
+    """Remove the files that a run wrote, and nothing else in the directory: no link, and no target of one."""
     for path in [
         *(directory / name for name in (*FILES, *OF_LOGGERS)),
         *directory.glob("experiment-[0-9]*.log"),
@@ -127,7 +127,7 @@ def _remove_logs(directory: Path) -> None:
 
 
 def _remove_checkpoints(place: Path) -> None:
-    """Those that are proven to be ours, with the models that were recorded beside them."""
+    """Remove the checkpoints that are proven to be ours, and the records beside them."""
     if place.is_symlink() or not place.is_dir():
         return
     from learner.checkpoint.manifest import is_mark, remove_checkpoint  # with JAX, which readers do without
@@ -142,7 +142,7 @@ def _remove_checkpoints(place: Path) -> None:
 
 
 def _checkpoints(place: Path) -> list[Path]:
-    """The checkpoints of a run, also those that were cut off."""
+    """Return the checkpoints of a run, unfinished ones included."""
     if place.is_symlink() or not place.is_dir():
         return []
     named = [path for path in place.iterdir() if path.name[0].isdecimal() and path.is_dir()]
@@ -154,7 +154,7 @@ def _checkpoints(place: Path) -> list[Path]:
 
 
 def _set_aside(directory: Path) -> list[Path]:
-    """The directories of what a run set aside."""
+    """Return the directories in which a run has archived newer files."""
     place = directory / "superseded"
     if place.is_symlink() or not place.is_dir():
         return []
@@ -162,7 +162,7 @@ def _set_aside(directory: Path) -> list[Path]:
 
 
 def _remove_profile(directory: Path) -> None:
-    """The traces of a run, and what it said of them."""
+    """Remove the traces of a run, and their profile."""
     if any(path.is_symlink() for path in (directory, directory / "plugins", directory / "plugins/profile")):
         return
     traces = [path for path in directory.glob("plugins/profile/*/*") if path.name.endswith(TRACES)]
@@ -175,6 +175,6 @@ def _remove_profile(directory: Path) -> None:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """A link to somewhere else stays: the next run writes there too."""
+    """Remove a directory if it is empty. A link stays: the next run writes to its target, too."""
     if not directory.is_symlink() and directory.exists() and not any(directory.iterdir()):
         directory.rmdir()

@@ -21,15 +21,16 @@ from learner.metrics.base import CollectingMetric, Metric
 from learner.optimizers.base import OptimizerFactory
 from learner.optimizers.description import describe_optimizer, optimizer_change
 from learner.optimizers.schedule_resolution import OF_RUN, describe_schedules, schedules_in
-from learner.runs.flat import flat
-from learner.schedules import Constant, ReduceOnPlateau
-from learner.steps.fingerprint import jaxpr_fingerprint
-from learner.steps.optimizer import rate_at, update_params
+from learner.runs.flat_config import flat
+from learner.schedules.decays import Constant
+from learner.schedules.plateau import ReduceOnPlateau
+from learner.steps.optimizer import lr_at, update_params
 from learner.steps.precision import FLOAT32
-from learner.steps.state import TrainState
-from learner.steps.step import Step
+from learner.steps.program_fingerprint import jaxpr_fingerprint
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
+from learner.training.inputs import Inputs
 from learner.training.options import Options
-from learner.training.preflight import Inputs
 from learner.util.distribution import versions
 from learner.util.text import printable
 
@@ -40,7 +41,7 @@ LISTS = ("list", "tuple")
 SIZES = ("rows", "batches", "rows per batch")
 LONGEST = 500  # characters of a text
 MICRO_BATCHES = "micro-batches per step"
-"""The option by which a position inside an epoch has another meaning."""
+"""The option that changes the meaning of a position inside an epoch."""
 WITH_OWN_COMPARISON = frozenset(
     ("learning rate", "optimizer", "schedules", "plateau", "precision", "strategy", "metrics", "metric settings")
 )
@@ -51,7 +52,7 @@ OTHER_PROGRAM = "it computes something else than when the run was saved"
 
 def fingerprint_of(
     options: Options,
-    step: Step,
+    step: StepFunctions,
     state: TrainState,
     inputs: Inputs,
     lr: float | None,
@@ -112,13 +113,13 @@ def _facts(inputs: Inputs, split: str) -> JSON:
     return {**facts, FIRST_ROW: f"{digest:08x}"}
 
 
-def _programs(step: Step, state: TrainState, inputs: Inputs) -> JSON:
+def _programs(step: StepFunctions, state: TrainState, inputs: Inputs) -> JSON:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     hashes = {split: jaxpr_fingerprint(program) for split, program in inputs.programs.items()}
     if step.optimizer is not None:
         hashes["optimizer"] = _hash_of_update(step.optimizer, shapes)
     for name, schedule in schedules_in(step.schedule, step.optimizer):
-        traced = jax.make_jaxpr(functools.partial(rate_at, schedule))(shapes.step, shapes.lr_scale)
+        traced = jax.make_jaxpr(functools.partial(lr_at, schedule))(shapes.step, shapes.lr_scale)
         hashes[f"{OF_RUN} of {name}" if name else OF_RUN] = jaxpr_fingerprint(traced)
     batches = {split: inputs.batch_shapes(split) for split in inputs.programs}
     installed = {**versions(*PACKAGES), "platform": jax.default_backend()}
@@ -147,7 +148,7 @@ def _hash_of_update(optimizer: Any, shapes: TrainState) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """The differences between two fingerprints, as texts.
+    """Texts about the differences between two fingerprints.
 
     Attributes:
       train_data: of the train data, by which a position inside an epoch has another meaning.
@@ -233,7 +234,7 @@ def _metric_changes(settings: "_Settings") -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """The settings of two runs."""
+    """The settings of a checkpoint and of the run that resumes from it."""
 
     before: Mapping[str, Any]
     now: Mapping[str, Any]
@@ -246,7 +247,9 @@ class _Settings:
 
 @dataclasses.dataclass(frozen=True)
 class _Programs:
-    """The traced programs of two runs. They cannot be compared between versions of JAX."""
+    """The traced programs of a checkpoint and of the run that resumes from it. Different versions of JAX trace
+    differently, so they are compared within one version only.
+    """
 
     before: Mapping[str, Any]
     now: Mapping[str, Any]

@@ -8,8 +8,9 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.training.executor import Runner
+from learner.training.messages import SplitFinished
 from learner.training.position import Position
-from learner.training.reporter import Reporter, SplitFinished
+from learner.training.reporter import Reporter
 
 LONGEST_SHOWN = 500  # characters of what a hook returned
 
@@ -37,6 +38,7 @@ def call_hooks(
         return
     numbers: dict[str, Any] = {}
     info = EpochInfo(p.epoch, p.step, reporter.newest())
+    # After `newest`, which waits: the steps before the hook may have ended the run.
     if reporter.halted is not None:
         return
     model = runner.model()
@@ -47,12 +49,12 @@ def call_hooks(
 
 
 def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:
-    """What a hook returned, as numbers to log."""
+    """Return the result of a hook as numbers to log."""
     if returned is None:
         return {}
     try:
         return {str(name): np.float32(np.asarray(value, np.float32).item()) for name, value in dict(returned).items()}
-    except (TypeError, ValueError, OverflowError):  # the last one of a whole number beyond all floats
+    except (TypeError, ValueError, OverflowError):  # OverflowError: of an integer beyond all floats
         name = getattr(hook, "__name__", type(hook).__name__)
         raise LearnerError(
             f"the hook {name} returned {_shown(returned)}; it may return numbers to log, by name, such as "
@@ -63,9 +65,9 @@ def _numbers(hook: Callable[..., Any], returned: Any) -> dict[str, np.float32]:
 
 
 def _shown(returned: Any) -> str:
-    """Return what a hook returned, for an error: Python refuses to write out whole numbers of thousands of digits."""
+    """Return the result of a hook for an error message: Python refuses to print integers of thousands of digits."""
     try:
         text = repr(returned)
         return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
-    except Exception:  # of a `__repr__` of the user's
+    except Exception:  # from a `__repr__` of the user's
         return f"a {type(returned).__name__} that cannot be written out"

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from learner.checkpoint import CheckpointStore
 from learner.checkpoint.items import from_items
 from learner.checkpoint.load import SHOWN, PathMatch, blank_state, evaluated_params, has_averages, read_items, store_of
+from learner.checkpoint.store import CheckpointStore
 from learner.errors import LearnerError
 from learner.models.adapters import ModelAdapter
 from learner.training.options import Options
@@ -18,80 +18,80 @@ from learner.util.trees import nonfinite_leaves
 
 @dataclasses.dataclass(frozen=True)
 class InitReport:
-    """What a new run took of another's checkpoint.
+    """The arrays that a new run has loaded from the checkpoint of another.
 
     Attributes:
       source: the checkpoint.
-      taken: the paths of the arrays that were taken.
-      left: why the others stay as the model was initialised, by path.
+      loaded: the paths of the arrays that were loaded.
+      unmatched: why the others stay as the model was initialised, by path.
       unused: the paths of the checkpoint's other arrays.
     """
 
     source: str
-    taken: tuple[str, ...]
-    left: Mapping[str, str]
+    loaded: tuple[str, ...]
+    unmatched: Mapping[str, str]
     unused: tuple[str, ...]
 
     @property
     def line(self) -> str:
-        """All in one line.
+        """Return a summary in one line.
 
         >>> print(InitReport("the checkpoint runs/a/checkpoint/6", ("params/w",), {"params/b": "not there"}, ()).line)
         took 1 of 2 arrays from the checkpoint runs/a/checkpoint/6
         """
         unused = f"; {count(len(self.unused), 'array')} of it unused" if self.unused else ""
-        total = count(len(self.taken) + len(self.left), "array")
-        return printable(f"took {len(self.taken)} of {total} from {self.source}{unused}")
+        total = count(len(self.loaded) + len(self.unmatched), "array")
+        return printable(f"took {len(self.loaded)} of {total} from {self.source}{unused}")
 
     @property
     def details(self) -> list[str]:
-        """What was not taken and why, and what was not used, in a line each."""
-        left = [f"  not taken: {path}: {why}" for path, why in self.left.items()]
-        return [printable(text) for text in [*left, *(f"  unused: {path}" for path in self.unused)]]
+        """Return a line for each array that was not loaded, with the reason, and for each that was not used."""
+        unmatched = [f"  not taken: {path}: {reason}" for path, reason in self.unmatched.items()]
+        return [printable(text) for text in [*unmatched, *(f"  unused: {path}" for path in self.unused)]]
 
 
-def take_initial(options: Options, family: ModelAdapter) -> tuple[ModelAdapter, InitReport]:
-    """The family with the arrays of the checkpoint that `initial_from` names, and what was taken.
+def take_initial(options: Options, adapter: ModelAdapter) -> tuple[ModelAdapter, InitReport]:
+    """Return the adapter with the arrays of the checkpoint that `initial_from` names, and a report.
 
     Raises:
       LearnerError: there is no such checkpoint, it would be removed by `overwrite=True`, or it does not fit.
     """
-    asked = options.initial
-    assert asked is not None
-    with contextlib.closing(store_of(asked["directory"])) as store:
-        _refuse_own(options, store)
-        entry = store.find(None if asked["step"] is not None else asked["which"], asked["step"])
-        others = has_averages(store, entry)
-        items, _ = read_items(store, entry, ("model", "optim") if others else ("model",))
-    what = f"the checkpoint {store.path(entry.step)}"
-    blank = blank_state(family, None)
-    found = PathMatch(items["model"], blank, family.kind)
-    if asked["partial"]:
-        found.refuse_strangers(what)
+    initial = options.initial
+    assert initial is not None
+    with contextlib.closing(store_of(initial["directory"])) as store:
+        _refuse_overwritten(options, store)
+        entry = store.find(None if initial["step"] is not None else initial["which"], initial["step"])
+        averaged = has_averages(store, entry)
+        items, _ = read_items(store, entry, ("model", "optim") if averaged else ("model",))
+    checkpoint = f"the checkpoint {store.path(entry.step)}"
+    blank = blank_state(adapter, None)
+    match = PathMatch(items["model"], blank, adapter.kind)
+    if initial["partial"]:
+        match.refuse_strangers(checkpoint)
     else:
         partial = "initial_from(directory, partial=True) takes what has the same path and shape"
-        found.refuse_differences(what, f"{partial}, and leaves the rest as the model was initialised")
-    state = from_items({"model": found.items()}, blank)
-    if others:
+        match.refuse_differences(checkpoint, f"{partial}, and leaves the rest as the model was initialised")
+    state = from_items({"model": match.items()}, blank)
+    if averaged:
         params = evaluated_params(state.params, items["optim"]["opt_state"])
         state = dataclasses.replace(state, params=params)
     if bad := nonfinite_leaves(state.params):
         raise LearnerError(
-            f"{what} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one",
+            f"{checkpoint} has NaN or infinite values in {', '.join(bad[:SHOWN])}; take another one",
             code="model-initial-nonfinite",
         )
-    changed = copy.copy(family)
+    changed = copy.copy(adapter)
     changed.params, changed.model_state = state.params, state.model_state
-    return changed, InitReport(what, found.taken, found.left, found.unused)
+    return changed, InitReport(checkpoint, match.matched, match.unmatched, match.unused)
 
 
-def _refuse_own(options: Options, store: CheckpointStore) -> None:
-    """A run that is replaced cannot be the one that its successor begins with."""
+def _refuse_overwritten(options: Options, store: CheckpointStore) -> None:
+    """Raise if the new run would remove the checkpoints that it begins with."""
     if not options.overwrite:
         return
     place = str(store.path(0).parent)
-    own = [options.directory / "checkpoint", options.directory / "superseded", options.checkpoint_place]
-    if any(Path(place).resolve().is_relative_to(Path(p).resolve()) for p in own if "://" not in f"{p}{place}"):
+    removed = [options.directory / "checkpoint", options.directory / "superseded", options.checkpoint_place]
+    if any(Path(place).resolve().is_relative_to(Path(p).resolve()) for p in removed if "://" not in f"{p}{place}"):
         raise LearnerError(
             f"initial_from names the checkpoints in {place}, which overwrite=True would remove; choose another "
             "directory for the new run",

@@ -23,8 +23,8 @@ class OomContext:
     """A context manager for code that allocates memory on a device, or waits for such code, on behalf of a part of the
     run.
 
-    Where JAX says that there is no room, an `OutOfMemoryError` with the part is raised from its error. An inner
-    `OomContext` goes before an outer one.
+    If JAX reports that there is no room, an `OutOfMemoryError` with the part is raised from its error. An inner
+    `OomContext` takes precedence over an outer one.
 
     >>> with OomContext("train"):
     ...     raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
@@ -35,7 +35,7 @@ class OomContext:
     __slots__ = ("_part",)
 
     def __init__(self, part: str):
-        """`part`: `train`, the name of a validation split, or `checkpoint`."""
+        """Name the part of the run: `train`, a validation split, or `checkpoint`."""
         self._part = part
 
     def __enter__(self) -> None: ...
@@ -43,7 +43,10 @@ class OomContext:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, JaxRuntimeError) and MARK in str(error):
             raise OutOfMemoryError(
-                f"{_summary(self._part)}. {_device_message(error)}", self._part, code="device-out-of-memory"
+                f"{_summary(self._part)}. {_device_message(error)}",
+                self._part,
+                code="device-out-of-memory",
+                part=self._part,
             ) from error
 
 
@@ -52,11 +55,11 @@ class MemoryFootprint:
     """The known memory that a run needs on a device.
 
     Attributes:
-      firsts: the first batch of each split.
+      first_batches: of each split.
       state: the bytes of the state.
       accumulate: micro-batches per step.
-      can_accumulate: whether there may be more of them.
-      steps: for how many steps of a split the batches lie in one buffer; 1: there is none.
+      can_accumulate: True if there may be more of them.
+      steps: by split, the number of steps whose batches are in one buffer; 1: there is none.
     """
 
     first_batches: Mapping[str, PyTree]
@@ -82,7 +85,7 @@ class MemoryFootprint:
         if part == CHECKPOINT:
             parts.append(f"A save needs room for a copy of the state, {size(self.state)}.")
         parts.append(self._advice(split))
-        if self._buffered(split) > BUFFER_BYTES:  # it has this size only if it was asked for
+        if self._buffered(split) > BUFFER_BYTES:  # only a number of steps that the user has set makes it that large
             parts.append("Set a smaller number of steps_per_dispatch, or none: the buffers become smaller.")
         return " ".join(parts)
 
@@ -98,8 +101,8 @@ class MemoryFootprint:
         return ", ".join(facts) + f", and the state of the run takes {size(self.state)}."
 
     def _buffered(self, split: str) -> int:
-        steps, each = self.steps.get(split, 1), bytes_of(self.first_batches[split])
-        return 0 if steps == 1 else steps * each * (self.accumulate if split == "train" else 1)
+        steps, batch_bytes = self.steps.get(split, 1), bytes_of(self.first_batches[split])
+        return 0 if steps == 1 else steps * batch_bytes * (self.accumulate if split == "train" else 1)
 
     def _advice(self, split: str) -> str:
         if split != "train":
@@ -132,7 +135,10 @@ def explain_oom(needs: MemoryFootprint, first: Callable[[], BaseException | None
         if not isinstance(failed, OutOfMemoryError):
             raise
         raise OutOfMemoryError(
-            needs.explain(failed.part, failed.__cause__), failed.part, code="device-out-of-memory"
+            needs.explain(failed.part, failed.__cause__),
+            failed.part,
+            code="device-out-of-memory",
+            part=failed.part,
         ) from failed.__cause__
 
 

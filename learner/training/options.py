@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.options import CheckpointOptions
+from learner.checkpoint.retention import CheckpointOptions
 from learner.events import Listener, MetricInfo
-from learner.metrics import Loss
 from learner.metrics.base import HostMetric, MetricBase
+from learner.metrics.losses import Loss
 from learner.steps.finite import RAISES, NonFinitePolicy
 from learner.steps.precision import FLOAT32, Policy
 from learner.steps.remat import remat_name
@@ -33,7 +33,7 @@ def option(default: Any, **records: str) -> Any:
     return dataclasses.field(default=default, metadata=records)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Options:
     """The options of a run; the methods of `LearnerBuilder` document them.
 
@@ -43,9 +43,9 @@ class Options:
     directory: Path  # absolute, so that a hook may change the working directory
     overwrite: bool = False
     shown: str = ""  # the directory as the user wrote it
-    train_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
-    valid_metrics: list[MetricBase] = dataclasses.field(default_factory=list)
-    loggers: list[Listener] = dataclasses.field(default_factory=list)
+    train_metrics: tuple[MetricBase, ...] = ()
+    valid_metrics: tuple[MetricBase, ...] = ()
+    loggers: tuple[Listener, ...] = ()
     metric_files: bool = True
     renderer: Listener | str | None = "auto"
     num_epochs: int | None = option(None, journal="num_epochs", agreement="num_epochs")
@@ -60,7 +60,7 @@ class Options:
     devices: Any = None
     start: dict[str, Any] | None = None
     initial: dict[str, Any] | None = None
-    early_stopping: list[MetricEarlyStopping] = dataclasses.field(default_factory=list)
+    early_stopping: tuple[MetricEarlyStopping, ...] = ()
     interrupter: Interrupter | None = None
     on_sigterm: str = "exit"
     on_save_error: str = "raise"
@@ -70,8 +70,8 @@ class Options:
     watchdog_ends: bool = False
     time_limit: float | None = None
     job_ends: float | None = None
-    on_epoch_end: list[Callable[..., Any]] = dataclasses.field(default_factory=list)
-    every: list[tuple[int, Callable[..., Any]]] = dataclasses.field(default_factory=list)
+    on_epoch_end: tuple[Callable[..., Any], ...] = ()
+    every: tuple[tuple[int, Callable[..., Any]], ...] = ()
     precision: Policy = FLOAT32
     matmul: str | None = None
     remat: Callable[..., Any] | None = None
@@ -86,8 +86,8 @@ class Options:
     config_private: bool = False
 
     def __post_init__(self) -> None:
-        self.shown = self.shown or str(self.directory)
-        self.directory = resolved(self.directory)
+        object.__setattr__(self, "shown", self.shown or str(self.directory))
+        object.__setattr__(self, "directory", resolved(self.directory))
 
     def recorded(self, record: str) -> dict[str, Any]:
         """Return the options that a record contains, under their names there; see `option`.
@@ -113,16 +113,6 @@ class Options:
         remat = "" if self.remat is None else f", rematerialised by {remat_name(self.remat)}"
         return f"{self.precision.description}{matmul}{remat}"
 
-    def copy(self) -> "Options":
-        """Return a copy that later calls of the builder do not change."""
-        copies: dict[str, Any] = {
-            f.name: copy.copy(value)
-            for f in dataclasses.fields(self)
-            if isinstance(value := getattr(self, f.name), list | set)
-        }
-        copies["early_stopping"] = copy.deepcopy(self.early_stopping)
-        return dataclasses.replace(self, **copies)
-
     def of_a_trial(self, directory: Path, steps: int, interrupter: Interrupter, *listeners: Listener) -> "Options":
         """Return the options of a short run for `listeners`. It computes the same on the same devices, and neither
         saves nor shows anything.
@@ -131,9 +121,9 @@ class Options:
         return Options(
             directory,
             **{name: getattr(self, name) for name in (*kept, "compilation_cache")},
-            train_metrics=[Loss()],
-            valid_metrics=[Loss()],
-            loggers=list(listeners),
+            train_metrics=(Loss(),),
+            valid_metrics=(Loss(),),
+            loggers=listeners,
             renderer=None,
             checkpoints=None,
             num_steps=steps,

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from learner.training.feed.dispatches import Dispatch
+from learner.training.feed.dispatch import Dispatch
 
 SAVED_NAMES = {"pending": "due", "remaining_splits": "left"}
 """The names of fields in checkpoints, where they differ."""
@@ -12,7 +12,7 @@ SAVED_NAMES = {"pending": "due", "remaining_splits": "left"}
 
 @dataclasses.dataclass
 class Position:
-    """Where a run is.
+    """The position of a run in its training.
 
     Attributes:
       epoch: the current epoch, from 1.

@@ -1,168 +1,123 @@
-"""Reading and checking the inputs of `fit` before anything is compiled or written."""
+"""The plan of a run: everything is read and checked before anything is compiled or written."""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
-from learner.data.batch_arrays import batch_arrays
-from learner.data.plan import ProcessShard
-from learner.data.source import Source, source_of
-from learner.errors import LearnerError, Problem, near, one_error
-from learner.metrics.monitor import Monitor
-from learner.runs.metric_logs import refuse_same_files
-from learner.schedules import ReduceOnPlateau, RunLength
+from learner.distributed.process_group import ProcessGroup
+from learner.errors import LearnerError, Problem, one_error
+from learner.optimizers.schedule_resolution import describe_schedules
+from learner.schedules.plateau import ReduceOnPlateau
 from learner.steps.optimizer import check_replicas
-from learner.steps.state import TrainState
-from learner.steps.step import Step
-from learner.steps.tree_math import rows_of
-from learner.strategies import Strategy
-from learner.training import directory
-from learner.training.feed.group import signature_of
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
+from learner.strategies.base import Strategy
+from learner.training.agreement import description, refuse_together
+from learner.training.definition import TrainingDefinition
+from learner.training.directory import problem_with
+from learner.training.fingerprints import fingerprint_of
+from learner.training.inputs import Inputs, read_inputs
+from learner.training.monitors import set_directions
 from learner.training.options import Options
-from learner.training.step_checks import trace_train, trace_valid
-from learner.util.trees import named_leaves
-
-PyTree = Any
+from learner.training.run_directory import may_resume, refuse_links
+from learner.training.step_checks import no_step, trace_train, trace_valid
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
-    """The data of a run.
+class RunPlan:
+    """A run that may begin.
 
     Attributes:
-      train: the train split, if there is one.
-      valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
-      firsts: the first batch of each split, NumPy arrays.
-      programs: the traced step of each split (`ClosedJaxpr`), once they are checked.
+      definition: the options, the step and the optimizer.
+      inputs: the data.
+      fingerprint: of the run; see `learner.training.fingerprints`.
+      resumes: True if the run in the directory is resumed.
+      processes: of the run.
     """
 
-    train: Source | None
-    valid: dict[str, Source]
-    first_batches: dict[str, PyTree]
-    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    definition: TrainingDefinition
+    inputs: Inputs
+    fingerprint: Mapping[str, Any]
+    resumes: bool
+    processes: ProcessGroup
 
-    def rows(self, split: str) -> int:
-        """Return the number of rows of a split's first batch over all processes."""
-        source = self.source(split)
-        return rows_of(self.first_batches[split]) * (source.shares if source.first_part else 1)
+    @property
+    def options(self) -> Options:
+        """The options of the builder."""
+        return self.definition.options
 
-    def batch_shapes(self, split: str) -> dict[str, str]:
-        """Return dtype and shape of the fields of a split's first batch in this process."""
-        leaves = signature_of(self.first_batches[split])[1]
-        names = named_leaves(self.first_batches[split])
-        return {name: f"{dtype}{list(shape)}" for name, (shape, dtype) in zip(names, leaves, strict=True)}
+    @property
+    def step(self) -> StepFunctions:
+        """The definition of the steps."""
+        return self.definition.step
 
-    def source(self, split: str) -> Source:
-        """Return the data of a split."""
-        source = self.train if split == "train" else self.valid[split]
-        assert source is not None
-        return source
+    @property
+    def plateau(self) -> ReduceOnPlateau | None:
+        """The scheduler that lowers the learning rate after validations, or None."""
+        return self.definition.optimizer.plateau
+
+    @property
+    def strategy(self) -> Strategy:
+        """The devices of the run."""
+        return self.definition.strategy
 
 
-def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) -> Inputs:
-    """Read the data of a run and the first batch of each split."""
-    if train is None:
+def preflight(definition: TrainingDefinition, train: Any, valid: Any, processes: ProcessGroup) -> RunPlan:
+    """Read the data and check everything, in all processes of the run. Nothing is compiled or written.
+
+    Raises:
+      LearnerError: the run cannot begin; everything that is wrong with the input in one error.
+    """
+    options = definition.options
+    resumes = processes.run_on_primary(lambda: may_resume(options))
+    if not resumes:
+        definition.take_initial()
+    inputs = read_checked(definition, train, valid)
+    if options.valid_every is not None and not inputs.valid:
         raise LearnerError(
-            "there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)",
-            code="data-training-missing",
+            f"valid_every is {options.valid_every}, and there is no validation data: give it to fit(train, valid) "
+            "or to build(..., valid=), or leave valid_every out",
+            code="learner-valid-every-without-data",
         )
-    share = _share(strategy)
-    source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
-    first = batch_arrays(source.peek(1), "train")
-    inputs = read_valid(options, valid, strategy)
-    if options.valid_batches is not None:
-        for split in inputs.valid:
-            inputs.source(split).limit(options.valid_batches)
-    refuse_endless(inputs)
-    return Inputs(source, inputs.valid, {"train": first, **inputs.first_batches})
+    if options.checkpoints is not None:
+        inputs.source("train").keep_state()
+    step, strategy, optimizer = definition.step, definition.strategy, definition.optimizer
+    lr = optimizer.lr if step.schedule is None and optimizer.plateau is None else None
+    shapes, plateau = definition.shapes(), optimizer.plateau
+    fingerprint = fingerprint_of(options, step, shapes, inputs, lr, plateau, strategy.description)
+    inputs.programs.clear()  # the traced steps hold memory, and nothing else needs them
+    if processes.count > 1:
+        refuse_together(options, strategy)
+        rate = optimizer.lr, describe_schedules(step.schedule, step.optimizer), plateau is not None
+        processes.agree("what they train", description(options, step, strategy, inputs, rate, resumes, fingerprint))
+        # The first rows differ between processes; checkpoints hold those of the first process.
+        fingerprint = processes.run_on_primary(lambda: fingerprint)
+    processes.run_on_primary(lambda: refuse_links(options, inputs))
+    return RunPlan(definition, inputs, fingerprint, resumes, processes)
 
 
-def refuse_endless(inputs: Inputs) -> None:
-    """Raise `LearnerError` if a validation is known never to end."""
-    for split, source in inputs.valid.items():
-        if source.endless:
-            raise LearnerError(
-                f"the {split} data has no end, and a validation reads it to its end: limit it by valid_batches(n) of "
-                "the builder, or pass a function that returns itertools.islice(data, n)",
-                code="data-validation-endless",
-                split=split,
-            )
-
-
-def run_length(options: Options, batches: int | None) -> RunLength:
-    """Return the length of a run, as far as it is known.
-
-    Args:
-      options: of the builder.
-      batches: of an epoch; `None`: the data does not say it.
-    """
-    epoch = None if batches is None else -(-batches // options.accumulate)
-    by_epochs = None if epoch is None or options.num_epochs is None else epoch * options.num_epochs
-    ends = [steps for steps in (by_epochs, options.num_steps) if steps is not None]
-    return RunLength(min(ends, default=None), epoch)
-
-
-def _share(strategy: Strategy | None) -> ProcessShard | None:
-    return None if strategy is None or strategy.share is None else ProcessShard(*strategy.share)
-
-
-def read_valid(options: Options, valid: Any, strategy: Strategy | None) -> Inputs:
-    """Read validation data only; without a strategy, each process gets all of it."""
-    sources = valid_sources(options, valid, _share(strategy))
-    return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
-
-
-def valid_sources(options: Options, valid: Any, share: ProcessShard | None) -> dict[str, Source]:
-    """Return the validation splits by name."""
-    if valid is None:
-        return {}
-    named = {"valid": valid}
-    if isinstance(valid, dict):
-        arrays = [isinstance(value, np.ndarray | jax.Array) for value in valid.values()]
-        if not valid or (any(arrays) and (options.batch_size is None or not _is_arrays(valid))):
-            raise LearnerError(
-                f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a "
-                "loader, or a dict of "
-                "several loaders by name. Arrays become a loader by "
-                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})), or by with_batch_size(n)",
-                code="data-validation-type",
-            )
-        if not any(arrays):  # otherwise they are the fields of one dataset
-            named = {f"valid-{name}": loader for name, loader in valid.items()}
-            refuse_same_files(list(named))
-    return {split: source_of(data, split, batch_size=options.batch_size, share=share) for split, data in named.items()}
-
-
-def _is_arrays(data: PyTree) -> bool:
-    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(data))
-
-
-def unused_batch_size(options: Options, inputs: Inputs) -> str | None:
-    """Return a warning if `with_batch_size` is another size than that of the loader given as training data."""
-    facts = inputs.source("train").fingerprint()
-    size = facts["batch_size"] if facts["kind"] == "loader" else inputs.rows("train")
-    if options.batch_size in (None, size):
-        return None
-    return (
-        f"with_batch_size({options.batch_size}) is not used for the train data, which comes in batches of {size} "
-        "already: give its loader that size, or pass the dataset in the loader's place"
-    )
+def read_checked(definition: TrainingDefinition, train: Any, valid: Any) -> Inputs:
+    """Read the data, resolve the schedules for its length, and check the steps on the first batches."""
+    options, strategy = definition.options, definition.strategy
+    inputs = read_inputs(options, train, valid, strategy)
+    problems = definition.resolve(inputs.source("train").batches)
+    shapes, plateau = definition.shapes(), definition.optimizer.plateau
+    step = checked_step(options, definition.step, shapes, inputs, plateau, strategy, problems)
+    definition.change(own_grads=step.own_grads)
+    return inputs
 
 
 def checked_step(
     options: Options,
-    step: Step,
+    step: StepFunctions,
     state: TrainState,
     inputs: Inputs,
     plateau: ReduceOnPlateau | None,
     strategy: Strategy,
     known: Sequence[str] = (),
-) -> Step:
+) -> StepFunctions:
     """Trace the steps on the first batches and report all problems in one error.
 
     Args:
@@ -175,14 +130,16 @@ def checked_step(
     if strategy.axis is not None:
         problems += check_replicas(step.optimizer, state.params)
     if step.train is None and step.update is None:
-        problems.append(no_step("train_step"))
+        problems.append(Problem(no_step("train_step"), code="model-train-step-missing"))
     else:
         with _collecting(problems):
             new, own_grads, inputs.programs["train"] = trace_train(step, state, inputs.first_batches["train"])
             problems += new
             step = dataclasses.replace(step, own_grads=own_grads)
     if inputs.valid and step.valid is None:
-        problems.append(f"there is validation data, but {no_step('valid_step')}")
+        problems.append(
+            Problem(f"there is validation data, but {no_step('valid_step')}", code="model-valid-step-missing")
+        )
     elif inputs.valid:
         for split in inputs.valid:
             with _collecting(problems):
@@ -191,8 +148,8 @@ def checked_step(
     problems += set_directions(options, list(inputs.valid), plateau)
     problems += read_too_often(options, inputs)
     for path in {options.directory, options.checkpoint_place}:
-        if isinstance(path, Path) and (problem := directory.problem_with(path)):
-            problems.append(problem)
+        if isinstance(path, Path) and (problem := problem_with(path)):
+            problems.append(Problem(problem, code="directory-unusable", directory=str(path)))
     if problems:
         raise one_error(list(dict.fromkeys(problems)), code="learner-untrainable")
     return step
@@ -213,57 +170,11 @@ def read_too_often(options: Options, inputs: Inputs) -> list[str]:
         return []
     splits = [split for split in ("train", *inputs.valid) if not inputs.source(split).repeats]
     return [
-        f"the {split} data is an iterator (or generator) that can be read once, but num_epochs is "
-        f"{options.num_epochs}: pass a loader, a list, or the generator function itself rather than its result"
+        Problem(
+            f"the {split} data is an iterator (or generator) that can be read once, but num_epochs is "
+            f"{options.num_epochs}: pass a loader, a list, or the generator function itself rather than its result",
+            code="data-read-once",
+            split=split,
+        )
         for split in splits
     ]
-
-
-def no_step(name: str) -> str:
-    """Return the message for a missing step."""
-    return (
-        f"there is no {name}: give the model a method {name}(self, batch), or pass build(..., {name}=fn) "
-        "with fn(model, batch)"
-    )
-
-
-def default_monitor(valid_splits: Sequence[str]) -> str:
-    """Return the default metric that selects the best checkpoint."""
-    return f"{valid_splits[0]}/Loss" if valid_splits else "train/Loss"
-
-
-def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
-    """Set the direction of each monitor to that of its metric, and return the problems of monitors without one."""
-    monitors: list[tuple[str, Monitor]] = [("early stopping", stopping.monitor) for stopping in options.early_stopping]
-    if plateau is not None:
-        monitors.append(("ReduceOnPlateau", plateau.monitor))
-    problems = []
-    for what, monitor in monitors:
-        direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)
-        monitor.mode = monitor.mode or direction
-        problems += [f"{what} monitors {problem}"] if problem else []
-    for logger in options.loggers:
-        for key in logger.monitors:
-            _, problem = direction_of(options, valid_splits, key, None)
-            problems += [f"{type(logger).__name__} monitors {problem}"] if problem else []
-    if options.checkpoints is not None:
-        key = options.checkpoints.monitor or default_monitor(valid_splits)
-        _, problem = direction_of(options, valid_splits, key, options.checkpoints.mode)
-        problems += [f"the checkpointer monitors {problem}"] if problem else []
-    return problems
-
-
-def direction_of(options: Options, valid_splits: list[str], key: str, mode: str | None) -> tuple[str, str | None]:
-    """Return `min` or `max` for a metric, and the problem with monitoring it or None."""
-    infos = {info.key: info for info in options.metric_infos(["train", *valid_splits])}
-    numeric = [k for k, info in infos.items() if info.numeric]
-    if key not in infos and key.startswith("valid/") and not valid_splits:
-        return "min", f"{key!r}, and there is no validation data; {near('', numeric)}"
-    if key not in infos:
-        return "min", f"{key!r}, which no metric provides; {near(key, numeric)}"
-    if not infos[key].numeric:
-        return "min", f"{key!r}, which is not a number"
-    better = infos[key].higher_is_better
-    if mode is None and better is None:
-        return "min", f"{key!r}, which has no direction of its own: give mode='min' or mode='max'"
-    return mode or ("max" if better else "min"), None

@@ -24,15 +24,15 @@ class Profile:
 
     Attributes:
       first, last: optimizer steps after which it begins and ends.
-      dispatches: how many times the host handed steps to the device.
-      seconds: in all, without those in which the host compiled programs.
-      device: in which the device computed.
-      data: in which it had nothing to do, as the next batch was not there.
-      listeners: likewise, as the run's worker (metrics on the host, files, listeners) was behind.
-      host: likewise, as the next dispatch was not made yet.
-      compiling: seconds besides, of compiling what these steps were the first to need.
-      operations: what the device computed, the longest first.
-      directory: where the trace lies.
+      dispatches: the number of times that the host handed steps to the device.
+      seconds: of the steps, without those in which the host compiled programs.
+      device: seconds in which the device computed.
+      data: seconds in which it was idle because the next batch was not ready.
+      listeners: seconds in which it was idle because the reporter (metrics on the host, files, listeners) was behind.
+      host: seconds in which it was idle because the next dispatch was not ready.
+      compiling: further seconds, of compiling programs that these steps were the first to need.
+      operations: of the device, the longest first.
+      directory: of the trace.
 
     >>> print(Profile(10, 20, 1, 0.5, 0.4, 0.075, 0.0, 0.025))  # doctest: +ELLIPSIS
     steps 11 to 20: 50 ms each, 10 in one dispatch
@@ -57,7 +57,7 @@ class Profile:
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes the most time: `device`, `data`, `host` or `listeners`."""
+        """Return the part that takes the most time: `device`, `data`, `host` or `listeners`."""
         return max(WHAT_HELPS, key=lambda name: getattr(self, name))
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def split_of(
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The steps to profile: those after `first` up to `last`, or about a second of steps.
+    """A window of steps to profile: after `first` up to `last`, or about a second of steps.
 
     Attributes:
       first, last: numbers of optimizer steps; see `check_steps`.

@@ -51,7 +51,7 @@ class Profiler(ThreadOwned):
         return self._tracing
 
     def _begin(self, step: int) -> None:
-        self._reporter.wait()
+        self._reporter.wait()  # until the device is idle: steps in flight would be traced in part
         if self._last is None:
             self._last = step + min(MOST, max(LEAST, int(SECONDS / (self._timer.estimator.per_step or SECONDS))))
         if step >= self._last:
@@ -62,7 +62,7 @@ class Profiler(ThreadOwned):
             self._fail(problem)
             return
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level, options.host_tracer_level = 0, 1  # more of it would slow down what is measured
+        options.python_tracer_level, options.host_tracer_level = 0, 1  # higher levels slow down the steps
         try:
             jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
         except (RuntimeError, OSError) as error:
@@ -79,7 +79,7 @@ class Profiler(ThreadOwned):
             self._fail(f"the run ended before step {self._first + 1}")
             return
         began = time.perf_counter()
-        self._reporter.wait()
+        self._reporter.wait()  # the steps in flight belong to the window
         after, waited = self._counts(), time.perf_counter() - began
         passed = {name: value - self._before[name] for name, value in after.items()}
         try:
@@ -103,11 +103,18 @@ class Profiler(ThreadOwned):
                 f"the trace of the profile cannot be read, so that computing is not told from waiting: {error!r}"
             )
             trace = Trace(None)
-        seconds, held = passed["clock"] - passed["compile"], passed["held"] + waited
-        parts = split_of(seconds, trace.busy, passed["data"], held, passed["handling"], passed["reading"])
-        numbers = self._first, self._first + steps, int(passed["dispatches"]), seconds
-        ordered = parts["device"], parts["data"], parts["listeners"], parts["host"]
-        profile = Profile(*numbers, *ordered, passed["compile"], trace.operations, self._directory)
+        seconds, blocked = passed["clock"] - passed["compile"], passed["blocked"] + waited
+        parts = split_of(seconds, trace.busy, passed["data"], blocked, passed["handling"], passed["reading"])
+        profile = Profile(
+            self._first,
+            self._first + steps,
+            int(passed["dispatches"]),
+            seconds,
+            **{name: parts[name] for name in ("device", "data", "listeners", "host")},
+            compiling=passed["compile"],
+            operations=trace.operations,
+            directory=self._directory,
+        )
         (self._directory / FILE).write_text(json.dumps(profile.to_json(), indent=2) + "\n")
         return profile
 
@@ -144,7 +151,7 @@ class Profiler(ThreadOwned):
             "compile": self._timer.spent.compiling(),
             "data": self._timer.spent.data,
             "dispatches": times.dispatches,
-            "held": times.held,
+            "blocked": times.blocked,
             "handling": times.handling,
             "reading": times.reading,
         }

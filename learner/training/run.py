@@ -10,12 +10,14 @@ from learner.steps.finite import advice, nonfinite_text
 from learner.training.executor import MetricAccumulator, Runner
 from learner.training.feed.dispatches import Dispatch, Feeder
 from learner.training.hooks import EpochInfo, call_hooks
+from learner.training.messages import EpochFinished, NonFiniteStop, SplitFinished, StepsDispatched
 from learner.training.oom import CHECKPOINT, OomContext
 from learner.training.options import Options
 from learner.training.position import Position
 from learner.training.profiler import Profiler
-from learner.training.reporter import EpochFinished, NonFiniteStop, Reporter, SplitFinished, StepsDispatched
-from learner.training.saving import CheckpointSaver, StateCopy
+from learner.training.reporter import Reporter
+from learner.training.saving import CheckpointSaver
+from learner.training.snapshot import StateCopy
 from learner.training.step_checks import Tracing
 from learner.training.stopping import StopController
 from learner.training.timing import StepTimer
@@ -34,7 +36,7 @@ class Run(ThreadOwned):
       runner: the programs and the train state.
       feeder: of the train split.
       position: where the run is.
-      tally: the train split's metrics.
+      accumulator: the train split's metrics.
       data_state: where the training data is, for sources that keep a state.
       reporter: reads what the device computed, and writes files and events.
       saver: writes checkpoints; None if nothing is saved.
@@ -48,7 +50,7 @@ class Run(ThreadOwned):
     runner: Runner
     feeder: Feeder
     position: Position
-    tally: MetricAccumulator
+    accumulator: MetricAccumulator
     data_state: Any
     reporter: Reporter
     saver: CheckpointSaver | None
@@ -87,12 +89,26 @@ class Run(ThreadOwned):
         self.reporter.begin_epoch(dispatch.epoch)
         self.reporter.acquire()
         with OomContext("train"), Tracing("the train step", "train", dispatch.shapes):
-            values = self.runner.train(self.tally, dispatch)
+            values = self.runner.train(self.accumulator, dispatch)
         first = p.step + 1
+        # The position counts dispatched steps: the device is behind it, and the reporter behind the device.
         p.advance(dispatch)
         self.data_state = dispatch.data_state
-        numbers = dispatch.steps, dispatch.batches, p.in_epoch, self.reporter.steps_per_epoch, p.step
-        self.reporter.put(StepsDispatched("train", p.epoch, first, *numbers, values, dispatch.rows, *self.timer.lap()))
+        self.reporter.put(
+            StepsDispatched(
+                "train",
+                epoch=p.epoch,
+                first=first,
+                count=dispatch.steps,
+                batches=dispatch.batches,
+                in_epoch=p.in_epoch,
+                total=self.reporter.steps_per_epoch,
+                step=p.step,
+                values=values,
+                rows=dispatch.rows,
+                time=self.timer.lap(),
+            )
+        )
 
     def end_step(self, ends_epoch: bool) -> None:
         """Do what follows a dispatch: validate, call hooks, end the epoch. A validation that a stop interrupts is still
@@ -105,6 +121,7 @@ class Run(ThreadOwned):
             p.pending, p.remaining_splits = "validation", tuple(self.validator.feeders)
         if not self.validator.run_pending_validation(p):
             return
+        # After the validation, whose values a hook may read.
         due = [hook for every, hook in self.options.every if p.step % every == 0]
         call_hooks(due, self.runner, self.reporter, p, at_step=p.step)
         if ends_epoch:
@@ -136,6 +153,7 @@ class Run(ThreadOwned):
         if not self.validator.run_pending_validation(p):
             return
         call_hooks(self.options.on_epoch_end, self.runner, self.reporter, p, at_step=None)
+        # After the hooks, whose numbers belong to this epoch.
         self.reporter.put(EpochFinished(p.epoch, p.step))
         p.next_epoch()
 
@@ -143,9 +161,10 @@ class Run(ThreadOwned):
         """Report the train split's values over the epoch, and reset its metrics."""
         p = self.position
         with OomContext("train"):
-            values = self.runner.values("train", self.tally)
+            # Donates the metrics' states: `start` begins the next epoch with the buffers that come back.
+            values = self.runner.values("train", self.accumulator)
         self.reporter.put(SplitFinished("train", p.epoch, p.step, None, values))
-        self.tally = self.runner.start("train")
+        self.accumulator = self.runner.start("train")
 
     # -- for loops of the user's ---------------------------------------------------------------------------------------
 
@@ -194,15 +213,22 @@ class Run(ThreadOwned):
 
     def _nonfinite_error(self, text: str, halted: NonFiniteStop) -> NonFiniteError:
         policy, good = self.options.on_nonfinite, "There is no checkpoint before it"
+        last: str | None = None
         if self.saver is not None:
             self.saver.write_best()
-            self.reporter.wait()
-            self.saver.close()  # one that was begun before may not be complete yet
+            self.reporter.wait()  # for its answers, and then for the writes, as the message names the last checkpoint
+            self.saver.close()
             if entries := self.saver.store.entries:
-                good = f"The last checkpoint before it is {self.saver.store.path(entries[-1].step)}"
+                last = str(self.saver.store.path(entries[-1].step))
+                good = f"The last checkpoint before it is {last}"
         before = f", as were those of the {policy.in_a_row - 1} steps before" if policy.policy == "skip" else ""
         return NonFiniteError(
-            f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind)}", code="step-nonfinite"
+            f"{text} (epoch {halted.epoch}){before}. {good}. {advice(halted.kind)}",
+            code="step-nonfinite",
+            quantity=halted.kind,
+            step=halted.step,
+            epoch=halted.epoch,
+            checkpoint=last,
         )
 
     def stop_reason(self) -> str | None:
@@ -229,6 +255,7 @@ class Run(ThreadOwned):
             saver.reserve_copy()  # before the copy is made: memory holds only so many of them
             # `at_end`: it counts as one of the best only, and never as one of the newest.
             saver.keep_if_best(self._copied(ends_epoch=ended, at_stop=False, at_end=True))
+            self.timer.begin()
 
     def save(self, ends_epoch: int | None, at_stop: bool = False, at_end: bool = False) -> None:
         """Copy the state, and leave the rest of the save to the reporter and the saver.
@@ -240,6 +267,7 @@ class Run(ThreadOwned):
         """
         assert self.saver is not None
         self.saver.save(self._copied(ends_epoch=ends_epoch, at_stop=at_stop, at_end=at_end))
+        self.timer.begin()  # a wait for the saver is not time of the next dispatch
 
     def _copied(self, **kind: Any) -> StateCopy:
         """Copy what the next dispatch changes: the state, the metrics in flight, the position, the decisions."""
@@ -248,7 +276,7 @@ class Run(ThreadOwned):
         with OomContext(CHECKPOINT), self.timer.spent.saving():
             # Copies, as the next dispatch donates these arrays; they are made on the device, so nothing waits here.
             state = self.runner.copy(self.runner.state)
-            metrics = self.runner.copy(self.tally.metrics) if p.batch and p.pending != "epoch" else None
+            metrics = self.runner.copy(self.accumulator.metrics) if p.batch and p.pending != "epoch" else None
         data = self.saver.gather_data_state(self.data_state)
         return StateCopy(state, metrics, p, {**kind, "data": data, **self.validator.get_state()})
 
@@ -258,6 +286,7 @@ class Run(ThreadOwned):
         """
         p = self.position
         self.stop.begin_end()
+        # The loop is ahead of the device: only now is known whether a step has ended the run before its last one.
         self.reporter.wait()
         self._check_threads()
         self._check_numbers()

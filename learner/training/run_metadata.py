@@ -9,9 +9,9 @@ from typing import Any
 
 from learner.optimizers.schedule_resolution import OF_RUN
 from learner.runs.journal import OBSERVER_KEYS
-from learner.steps.step import Step
+from learner.steps.step import StepFunctions
 from learner.training.options import Options
-from learner.training.saving import platform_facts
+from learner.training.snapshot import platform_facts
 from learner.util.distribution import versions
 from learner.util.json_values import encode
 from learner.util.text import name_of
@@ -20,7 +20,7 @@ PACKAGES = ("learner", "flax", "optax", "orbax-checkpoint", "numpy")
 SECONDS = 5.0  # for git
 
 
-def run_metadata(options: Options, step: Step, settings: Mapping[str, Any]) -> dict[str, Any]:
+def run_metadata(options: Options, step: StepFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `config`, `environment` and `commit` of a run.
 
     Args:
@@ -31,7 +31,7 @@ def run_metadata(options: Options, step: Step, settings: Mapping[str, Any]) -> d
     return {"config": hyperparameters(options, step, settings), "environment": environment(), "commit": commit()}
 
 
-def hyperparameters(options: Options, step: Step, settings: Mapping[str, Any]) -> dict[str, Any]:
+def hyperparameters(options: Options, step: StepFunctions, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a run's config file, without listeners (`metric_loggers`, `renderer`). For a run started
     from Python, return the options and names that JSON can express.
     """
@@ -45,7 +45,7 @@ def hyperparameters(options: Options, step: Step, settings: Mapping[str, Any]) -
     metrics = {kind: [m.name for m in options.metrics_of(kind)] for kind in ("train", "valid")}
     execution = {"precision": settings["precision"], "strategy": settings["strategy"], "metrics": metrics}
     content = {
-        "model": step.family.kind,
+        "model": step.adapter.kind,
         "optimizer": optimizer,
         "lr": rate,
         **options.recorded("journal"),

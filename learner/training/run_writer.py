@@ -58,13 +58,13 @@ class RunWriter:
         be written.
 
     >>> import tempfile
-    >>> from learner.runs import Run
+    >>> from learner.runs import RunReader
     >>> directory = tempfile.mkdtemp()
     >>> with RunWriter(directory, config={"lr": 0.1}) as run:
     ...     for loss in (0.5, 0.25):
     ...         run.step({"Loss": loss}, weight=32)
     ...     run.end_epoch(2, {"train": {"Loss": 0.375}, "valid": {"Loss": 0.4}})
-    >>> written = Run(directory)
+    >>> written = RunReader(directory)
     >>> str(written.status), written.config, written.history["valid/Loss"]
     ('ended: the end of the loop', {'lr': 0.1}, [0.4])
     """

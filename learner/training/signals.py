@@ -15,72 +15,75 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` at the first SIGTERM, `save()` at each SIGUSR1.
+    """Call `stop("ctrl-c")` at the first SIGINT, `stop("sigterm")` at the first SIGTERM, `save()` at each SIGUSR1.
 
-    After the first of SIGINT and SIGTERM, SIGINT raises `KeyboardInterrupt` and SIGTERM `SystemExit(143)`. A handler of
-    somebody else's is called after ours, and is put back at the end. Outside of the main thread Python takes no
-    handlers, and one that was installed from C it could not put back: there it does nothing.
+    After the first of SIGINT and SIGTERM, SIGINT raises `KeyboardInterrupt` and SIGTERM `SystemExit(143)`. An earlier
+    handler is called after the new one, and restored at the end. Outside the main thread Python accepts no handlers,
+    and it cannot restore one that was installed from C: there this does nothing.
+
+    Handlers run in the middle of whatever the main thread does, so `stop` and `save` may not acquire a lock.
     """
 
-    def asked_to_stop(number: int, frame: FrameType | None) -> None:
-        for other in before:
+    def handle_stop(number: int, frame: FrameType | None) -> None:
+        # Before anything else: a second signal has to end the process also if `stop` or an earlier handler hangs.
+        for other in previous:
             if other in NAMES:
-                signal.signal(other, _ends_at_once)
+                signal.signal(other, _end_at_once)
         stop(NAMES[signal.Signals(number)])
-        _call(before[number], number, frame)
+        _call(previous[number], number, frame)
 
-    def asked_to_save(number: int, frame: FrameType | None) -> None:
+    def handle_save(number: int, frame: FrameType | None) -> None:
         save()
-        _call(before[number], number, frame)
+        _call(previous[number], number, frame)
 
-    ours: dict[int, Handler] = dict.fromkeys(NAMES, asked_to_stop)
+    handlers: dict[int, Handler] = dict.fromkeys(NAMES, handle_stop)
     if hasattr(signal, "SIGUSR1"):
-        ours[signal.SIGUSR1] = asked_to_save
-    before = _previous(ours)
-    for number in before:
-        signal.signal(number, ours[number])
+        handlers[signal.SIGUSR1] = handle_save
+    previous = _replaceable(handlers)
+    for number in previous:
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def of_a_command() -> Iterator[None]:
-    """Around all of a command, where a signal would kill the process at once: SIGTERM ends it by `SystemExit(143)`, so
-    that what is open is closed, and SIGUSR1 does nothing.
+    """Let SIGTERM end a command by `SystemExit(143)`, so that its files are closed, and ignore SIGUSR1: by default
+    either would kill the process at once.
 
-    `on_signals` takes over for as long as there is a run to save. Handlers of somebody else's stay, and outside of the
-    main thread it does nothing.
+    `on_signals` replaces these handlers while there is a run to save. Handlers of the user stay, and outside the main
+    thread this does nothing.
     """
-    ours: dict[int, Handler] = {signal.SIGTERM: _ends_at_once}
+    handlers: dict[int, Handler] = {signal.SIGTERM: _end_at_once}
     if hasattr(signal, "SIGUSR1"):
-        ours[signal.SIGUSR1] = lambda number, frame: None
-    taken = [number for number, handler in _previous(ours).items() if handler is signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, ours[number])
+        handlers[signal.SIGUSR1] = lambda number, frame: None
+    default = [number for number, handler in _replaceable(handlers).items() if handler is signal.SIG_DFL]
+    for number in default:
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:
-        for number in taken:
+        for number in default:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _previous(ours: Mapping[int, Handler]) -> dict[int, Any]:
-    """The handlers that can be replaced and put back."""
+def _replaceable(handlers: Mapping[int, Handler]) -> dict[int, Any]:
+    """Return the current handlers that can be replaced and restored."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    found = {number: signal.getsignal(number) for number in ours}
-    return {number: handler for number, handler in found.items() if handler is not None}
+    current = {number: signal.getsignal(number) for number in handlers}
+    return {number: handler for number, handler in current.items() if handler is not None}
 
 
 def _call(handler: Any, number: int, frame: FrameType | None) -> None:
-    if callable(handler) and handler not in (signal.default_int_handler, _ends_at_once):
+    if callable(handler) and handler not in (signal.default_int_handler, _end_at_once):
         handler(number, frame)
 
 
-def _ends_at_once(number: int, frame: FrameType | None) -> None:
+def _end_at_once(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM:
         sys.exit(TERMINATED)
     raise KeyboardInterrupt

@@ -12,23 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from learner.errors import LearnerError
+from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
-from learner.steps.fingerprint import has_own_rules
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import OF_LABELS, TrainOutput
 from learner.steps.program import inner_jaxprs
-from learner.steps.state import TrainState
-from learner.steps.step import Step
+from learner.steps.program_fingerprint import has_own_rules
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
 from learner.steps.tree_math import weight_of
 from learner.training.feed.group import listed
+from learner.util.text import join_names
 from learner.util.trees import named_leaves, nonfinite_leaves
 
 PyTree = Any
 GIVEN = "the batch"  # in place of a split
 
 
-def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
+def no_step(name: str) -> str:
+    """Return the message for a missing step."""
+    return (
+        f"there is no {name}: give the model a method {name}(self, batch), or pass build(..., {name}=fn) "
+        "with fn(model, batch)"
+    )
+
+
+def check_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[list[str], bool]:
     """Return the problems of a train step on this batch, and True if it computes its own gradients.
 
     Args:
@@ -40,7 +49,7 @@ def check_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
     return problems, own_grads
 
 
-def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str], bool, Any]:
+def trace_train(step: StepFunctions, state: TrainState, batch: PyTree) -> tuple[list[str], bool, Any]:
     """Return the results of `check_train` and the traced train step, a `ClosedJaxpr` of `(state, batch)`. Its outputs
     are those of the step; the equations of metrics, which are traced with it, do not lead to any output.
     """
@@ -50,7 +59,7 @@ def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
     def once(state: TrainState, batch: PyTree) -> PyTree:
         key = jax.random.fold_in(state.rng, 0)
         if step.update is not None:
-            model = step.family.merge(state.params, state.model_state, key, train=True)
+            model = step.adapter.merge(state.params, state.model_state, key, train=True)
             result = step.update(model, batch, state.lr_scale, key)
             if not (isinstance(result, tuple) and len(result) == 2):
                 raise LearnerError(
@@ -84,12 +93,12 @@ def trace_train(step: Step, state: TrainState, batch: PyTree) -> tuple[list[str]
     return problems, own_grads, program
 
 
-def check_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> list[str]:
+def check_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> list[str]:
     """Return the problems of the valid step on the first batch of a split."""
     return trace_valid(step, state, batch, split)[0]
 
 
-def trace_valid(step: Step, state: TrainState, batch: PyTree, split: str) -> tuple[list[str], Any]:
+def trace_valid(step: StepFunctions, state: TrainState, batch: PyTree, split: str) -> tuple[list[str], Any]:
     """Return the result of `check_valid` and the traced valid step; see `trace_train`."""
     problems: list[str] = []
 
@@ -109,7 +118,7 @@ def _arrays(tree: PyTree) -> list[Any]:
     return [x for x in leaves if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)]
 
 
-def rows_on_two_axes(step: Step, state: TrainState, batch: PyTree) -> str | None:
+def rows_on_two_axes(step: StepFunctions, state: TrainState, batch: PyTree) -> str | None:
     """Return the first array of a train step that has the batch's rows on two axes, such as `float32[16, 16]`; None
     if there is none, or if it cannot be known.
 
@@ -145,7 +154,7 @@ def _differing_twice(one: Any, other: Any) -> str | None:
     return None
 
 
-def check_predict(step: Step, state: TrainState, batch: PyTree) -> None:
+def check_predict(step: StepFunctions, state: TrainState, batch: PyTree) -> None:
     """Raise `LearnerError` if the valid step reads a key that the first batch lacks."""
     _trace(lambda state, batch: step.evaluate(state, batch, jnp.int32(0)), (state, batch), "valid_step", batch, GIVEN)
 
@@ -279,59 +288,84 @@ def _code_location(error: Exception) -> str:
     return f"{frame.filename}, line {frame.lineno}"
 
 
-def _own_grads_problems(step: Step) -> list[str]:
+def _own_grads_problems(step: StepFunctions) -> list[str]:
     """Return the options that need gradients that the learner computes."""
     computes = "but train_step computes its own gradients (TrainOutput)"
-    problems = []
+    problems: list[str] = []
     if step.policy.scaling is not None:
         problems.append(
-            f"precision {step.policy.description!r} scales the loss before it is differentiated, {computes}: return an "
-            "output with a loss, or use precision('bfloat16')"
+            Problem(
+                f"precision {step.policy.description!r} scales the loss before it is differentiated, {computes}: "
+                "return an output with a loss, or use precision('bfloat16')",
+                code="step-own-gradients-and-loss-scale",
+            )
         )
     if step.remat is not None:
-        problems.append(f"remat is set, {computes}: use jax.checkpoint in it, or return an output with a loss")
+        problems.append(
+            Problem(
+                f"remat is set, {computes}: use jax.checkpoint in it, or return an output with a loss",
+                code="step-own-gradients-and-remat",
+            )
+        )
     return problems
 
 
 def _problems(
-    step: Step, output: Any, measure: MetricCollection, name: str, traced: PyTree, batch: PyTree, state: TrainState
+    step: StepFunctions,
+    output: Any,
+    measure: MetricCollection,
+    name: str,
+    traced: PyTree,
+    batch: PyTree,
+    state: TrainState,
 ) -> list[str]:
     problem = _output_problem(output, name)
     if problem:
         return [problem]
     if wrong_dtypes := step.policy.problems(output, name):
         return wrong_dtypes
-    output = step.policy.returned(output)
+    output = step.policy.to_output_dtype(output)
     return [*_wrong_labels(output, measure, name, traced, batch), *_wrong_metrics(output, measure, name, traced, state)]
 
 
-def _output_problem(output: Any, name: str) -> str | None:
+def _output_problem(output: Any, name: str) -> Problem | None:
     needs = "return an output with a loss, such as ClassificationOutput.from_logits(logits, labels)"
     if output is None:
-        return f"{name} returned nothing (None); {needs}"
+        return Problem(f"{name} returned nothing (None); {needs}", code="step-output-missing", name=name)
     if not hasattr(output, "loss"):
         what = (
             f"an array of shape {list(output.shape)}"
             if hasattr(output, "shape")
             else f"{type(output).__name__}{_fields_text(output)}"
         )
-        return f"{name} returned {what}, which has no field 'loss'; {needs}"
+        return Problem(
+            f"{name} returned {what}, which has no field 'loss'; {needs}", code="step-output-without-loss", name=name
+        )
     if jax.tree_util.all_leaves([output]):
-        return (
-            f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the "
-            "dataclass with "
-            "@jax.tree_util.register_dataclass"
+        return Problem(
+            f"{name} returned {type(output).__name__}, which JAX does not know as a pytree; decorate the dataclass "
+            "with @jax.tree_util.register_dataclass",
+            code="step-output-no-pytree",
+            name=name,
         )
     shape, dtype = jnp.shape(output.loss), jnp.result_type(output.loss)
     if shape != ():
-        return f"the loss of {name} has shape {list(shape)}; it needs one number, the mean over the batch"
+        return Problem(
+            f"the loss of {name} has shape {list(shape)}; it needs one number, the mean over the batch",
+            code="step-loss-shape",
+            name=name,
+        )
     if not jnp.issubdtype(dtype, jnp.floating):
-        return f"the loss of {name} has dtype {dtype}; it needs a floating-point number"
+        return Problem(
+            f"the loss of {name} has dtype {dtype}; it needs a floating-point number", code="step-loss-dtype", name=name
+        )
     weight = getattr(output, "weight", None)
     if weight is not None and jnp.shape(weight) != ():
-        return (
-            f"the weight of {name}'s output has shape {list(jnp.shape(weight))}; it needs one number, what "
-            "the loss is the mean over"
+        return Problem(
+            f"the weight of {name}'s output has shape {list(jnp.shape(weight))}; it needs one number, what the loss is "
+            "the mean over",
+            code="step-weight-shape",
+            name=name,
         )
     return None
 
@@ -376,9 +410,14 @@ def _wrong_labels(output: Any, measure: MetricCollection, name: str, traced: PyT
                 # A metric leaves a label out; the loss of an output of this package knows no such label.
                 by_metrics = "" if isinstance(output, OF_LABELS) else f", or its metrics ignore_label={outside}"
                 return [
-                    f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have "
-                    f"{classes} classes (0 to {classes - 1}); where some are not to count, give the output a mask, "
-                    f"such as labels != {outside}{by_metrics}"
+                    Problem(
+                        f"the labels '{path}' go from {labels.min()} to {labels.max()}, but the logits of {name} have "
+                        f"{classes} classes (0 to {classes - 1}); where some are not to count, give the output a mask, "
+                        f"such as labels != {outside}{by_metrics}",
+                        code="batch-labels-out-of-range",
+                        path=path,
+                        classes=classes,
+                    )
                 ]
     return []
 
@@ -390,7 +429,7 @@ def _outside(labels: np.ndarray, classes: int) -> int:
 
 
 def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyTree, state: TrainState) -> list[str]:
-    problems = []
+    problems: list[str] = []
     weight, known = jnp.asarray(weight_of(output, batch), jnp.float32), state.lr_scale
     info = Info(state.step, weight, known, known, **dict.fromkeys(measure.requires, known))
     metrics: tuple[Metric | CollectingMetric, ...] = (*measure.metrics, *measure.collecting)
@@ -399,14 +438,20 @@ def _wrong_metrics(output: Any, measure: MetricCollection, name: str, batch: PyT
         if missing:
             has = ", ".join(_fields(output))
             problems.append(
-                f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} "
-                f"does not have; it has {has}"
+                Problem(
+                    f"the metric {metric.name} needs {', '.join(missing)}, which {name}'s {type(output).__name__} "
+                    f"does not have; it has {has}",
+                    code="metric-missing-field",
+                    name=metric.name,
+                )
             )
             continue
         try:
             problems.extend(_tried(metric, output, info))
         except Exception as error:
-            problems.append(f"the metric {metric.name} cannot be computed from {name}'s output: {error}")
+            text = f"the metric {metric.name} cannot be computed from {name}'s output: {error}"
+            code = error.code if isinstance(error, LearnerError) and error.code != "user" else "metric-fails"
+            problems.append(Problem(text, code=code, name=metric.name))
     return problems
 
 
@@ -419,12 +464,22 @@ def _tried(metric: Metric | CollectingMetric, output: Any, info: Info) -> list[s
     for method, new in (("update", state), ("merge", metric.merge(first, first))):
         if _types(new) != _types(first):
             return [
-                f"{method} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
-                "they must be the same"
+                Problem(
+                    f"{method} of the metric {metric.name} changed its state from {_types(first)} to {_types(new)}; "
+                    "they must be the same",
+                    code="metric-state-changes",
+                    name=metric.name,
+                )
             ]
     value = metric.compute(state)
     if metric.numeric and jnp.shape(value) != ():
-        return [f"the metric {metric.name} gives {list(jnp.shape(value))} numbers; one that is numeric gives a scalar"]
+        return [
+            Problem(
+                f"the metric {metric.name} gives {list(jnp.shape(value))} numbers; one that is numeric gives a scalar",
+                code="metric-value-shape",
+                name=metric.name,
+            )
+        ]
     return []
 
 
@@ -432,8 +487,16 @@ def _types(tree: PyTree) -> list[str]:
     return [f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in jax.tree.leaves(tree)]
 
 
-def init_problems(params: PyTree) -> list[str]:
+def init_problems(params: PyTree) -> list[Problem]:
     """Return the problems of the initial parameters of a model."""
     bad = nonfinite_leaves(params)
-    shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
-    return [f"the model's initial parameters have NaN or infinite values in {shown}"] if bad else []
+    return (
+        [
+            Problem(
+                f"the model's initial parameters have NaN or infinite values in {join_names(bad, most=6)}",
+                code="model-parameters-nonfinite",
+            )
+        ]
+        if bad
+        else []
+    )

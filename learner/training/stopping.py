@@ -1,4 +1,4 @@
-"""Stopping a run: who may ask for it, and the one place that knows the reason."""
+"""Stopping a run: everything that may request it, and the one place that has the reason."""
 
 import dataclasses
 import threading
@@ -14,14 +14,14 @@ from learner.util.json_values import decode
 
 
 class MetricEarlyStopping:
-    """Stops when a metric has not become better for `patience` validations in a row.
+    """Stop when a metric has not improved for `patience` validations in a row.
 
     Args:
       monitor: a metric by key, such as `valid/Loss`.
-      mode: `"min"` or `"max"`; `None`: the metric's own direction.
-      patience: how many validations without a better value are allowed, 1 or more.
-      min_delta: how much better a value must be to count, in the metric's unit.
-      warmup: how many validations to let pass before counting.
+      mode: `"min"` or `"max"`. None: the metric's own direction.
+      patience: the number of validations without an improvement that are allowed, 1 or more.
+      min_delta: the smallest change that counts as an improvement, in the metric's unit.
+      warmup: the number of validations before the first that counts.
 
     >>> stopping = MetricEarlyStopping("valid/Loss", patience=2)
     >>> [stopping.update({"valid/Loss": loss}) for loss in (1.0, 0.5, 0.6, 0.5)]
@@ -47,44 +47,44 @@ class MetricEarlyStopping:
                 )
         self._best = Monitor(monitor, mode, min_delta)
         self.patience, self.warmup = patience, warmup
-        self._without, self._seen = 0, 0
+        self._without, self._validations = 0, 0
 
     @property
     def monitor(self) -> Monitor:
-        """What it follows."""
+        """Return the monitor of the metric."""
         return self._best
 
     def update(self, values: Mapping[str, Any]) -> str | None:
-        """After a validation: why to stop, or `None`. Without a new value of the metric nothing changes."""
+        """Return the reason to stop after a validation, or None. Without a new value of the metric nothing changes."""
         if self._best.monitor not in values:
             return self.reason
-        self._seen += 1
+        self._validations += 1
         better = self._best.is_better(float(values[self._best.monitor]))
-        if self._seen > self.warmup:
+        if self._validations > self.warmup:
             self._without = 0 if better else self._without + 1
         return self.reason
 
     @property
     def reason(self) -> str | None:
-        """Why to stop, as things stand."""
+        """Return the reason to stop now, or None."""
         if self._without < self.patience:
             return None
         best = "any value" if self._best.best is None else f"{self._best.best:.6g}"
         return f"{self._best.monitor} has not improved on {best} for {self._without} validations"
 
     def get_state(self) -> dict[str, Any]:
-        """For a checkpoint, as JSON can hold it."""
+        """Return the state for a checkpoint, as JSON."""
         monitor = self._best.monitor
-        return {"monitor": monitor, "best": self._best.best, "without": self._without, "seen": self._seen}
+        return {"monitor": monitor, "best": self._best.best, "without": self._without, "seen": self._validations}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `get_state` was."""
-        self._best.best, self._without, self._seen = decode(state["best"]), state["without"], state["seen"]
+        """Restore the result of `get_state`."""
+        self._best.best, self._without, self._validations = decode(state["best"]), state["without"], state["seen"]
 
 
 @dataclasses.dataclass
 class StopRequest:
-    """What signals request of a run, from before it begins to its end.
+    """The requests of signals for a run, from before it begins to its end.
 
     It has no lock: a signal handler runs in the middle of whatever the main thread does, and would wait forever for a
     lock that this thread holds. Each method sets one attribute, which needs none.
@@ -146,10 +146,6 @@ class StopController:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def interrupt(self, reason: str) -> None:
-        """Request a stop, as a signal does."""
-        self._request.to_stop(reason)
-
     def interrupt_once(self, reason: str) -> None:
         """Request a stop unless one is requested already: the first reason is kept."""
         with self._lock:
@@ -174,22 +170,22 @@ class StopController:
 
     @property
     def stop_request(self) -> str | None:
-        """Why the run has to stop now, even within a validation or a wait for data; None if it need not."""
+        """Return why the run has to stop now, even within a validation or a wait for data, or None."""
         return self._own_request() if self._consensus is None else self._consensus.reason
 
     @property
     def stop_requested(self) -> bool:
-        """True if there is such a reason."""
+        """Return True if the run has to stop now."""
         return self.stop_request is not None
 
     @property
     def reason(self) -> str | None:
-        """Why the run ends before the next dispatch: a request, or else a decision; None if it continues."""
+        """Return why the run ends before the next dispatch: a request, or else a decision; None if it continues."""
         return self.stop_request or self._decision
 
     @property
     def decision(self) -> str | None:
-        """The decision that ends the run, or None."""
+        """Return the decision that ends the run, or None."""
         return self._decision
 
     def _own_request(self) -> str | None:
@@ -213,21 +209,23 @@ class StopController:
         if self._consensus is None:
             return
         self._consensus.sync(self._local_status, step)
+        # `agree_on_end` shares the local requests, so the agreed reason becomes one.
         if self._consensus.reason is not None and self._request.reason is None:
             self._request.to_stop(self._consensus.reason)
 
     def _local_status(self) -> dict[str, Any]:
+        # Reset as it is sent: all processes learn of it at this meeting, and save at the same step.
         save, self._request.save = self._request.save, False
         return {"reason": self._own_request(), "save": save, **self._status()}
 
     @property
     def may_have_halted(self) -> bool:
-        """False if no process has read a step that ends the run; they have to end at the same step."""
+        """Return False if no process has read a step that ends the run; they have to end at the same step."""
         return self._consensus is None or self._consensus.halted
 
     @property
     def is_shared(self) -> bool:
-        """True if the run has several processes."""
+        """Return True if the run has several processes."""
         return self._consensus is not None
 
     def release(self) -> None:
@@ -239,7 +237,7 @@ class StopController:
 
     @property
     def is_ending(self) -> bool:
-        """True once the last step was dispatched."""
+        """Return True once the last step was dispatched."""
         return self._ending
 
     def begin_end(self) -> None:
@@ -249,7 +247,7 @@ class StopController:
 
     @property
     def stopped_by(self) -> str:
-        """Why the loop ended."""
+        """Return why the loop ended."""
         return self._stopped_by
 
     def finish(self, reason: str) -> None:
@@ -259,20 +257,22 @@ class StopController:
 
     def agree_on_end(self, hosts: ProcessGroup) -> None:
         """Share the request of each process: one that could not save ends all of them."""
+        # Each process may have another reason: the first in the order of processes is the same for all.
         reasons = hosts.all_gather_json(self._request.reason, "end")
         with self._lock:
             self._ended_by = next(filter(None, reasons), None)
 
     @property
     def ended_by(self) -> str | None:
-        """The request that ends the process, or None. With several processes, a signal after the last exchange is
-        ignored, as it would end this process alone.
+        """Return the request that ends the process, or None.
+
+        With several processes, a signal after the last exchange is ignored, as it would end this process alone.
         """
         return self._ended_by if self.is_shared else self._request.reason
 
 
 class Interrupter:
-    """Stops a run from elsewhere: another thread, a hook, a web server.
+    """Stop a run from another thread, a hook or a web server.
 
     >>> interrupter = Interrupter()
     >>> interrupter.stop("that is enough")
@@ -285,11 +285,11 @@ class Interrupter:
         self._reason: str | None = None
 
     def stop(self, reason: str = "interrupted") -> None:
-        """Ends `fit` after the dispatch under way. The first reason given is kept. May be called from any thread."""
+        """End `fit` after the current dispatch. The first reason is kept. May be called from any thread."""
         with self._lock:
             self._reason = self._reason or reason
 
     @property
     def reason(self) -> str | None:
-        """Why to stop, or `None`."""
+        """Return the reason to stop, or None."""
         return self._reason

@@ -1,6 +1,8 @@
 """Where the wall-clock time of a run goes."""
 
 import contextlib
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -9,6 +11,25 @@ from learner.util.ownership import ThreadOwned
 PARTS = ("compile", "data", "train", "valid", "save", "other")
 """What the time of a run is split into: compiling (and tracing) programs, waiting for batches while the device has
 nothing to do, the rest of the training steps, validations, waiting for checkpoints, and everything else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DispatchTime:
+    """The loop's time for a dispatch, by the clock of steps.
+
+    Attributes:
+      since: when the loop began to work for it. What came before (a hook, a validation) is not its time.
+      overhead: seconds since then in which the loop compiled, or waited for batches.
+      dispatched: when all of that was over.
+    """
+
+    since: float = 0.0
+    overhead: float = 0.0
+    dispatched: float = math.inf
+
+    def overhead_after(self, end: float) -> float:
+        """Return the part of the overhead after the end of the steps before: an earlier part has delayed nothing."""
+        return max(0.0, min(self.overhead, self.dispatched - max(end, self.since)))
 
 
 class StepTimeEstimator:
@@ -36,6 +57,7 @@ class StepTimeEstimator:
     def measured(self, steps: int, seconds: float) -> None:
         """Record steps that ended."""
         self.ended += steps
+        # Compared, not reset: the count also goes into the log.
         now, compiled = seconds / max(steps, 1), self._compilations()
         waited, self._compiled = compiled != self._compiled, compiled
         if self.per_step is None or self._rough:
@@ -102,16 +124,14 @@ class TimeBreakdown:
             self.save += self._clock() - began - (self.compiling() - compiled)
 
     def split(self, total: float, steps: Mapping[str, float]) -> dict[str, float]:
-        """Return seconds by part, which add up to `total`. `steps`: the reporter's of `train`, `valid` and `save`;
-        a save that holds the reporter holds the loop soon after.
-        """
-        parts, left = {}, total
+        """Return seconds by part, which add up to `total`. `steps`: the reporter's of `train` and `valid`."""
+        parts, remaining = {}, total
         waits = {"compile": self.compiling(), "data": self.data}
         # Parts that overlap are cut: steps while the loop compiles, and saves while it trains.
-        for name, seconds in {**waits, **steps, "save": self.save + steps.get("save", 0.0)}.items():
-            parts[name] = max(0.0, min(left, seconds))
-            left -= parts[name]
-        return {"total": total, **parts, "other": left}
+        for name, seconds in {**waits, **steps, "save": self.save}.items():
+            parts[name] = max(0.0, min(remaining, seconds))
+            remaining -= parts[name]
+        return {"total": total, **parts, "other": remaining}
 
 
 class StepTimer(ThreadOwned):
@@ -128,8 +148,10 @@ class StepTimer(ThreadOwned):
     >>> ticks = iter([1.0, 4.0])
     >>> timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0), lambda: next(ticks))
     >>> timer.begin()
-    >>> timer.lap(), timer.since
-    ((1.0, 0.0, 4.0), 4.0)
+    >>> timer.lap()
+    DispatchTime(since=1.0, overhead=0.0, dispatched=4.0)
+    >>> timer.since
+    4.0
     """
 
     def __init__(
@@ -144,10 +166,10 @@ class StepTimer(ThreadOwned):
         self.since = self.now()
         self.spent.take_overhead()
 
-    def lap(self) -> tuple[float, float, float]:
-        """Return when the dispatch began, its seconds of compiling and waiting, and now, when the next one begins."""
+    def lap(self) -> DispatchTime:
+        """Return the time of the dispatch that ends now, where the next one begins."""
         since, overhead, self.since = self.since, self.spent.take_overhead(), self.now()
-        return since, overhead, self.since
+        return DispatchTime(since, overhead, self.since)
 
 
 def format_breakdown(seconds: Mapping[str, float]) -> str:

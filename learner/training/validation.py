@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from learner.schedules import ReduceOnPlateau
+from learner.schedules.plateau import ReduceOnPlateau
 from learner.training.executor import Runner
 from learner.training.feed.dispatches import Feeder
+from learner.training.messages import SplitFinished, StepsDispatched, ValidationAborted
 from learner.training.oom import OomContext
 from learner.training.position import Position
-from learner.training.reporter import Reporter, SplitFinished, StepsDispatched, ValidationAborted
+from learner.training.reporter import Reporter
 from learner.training.step_checks import Tracing
 from learner.training.stopping import MetricEarlyStopping, StopController
 from learner.training.timing import StepTimer
@@ -84,7 +85,7 @@ class Validator(ThreadOwned):
     def validate(self, p: Position, at_step: int | None) -> bool:
         """Validate the remaining splits. This reads the state and changes nothing. Return False if interrupted."""
         for split in p.remaining_splits:
-            # Before anything of this split is logged: a checkpoint of an interrupted validation returns to here.
+            # Before anything of this split is logged: a checkpoint of an interrupted validation cuts the logs here.
             self._reporter.mark_logs()
             feeder, batches = self.feeders[split], self._batches[split]
             before = self._sync if batches is not None else self._warn_if_endless(split, p.step)
@@ -104,6 +105,7 @@ class Validator(ThreadOwned):
                 )
             if not complete:
                 return False
+            # Only once the split is complete: a resumed run repeats an interrupted split from its first batch.
             p.remaining_splits = p.remaining_splits[1:]
         self.validated_step = p.step
         return True
@@ -112,7 +114,7 @@ class Validator(ThreadOwned):
         self._stop.sync()
 
     def _warn_if_endless(self, split: str, step: int) -> Callable[[int], None]:
-        """Return the `before` of a validation of unknown length, which warns if that may not end."""
+        """Return the `before` of a validation of unknown length, which warns if the validation may not end."""
         trained = (step - (self.validated_step or 0)) * self._accumulate
         many = max(MANY_BATCHES, 10 * trained)
         warned = False
@@ -135,14 +137,15 @@ class Validator(ThreadOwned):
         """
         if not (self._early_stopping or self._plateau):
             return
+        # The decision has to come before the next step, so the loop waits for the device here.
         values = self._reporter.newest(at=step)
         for stopping in self._early_stopping:
             reason = stopping.update(values)
             self._stop.decide(reason and f"early stopping: {reason}")
         plateau = self._plateau
-        if plateau is not None and (rate := plateau.rate) != plateau.update(values):
-            self._log.info("step %d: learning rate %g -> %g", step, rate, plateau.rate)
-            self._runner.set_lr_scale(plateau.rate)
+        if plateau is not None and (lr := plateau.lr) != plateau.update(values):
+            self._log.info("step %d: learning rate %g -> %g", step, lr, plateau.lr)
+            self._runner.set_lr_scale(plateau.lr)
 
     def get_state(self) -> dict[str, object]:
         """Return the state of all decisions for a checkpoint, as JSON."""
@@ -170,7 +173,7 @@ def validate_split(
 
     `before(done)` is called before each dispatch with the number of batches so far.
     """
-    tally, done, ended = runner.start("valid"), 0, False
+    accumulator, done, ended = runner.start("valid"), 0, False
     timer.begin()
     dispatches = feeder.open(1, 0, 0, 1, stop_requested)
     try:
@@ -181,14 +184,28 @@ def validate_split(
             ended = dispatch.ends_epoch
             reporter.acquire()
             with Tracing("valid_step", split, dispatch.shapes):
-                values = runner.valid(tally, dispatch)
+                values = runner.valid(accumulator, dispatch)
             first, done = done + 1, done + dispatch.steps
-            numbers = dispatch.steps, dispatch.batches, done, batches, step
-            reporter.put(StepsDispatched(split, epoch, first, *numbers, values, dispatch.rows, *timer.lap()))
+            reporter.put(
+                StepsDispatched(
+                    split,
+                    epoch=epoch,
+                    first=first,
+                    count=dispatch.steps,
+                    batches=dispatch.batches,
+                    in_epoch=done,
+                    total=batches,
+                    step=step,
+                    values=values,
+                    rows=dispatch.rows,
+                    time=timer.lap(),
+                )
+            )
     finally:
+        # Also if a step fails: the thread that prepares batches would wait for room for ever.
         dispatches.close()  # type: ignore[attr-defined]
     if not ended:
         reporter.put(ValidationAborted(split))
         return False
-    reporter.put(SplitFinished(split, epoch, step, at_step, runner.values("valid", tally)))
+    reporter.put(SplitFinished(split, epoch, step, at_step, runner.values("valid", accumulator)))
     return True

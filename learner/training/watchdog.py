@@ -1,4 +1,4 @@
-"""The watchdog: says where a run stands when no step ends any more, and ends it where that is wished."""
+"""The watchdog: reports the stacks of a run in which no step ends any more, and on request ends it."""
 
 import contextlib
 import os
@@ -13,24 +13,24 @@ PATIENCE = 5.0  # seconds for a report: the log may lie on the very file system 
 
 
 class Watchdog:
-    """Looks every so often whether a step ended since.
+    """Check at intervals that steps end.
 
-    When none did for `seconds`, it reports that once, and again only after a step has ended. With `stop`, it also calls
-    `stop(reason)`, and ends the process when still no step ended after the same time again.
+    If none has for `seconds`, the watchdog reports that once, and again only after a step has ended. With `stop`, it
+    also calls `stop(reason)`, and ends the process if after the same time again no step has ended.
 
     Args:
-      seconds: how long a step may take.
-      ended: how many steps ended so far.
-      report: called with what is wrong and with the stacks of all threads, from a thread of its own.
-      stop: asks the run to end; `None`: it goes on.
-      clock: seconds from any moment on.
+      seconds: the longest time that a step may take.
+      ended: returns the number of steps that have ended.
+      report: called with a message and the stacks of all threads, from a thread of its own.
+      stop: requests the run to end. None: the run continues.
+      clock: returns seconds from any origin.
       end: ends the process; it is called with the exit code.
 
-    >>> now, steps, said = [0.0], [0], []
-    >>> dog = Watchdog(60, lambda: steps[0], lambda text, stacks: said.append(text), clock=lambda: now[0])
+    >>> now, steps, messages = [0.0], [0], []
+    >>> dog = Watchdog(60, lambda: steps[0], lambda text, stacks: messages.append(text), clock=lambda: now[0])
     >>> for now[0], steps[0] in [(30, 1), (80, 1), (90, 1), (200, 1), (201, 2), (240, 2)]:
-    ...     dog.look()
-    >>> said
+    ...     dog.check()
+    >>> messages
     ['no step ended for 60 s']
     """
 
@@ -50,22 +50,22 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="learner-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to look, in a thread of its own; the time counts from now on."""
+        """Start the thread. The time counts from now on."""
         self._since = self._clock()
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, if it was started."""
+        """End the thread, if it was started."""
         self._closed.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _watch(self) -> None:
         while not self._closed.wait(min(1.0, self._seconds / 10)):
-            self.look()
+            self.check()
 
-    def look(self) -> None:
-        """Looks once."""
+    def check(self) -> None:
+        """Check once."""
         now, count = self._clock(), self._ended()
         if count != self._count:
             self._count, self._since, self._reported = count, now, False
@@ -73,6 +73,7 @@ class Watchdog:
         text = f"no step ended for {self._seconds:g} s"
         if not self._reported and now - self._since >= self._seconds:
             self._reported, self._since = True, now
+            # In another thread: the log may hang on the very disk that the run waits for.
             _within(PATIENCE, lambda: self._report(text, stacks(self._thread.ident)))
             if self._stop is not None:
                 self._stop(f"watchdog: {text}")
@@ -80,30 +81,30 @@ class Watchdog:
             self._end_process(f"{text}, and for as long after the run was asked to end: the process is ended")
 
     def _end_process(self, text: str) -> None:
-        """Nothing is closed: whatever hangs would be waited for."""
+        """End the process. Nothing is closed, which would wait for whatever hangs."""
         _within(PATIENCE, lambda: self._report(text, stacks(self._thread.ident)))
         _within(PATIENCE, lambda: print(f"learner: {text}", file=sys.stderr, flush=True))
         self._end(EXIT)
 
 
-def stacks(*left_out: int | None) -> str:
-    """The stacks of all threads by their names, the main thread first; without the one that asks, and `left_out`.
+def stacks(*excluded: int | None) -> str:
+    """Return the stacks of all threads by their names, the main thread first, without the current and the excluded.
 
-    >>> done, begun = threading.Event(), threading.Event()
+    >>> end, started = threading.Event(), threading.Event()
     >>> def wait_for_it():
-    ...     begun.set()
-    ...     done.wait()
+    ...     started.set()
+    ...     end.wait()
     >>> thread = threading.Thread(target=wait_for_it, name="waiting")
     >>> thread.start()
-    >>> _ = begun.wait()
+    >>> _ = started.wait()
     >>> text = stacks()
-    >>> done.set(); thread.join()
+    >>> end.set(); thread.join()
     >>> "thread waiting:" in text, "in wait_for_it" in text, "in <module>" in text
     (True, True, False)
     """
     frames, main = sys._current_frames(), threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    hidden = {threading.get_ident(), *left_out}
+    hidden = {threading.get_ident(), *excluded}
     shown = sorted((ident for ident in frames if ident not in hidden), key=lambda ident: ident != main)
     return "\n".join(
         f"thread {names.get(ident, 'without a name')}:\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
@@ -111,13 +112,13 @@ def stacks(*left_out: int | None) -> str:
     )
 
 
-def _within(seconds: float, do: Callable[[], None]) -> None:
-    """Does something in a thread of its own, and waits so long for it at most."""
+def _within(seconds: float, fn: Callable[[], None]) -> None:
+    """Call a function in another thread, and wait for it at most some seconds."""
 
-    def doing() -> None:
+    def call() -> None:
         with contextlib.suppress(Exception):  # a report that fails must not keep the watchdog from its work
-            do()
+            fn()
 
-    thread = threading.Thread(target=doing, name="learner-watchdog-report", daemon=True)
+    thread = threading.Thread(target=call, name="learner-watchdog-report", daemon=True)
     thread.start()
     thread.join(seconds)

@@ -31,19 +31,19 @@ def install_hint(extra: str) -> str:
     return _command(extra, None, _origin(), Path.cwd())
 
 
-def _command(extra: str, clone: Path | None, origin: Mapping[str, Any], here: Path) -> str:
+def _command(extra: str, clone: Path | None, origin: Mapping[str, Any], directory: Path) -> str:
     """Return the command for a clone, or for the content of a `direct_url.json`.
 
-    >>> clone, here = Path("/home/me/learner"), Path("/tmp")
-    >>> _command("plots", clone, {}, clone), _command("plots", clone, {}, here)
+    >>> clone, directory = Path("/home/me/learner"), Path("/tmp")
+    >>> _command("plots", clone, {}, clone), _command("plots", clone, {}, directory)
     ('pip install -e ".[plots]"', 'pip install -e "/home/me/learner[plots]"')
-    >>> print(_command("plots", None, {"url": "https://host/l.git", "vcs_info": {"vcs": "git"}}, here))
+    >>> print(_command("plots", None, {"url": "https://host/l.git", "vcs_info": {"vcs": "git"}}, directory))
     pip install "learner-jax[plots] @ git+https://host/l.git"
-    >>> print(_command("plots", None, {}, here))
+    >>> print(_command("plots", None, {}, directory))
     pip install "learner-jax[plots]"
     """
     if clone is not None:
-        return f'pip install -e "{"." if clone == here else clone}[{extra}]"'
+        return f'pip install -e "{"." if clone == directory else clone}[{extra}]"'
     scheme = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
     source = f" @ {scheme}{origin['url']}" if origin else ""
     return f'pip install "{NAME}[{extra}]{source}"'

@@ -89,6 +89,24 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
+def join_names(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of the others.
+
+    >>> join_names(["a", "b"], most=2), join_names(["a", "b", "c"], most=2)
+    ('a, b', 'a, b and 1 more')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type and the first line of an error.
+
+    >>> first_line(ValueError("x\\ny"))
+    'ValueError: x'
+    """
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
 def utf8_safe(text: str) -> str:
     """Return the text with question marks for characters that UTF-8 cannot encode, which JSON can.
 

@@ -75,6 +75,7 @@ def test_what_is_wrong_is_told(benchmarks, undisturbed):
     assert f"  {'differing bytes':<52} {sum(wrong.tally.differing.values())}   goal 0" in lines
 
 
+@pytest.mark.full
 def test_a_process_that_fails_is_told(benchmarks, tmp_path):
     chaos = benchmarks("chaos")
     failing = chaos.Chaos(tmp_path, lambda directory: ["learner", "resume", str(tmp_path / "no run")])

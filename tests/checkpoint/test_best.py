@@ -31,39 +31,67 @@ def test_the_first_score_improves():
     assert best_of().improves(1e9)
 
 
-def test_it_is_taken_once_and_dropped_when_it_is_written():
-    best, held = best_of(), snapshot(6, 0.5)
-    assert best.take() is None
-    best.keep(held)
-    assert best.waits()
-    assert best.waits(6)
-    assert not best.waits(12)
-    assert best.take() is held
-    assert best.take() is None
-    assert not best.waits()
-    best.written(6)
-    best.failed(6)
-    assert best.take() is None
-    assert not best.improves(0.5)  # it is on the disk
+def test_it_is_popped_once():
+    best, kept = best_of(), snapshot(6, 0.5)
+    assert best.pop() is None
+    best.keep(kept)
+    assert best.is_pending()
+    assert best.is_pending(6)
+    assert not best.is_pending(12)
+    assert best.pop() is kept
+    assert best.pop() is None
+    assert not best.is_pending()
+    assert not best.improves(0.5)  # it is about to be written
 
 
-def test_one_that_could_not_be_written_is_taken_again():
-    best, held = best_of(), snapshot(6, 0.5)
-    best.keep(held, writing=True)
-    assert best.take() is None
-    best.failed(12)
-    assert best.take() is None
-    best.failed(6)
-    assert best.take() is held
+def test_one_that_could_not_be_written_is_held_again():
+    best, kept = best_of(), snapshot(6, 0.5)
+    best.keep(kept)
+    best.give_back(best.pop())
+    assert best.pop() is kept
+    best.give_back(snapshot(12, 0.6))
+    assert best.pop() is None
 
 
-def test_the_end_of_a_write_does_not_drop_a_better_one():
+def test_a_checkpoint_that_is_the_best_and_could_not_be_written_is_held():
+    best, written = best_of(), snapshot(12, 0.4)
+    best.keep(snapshot(6, 0.5))
+    best.supersede(12, 0.4)
+    assert not best.is_pending()
+    assert not best.improves(0.4)
+    best.give_back(written)
+    assert best.pop() is written
+
+
+def test_a_write_that_fails_does_not_replace_a_better_one():
     best, better = best_of(), snapshot(12, 0.4)
     best.keep(snapshot(6, 0.5))
-    best.take()
+    first = best.pop()
     best.keep(better)
-    best.written(6)
-    assert best.take() is better
+    best.give_back(first)
+    assert best.pop() is better
+
+
+def test_one_on_the_devices_is_held_on_the_host_again():
+    best = best_of()
+    best.keep(snapshot(6, 0.5).to_host())
+    kept = best.pop()
+    best.give_back(kept.to_devices())
+    assert best.pop() is kept
+
+
+def test_candidates_come_in_order_and_end_their_reservation():
+    best = best_of(state_bytes=UNDECIDED_BYTES)
+    for copy in ("first", "second"):
+        best.reserve(lambda: pytest.fail("the copy before has been decided about"))
+        best.offer(copy)
+        with best.candidate() as candidate:
+            assert candidate == copy
+    best.reserve(lambda: None)
+    best.offer("third")
+    with pytest.raises(OSError, match="broken"), best.candidate():
+        raise OSError("broken")
+    best.reserve(lambda: pytest.fail("a decision that failed is one"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +111,9 @@ def test_few_copies_of_a_large_state_wait_at_once(state_bytes, copies):
 
     with pytest.raises(FullError):  # rather than to wait for a worker that has failed
         best.reserve(full)
-    best.release()
+    best.offer("copy")
+    with best.candidate():
+        pass
     best.reserve(full)
     assert calls == []
 

@@ -1,4 +1,4 @@
-"""Checkpoints outside of their run: for use as they are, for loops of one's own, and as the start of another run."""
+"""Checkpoints outside their run: for use as they are, for custom loops, and as the start of another run."""
 
 import json
 import os
@@ -11,7 +11,14 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from runs import (
+
+from learner import Interrupter, LearnerBuilder, load_checkpoint
+from learner.checkpoint import DamagedError
+from learner.events import Listener, Message
+from learner.models.adapters import adapter_of
+from learner.util.trees import named_leaves
+from tests.support.codes import raises_code
+from tests.support.runs import (
     STEPS,
     Net,
     batches,
@@ -31,26 +38,18 @@ from runs import (
     tree_of,
     valid_data,
 )
-from small_models import CASES, assert_equal_arrays, copied, other_batch
-from stopped import some
-
-from learner import Interrupter, LearnerBuilder, LearnerError, load_checkpoint
-from learner.checkpoint import DamagedError
-from learner.events import Listener, Message
-from learner.models.adapters import adapter_of
-from learner.util.trees import named_leaves
+from tests.support.small_models import CASES, assert_equal_arrays, copied, other_batch
+from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 KINDS = {case.name: case for case in CASES}
-FEW = ("linen", "equinox_state")
-SOME, TWO = (
-    [pytest.param(case, id=case.name, marks=[] if case.name in names else pytest.mark.full) for case in CASES]
-    for names in (("equinox_state",), FEW)
-)
+SOME = [
+    pytest.param(case, id=case.name, marks=[] if case.name == "equinox_state" else pytest.mark.full) for case in CASES
+]
 
 
-def damage(directory, step, name="model/_METADATA"):
+def damage(directory, step, name="state/_METADATA"):
     """Turns one bit of a file of a checkpoint."""
     path = directory / "checkpoint" / str(step) / name
     content = bytearray(path.read_bytes())
@@ -90,6 +89,14 @@ def three(tmp_path_factory, compiled_once):
     return directory
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, compiled_once):
+    """A run of one epoch of the line."""
+    directory = tmp_path_factory.mktemp("one") / "run"
+    build_line(saving(directory, 1), 0.1).fit(batches())
+    return directory
+
+
 @pytest.fixture
 def three_copied(three, tmp_path):
     shutil.copytree(three, tmp_path / "three")
@@ -119,7 +126,7 @@ def test_the_model_is_the_one_that_was_saved(trained, case):
     assert_equal_arrays(case.arrays(given), before)
 
 
-@pytest.mark.parametrize("case", TWO)
+@pytest.mark.parametrize("case", SOME)
 def test_the_arrays_by_path_are_what_orbax_reads(trained, case):
     directory, _ = trained(case)
     loaded = load_checkpoint(directory, "latest")
@@ -131,9 +138,9 @@ def test_the_arrays_by_path_are_what_orbax_reads(trained, case):
         assert all(isinstance(x, np.ndarray) for x in arrays.values())
         expected = {key: x for key, x in saved[item].items() if key.startswith(f"['{part}']")}
         assert bits({part: arrays}) == expected
-    family = adapter_of(case.make())
-    assert len(loaded.params) == len(jax.tree.leaves(family.params))
-    assert len(loaded.model_state) == len(jax.tree.leaves(family.model_state))
+    adapter = adapter_of(case.make())
+    assert len(loaded.params) == len(jax.tree.leaves(adapter.params))
+    assert len(loaded.model_state) == len(jax.tree.leaves(adapter.model_state))
 
 
 def test_which_one(three):
@@ -165,6 +172,7 @@ def test_inside_an_epoch(tmp_path):
     assert (loaded.epoch, loaded.step, loaded.score) == (None, 2, None)
 
 
+@pytest.mark.full
 def test_names_that_are_no_names_of_files(tmp_path):
     def step(model, batch):
         return line_step({"w": model["a/b"], "b": model["100%"]}, batch)
@@ -199,12 +207,13 @@ def test_a_model_of_which_only_a_part_was_trained(net, tmp_path):
 # -- where they lie ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_checkpoints_elsewhere(tmp_path):
     builder = quiet(tmp_path / "run").num_epochs(2).with_file_checkpointer(directory=str(tmp_path / "far"))
     result = build_line(builder).fit(batches())
     for place in (tmp_path / "far", str(tmp_path / "far")):
         assert bits(load_checkpoint(place, "latest", line()).model) == bits(result.model)
-    with pytest.raises(LearnerError, match=f"no checkpoint in .*they went to {tmp_path / 'far'}: give that directory"):
+    with raises_code("checkpoint-missing", directory=str(tmp_path / "run"), elsewhere=str(tmp_path / "far")):
         load_checkpoint(tmp_path / "run")
 
 
@@ -215,32 +224,33 @@ def test_the_directory_of_the_checkpoints_itself_and_a_relative_path(three, monk
 
 
 def test_there_is_none(three, tmp_path):
-    with pytest.raises(LearnerError, match=r"there is no directory .*nowhere to take a checkpoint from"):
+    with raises_code("checkpoint-directory-missing", directory=str(tmp_path / "nowhere")):
         load_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(LearnerError, match="there is no checkpoint in"):
+    with raises_code("checkpoint-missing", directory=str(tmp_path), elsewhere=None):
         load_checkpoint(tmp_path)
-    with pytest.raises(LearnerError, match="12 is one checkpoint; give the directory of its run, and step=12"):
+    with raises_code("checkpoint-directory-is-one"):
         load_checkpoint(three / "checkpoint" / "12")
-    with pytest.raises(LearnerError, match=r"of the end of epoch 7 .*step 6 \(epoch 1\), step 12 \(epoch 2\)"):
+    known = "step 6 (epoch 1), step 12 (epoch 2), step 18 (epoch 3)"
+    with raises_code("checkpoint-not-found", name="the end of epoch 7", known=known):
         load_checkpoint(three, 7)
-    with pytest.raises(LearnerError, match="of step 7"):
+    with raises_code("checkpoint-not-found", name="step 7"):
         load_checkpoint(three, step=7)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named", "part"),
+    ("arguments", "named", "code", "fields"),
     [
-        (("",), {}, "the directory of load_checkpoint is ''"),
-        ((None,), {}, "the directory of load_checkpoint is None"),
-        (("a", "newest"), {}, "which of load_checkpoint is 'newest'; it needs 'best', 'latest', or an epoch"),
-        (("a", 0), {}, "which of load_checkpoint is 0"),
-        (("a", True), {}, "which of load_checkpoint is True"),
-        (("a",), {"step": -1}, "step of load_checkpoint is -1"),
-        (("a",), {"optimizer": optax.sgd}, "got an optimizer and no model"),
+        (("",), {}, "checkpoint-directory-type", {"directory": ""}),
+        ((None,), {}, "checkpoint-directory-type", {"directory": None}),
+        (("a", "newest"), {}, "checkpoint-which-unknown", {"which": "newest"}),
+        (("a", 0), {}, "checkpoint-which-unknown", {"which": 0}),
+        (("a", True), {}, "checkpoint-which-unknown", {"which": True}),
+        (("a",), {"step": -1}, "checkpoint-step-value", {"step": -1}),
+        (("a",), {"optimizer": optax.sgd}, "checkpoint-model-missing", {}),
     ],
 )
-def test_what_names_no_checkpoint(arguments, named, part):
-    with pytest.raises(LearnerError, match=part):
+def test_wrong_names_of_a_checkpoint(arguments, named, code, fields):
+    with raises_code(code, **fields):
         load_checkpoint(*arguments, **named)
 
 
@@ -249,33 +259,32 @@ def test_what_names_no_checkpoint(arguments, named, part):
 
 def test_another_model_is_one_error_that_lists_all(three):
     other = {"w": jnp.zeros((3, 2)), "b": jnp.zeros((1,), jnp.bfloat16), "c": jnp.zeros(2)}
-    with pytest.raises(LearnerError) as error:
+    with raises_code("checkpoint-model-differs", count=8) as error:
         load_checkpoint(three, "latest", other, optimizer=optax.sgd)
-    said = str(error.value)
     for text in (
         f"{three}/checkpoint/18",
-        "8 arrays differ",
         "params/w: saved float32[3, 1], now float32[3, 2]",
         "params/b: saved float32[1], now bfloat16[1]",
         "params/c: saved nothing, now float32[2]",
         "opt_state/0.count: saved int32[], now nothing",
         "Give model=, optimizer=, trainable= and freeze= as they were for that run",
     ):
-        assert text in said
+        assert text in str(error.value)
 
 
 def test_an_optimizer_that_is_none(three):
-    with pytest.raises(LearnerError, match="already built"):
+    with raises_code("optimizer-type"):
         load_checkpoint(three, "latest", line(), optimizer=optax.adam(0.1))
 
 
 @pytest.mark.parametrize(("which", "step"), [("latest", 18), ("best", 12), (1, 6)])
 def test_a_damaged_one_that_was_named(three_copied, which, step):
     damage(three_copied, step)
-    with pytest.raises(DamagedError, match=f"{step} is damaged: model/_METADATA has other bytes") as error:
+    others = ", ".join(f"step={s} (epoch {s // STEPS})" for s in (6, 12, 18) if s != step)
+    with raises_code("checkpoint-damaged", step=step, others=f"there are also {others}") as error:
         load_checkpoint(three_copied, which)
-    others = [f"step={s} (epoch {s // STEPS})" for s in (6, 12, 18) if s != step]
-    assert str(error.value).endswith(f"there are also {', '.join(others)}")
+    assert isinstance(error.value, DamagedError)
+    assert "state/_METADATA" in str(error.value)
     for other in {6, 12, 18} - {step}:
         assert load_checkpoint(three_copied, step=other).step == other
 
@@ -283,35 +292,36 @@ def test_a_damaged_one_that_was_named(three_copied, which, step):
 def test_one_whose_manifest_is_damaged_may_be_any(three_copied):
     damage(three_copied, 12, "manifest.json")
     for which, doubt in (("best", "may be the one that was named (best)"), (2, "was named (epoch 2)")):
-        with pytest.raises(DamagedError) as error:
+        with raises_code("checkpoint-damaged", step=12) as error:
             load_checkpoint(three_copied, which)
         assert doubt in str(error.value)
     assert load_checkpoint(three_copied, "latest").step == 18
     assert load_checkpoint(three_copied, 1).step == 6
     damage(three_copied, 18, "manifest.json")
-    with pytest.raises(DamagedError, match=r"18 is damaged: manifest.json[^;]*; there are also step=6 \(epoch 1\)$"):
+    with raises_code("checkpoint-damaged", step=18, others="there are also step=6 (epoch 1)"):
         load_checkpoint(three_copied, "latest")
 
 
 def test_claims_that_no_memory_holds(three, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 5)
-    with pytest.raises(LearnerError, match="its arrays take 76 bytes, and there is memory for 25"):
+    with raises_code("checkpoint-too-large", needed=76, room=25):
         load_checkpoint(three)
 
 
 @pytest.mark.parametrize("version", [None, "1", [1], {}, True, 1.0])
 def test_a_format_that_is_no_number(three_copied, version):
     tamper(three_copied, 18, {**progress_of(three_copied, 18), "format": version})
-    with pytest.raises(DamagedError, match=r"checkpoint/18 is damaged: the format in .* is no number"):
+    with raises_code("checkpoint-damaged", step=18) as error:
         load_checkpoint(three_copied, "latest")
+    assert "the format" in str(error.value)
 
 
 def test_what_no_item_is(three_copied):
     """With checksums to match."""
     progress = json.loads((three_copied / "checkpoint/18/progress/metadata").read_text())
-    (three_copied / "checkpoint/18/model/_METADATA").write_text("[]")
+    (three_copied / "checkpoint/18/state/_METADATA").write_text("[]")
     tamper(three_copied, 18, progress)
-    with pytest.raises(DamagedError, match="18 is damaged"):
+    with raises_code("checkpoint-damaged", step=18):
         load_checkpoint(three_copied, "latest")
 
 
@@ -319,7 +329,7 @@ def test_what_no_item_is(three_copied):
 
 
 @pytest.mark.full
-def test_a_loop_by_hand_goes_on_as_resume_does(tmp_path):
+def test_a_loop_by_hand_continues_as_resume_does(tmp_path):
     directory = tmp_path / "run"
     build_line(saving(directory), 0.05, optax.adam).fit(batches())
     loaded = load_checkpoint(directory, 2, line(), optimizer=optax.adam)
@@ -347,7 +357,7 @@ def test_a_loop_by_hand_goes_on_as_resume_does(tmp_path):
     np.testing.assert_array_max_ulp(np.asarray(params["w"]), np.asarray(end.model["w"]), maxulp=10)
 
 
-@pytest.mark.parametrize("case", TWO)
+@pytest.mark.parametrize("case", SOME)
 def test_the_optimizers_state_has_its_own_structure(trained, case):
     directory, _ = trained(case)
     state = load_checkpoint(directory, "latest", case.make(), optimizer=optax.adamw).optimizer_state
@@ -380,7 +390,7 @@ def log_of(directory):
     return (directory / "experiment.log").read_text()
 
 
-@pytest.mark.parametrize("case", TWO)
+@pytest.mark.parametrize("case", SOME)
 def test_a_run_begins_with_the_model_of_another(trained, tmp_path, case):
     directory, _ = trained(case)
     builder = quiet(tmp_path / "new").seed(5).initial_from(directory, "latest")
@@ -431,26 +441,20 @@ def test_what_it_is_before_the_first_step(net, tmp_path):
     assert new.evaluate(data)["Loss"] == load_checkpoint(net, "best").score
 
 
-def test_strictly_all_has_to_be_there(net, tmp_path):
+def test_strictly_all_has_to_be_there(net, one, tmp_path):
     builder = quiet(tmp_path / "new").initial_from(net)
-    with pytest.raises(LearnerError) as error:
+    with raises_code("checkpoint-model-differs", count=2) as error:
         builder.build(Wider(), optax.sgd, 0.1)
     for text in (
-        "2 arrays differ",
         "params/out.kernel: saved float32[4, 3], now float32[4, 5]",
         "params/out.bias: saved float32[3], now float32[5]",
         "initial_from(directory, partial=True) takes what has the same path and shape",
     ):
         assert text in str(error.value)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(LearnerError, match=r"params/b: saved float32\[1\], now nothing"):
-        build_part(quiet(tmp_path / "new").initial_from(line_run(tmp_path / "line")))
-
-
-def line_run(directory, model=None):
-    learner = saving(directory, 1).build(model or line(), optax.sgd, 0.1, train_step=line_step)
-    learner.fit(batches())
-    return directory
+    with raises_code("checkpoint-model-differs", count=1) as error:
+        build_part(quiet(tmp_path / "new").initial_from(one))
+    assert "params/b: saved float32[1], now nothing" in str(error.value)
 
 
 def build_part(builder):
@@ -479,44 +483,44 @@ def test_a_head_of_another_width(net, tmp_path):
         assert f"{text}\n" in log_of(tmp_path / "new")
 
 
-def test_arrays_that_are_on_one_side_only(tmp_path):
-    source = line_run(tmp_path / "line")
+def test_arrays_that_are_on_one_side_only(one, tmp_path):
     model = {"w": jnp.ones((3, 1)), "c": jnp.ones((1,))}
     step = lambda model, batch: line_step({"w": model["w"], "b": model["c"]}, batch)  # noqa: E731
-    builder = quiet(tmp_path / "new").initial_from(source, partial=True)
+    builder = quiet(tmp_path / "new").initial_from(one, partial=True)
     learner = builder.build(model, optax.sgd, 0.1, train_step=step)
     assert bits(learner.init().params["c"]) == bits(model["c"])
     learner.fit(batches())
-    said = log_of(tmp_path / "new")
-    assert f"took 1 of 2 arrays from the checkpoint {source}/checkpoint/6; 1 array of it unused\n" in said
-    assert "  not taken: params/c: not in the checkpoint\n" in said
-    assert "  unused: params/b\n" in said
+    log = log_of(tmp_path / "new")
+    assert f"took 1 of 2 arrays from the checkpoint {one}/checkpoint/6; 1 array of it unused\n" in log
+    assert "  not taken: params/c: not in the checkpoint\n" in log
+    assert "  unused: params/b\n" in log
 
 
 def test_nothing_fits(net, tmp_path):
-    with pytest.raises(LearnerError) as error:
+    with raises_code("checkpoint-nothing-fits") as error:
         build_line(quiet(tmp_path / "new").initial_from(net, partial=True))
-    for text in ("nothing in the checkpoint", "params/w: not in the checkpoint", "params/out.kernel: unused"):
+    for text in ("params/w: not in the checkpoint", "params/out.kernel: unused"):
         assert text in str(error.value)
 
 
-def test_floats_of_another_precision(tmp_path):
-    source = line_run(tmp_path / "line")
+def test_floats_of_another_precision(one, tmp_path):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), line())
-    with pytest.raises(LearnerError, match=r"params/w: saved float32\[3, 1\], now bfloat16\[3, 1\]"):
-        quiet(tmp_path / "new").initial_from(source).build(half, optax.sgd, 0.1, train_step=line_step)
-    builder = quiet(tmp_path / "new").initial_from(source, partial=True)
+    with raises_code("checkpoint-model-differs", count=2) as error:
+        quiet(tmp_path / "new").initial_from(one).build(half, optax.sgd, 0.1, train_step=line_step)
+    assert "params/w: saved float32[3, 1], now bfloat16[3, 1]" in str(error.value)
+    builder = quiet(tmp_path / "new").initial_from(one, partial=True)
     params = builder.build(half, optax.sgd, 0.1, train_step=line_step).init().params
-    saved = load_checkpoint(source, "latest").params
+    saved = load_checkpoint(one, "latest").params
     assert bits(params) == bits({name: x.astype(jnp.bfloat16) for name, x in saved.items()})
     assert np.any(saved["w"] != 0)
 
 
+@pytest.mark.full
 def test_numbers_do_not_become_floats(tmp_path):
-    step = lambda model, batch: line_step(model, batch)  # noqa: E731
-    source = line_run(tmp_path / "line", {**line(), "n": jnp.int32([3])})
-    model = {**line(), "n": jnp.float32([0.5])}
-    learner = quiet(tmp_path / "new").initial_from(source, partial=True).build(model, optax.sgd, 0.1, train_step=step)
+    source, saved = tmp_path / "line", {**line(), "n": jnp.int32([3])}
+    saving(source, 1).build(saved, optax.sgd, 0.1, train_step=line_step).fit(batches())
+    builder = quiet(tmp_path / "new").initial_from(source, partial=True)
+    learner = builder.build({**line(), "n": jnp.float32([0.5])}, optax.sgd, 0.1, train_step=line_step)
     assert learner.init().params["n"] == 0.5
 
 
@@ -524,8 +528,9 @@ def test_nan_is_no_start(tmp_path):
     source = tmp_path / "line"
     builder = saving(source, 1).on_nonfinite("ignore")
     build_line(builder, lambda step: jnp.where(step < 1, jnp.float32(0), jnp.float32(jnp.nan))).fit(batches())
-    with pytest.raises(LearnerError, match="6 has NaN or infinite values in b, w; take another one"):
+    with raises_code("model-initial-nonfinite") as error:
         build_line(quiet(tmp_path / "new").initial_from(source, "latest"))
+    assert "b, w" in str(error.value)
 
 
 # -- when it is read ---------------------------------------------------------------------------------------------------
@@ -533,20 +538,20 @@ def test_nan_is_no_start(tmp_path):
 
 def test_there_is_no_other_run(tmp_path):
     for builder in (quiet(tmp_path / "new"), quiet(tmp_path / "new").resume()):
-        with pytest.raises(LearnerError, match=r"there is no directory .*nowhere to take a checkpoint from"):
+        with raises_code("checkpoint-directory-missing", directory=str(tmp_path / "nowhere")):
             build_line(builder.initial_from(tmp_path / "nowhere")).fit(batches())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_one_is_no_start(three_copied, tmp_path):
     damage(three_copied, 12)
-    with pytest.raises(DamagedError, match=r"12 is damaged.*there are also step=6"):
+    with raises_code("checkpoint-damaged", step=12):
         build_line(quiet(tmp_path / "new").initial_from(three_copied))
     assert build_line(quiet(tmp_path / "new").initial_from(three_copied, step=6)).init().step == 0
 
 
 @pytest.mark.full
-def test_a_run_that_goes_on_does_so_from_its_own(net, tmp_path):
+def test_a_resumed_run_uses_its_own_checkpoint(net, tmp_path):
     def builder(epochs):
         return saving(tmp_path / "new", epochs).resume().initial_from(tmp_path / "other", "latest")
 
@@ -563,8 +568,8 @@ def test_a_run_that_goes_on_does_so_from_its_own(net, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(tmp_path):
-    source = line_run(tmp_path / "line")
+def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(one, tmp_path):
+    source = one
     build_line(quiet(tmp_path / "new")).fit(batches())
     assert saved_steps(tmp_path / "new") == []
     result = build_line(saving(tmp_path / "new", 1).resume().initial_from(source), lr=0.0).fit(batches())
@@ -575,8 +580,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_there_again(tmp_pat
     assert log_of(tmp_path / "new").count("took 2 of 2 arrays") == 1
 
 
-def test_it_is_read_once(tmp_path):
-    source = line_run(tmp_path / "line")
+def test_it_is_read_once(one, tmp_path):
+    source = shutil.copytree(one, tmp_path / "line")
     learner = build_line(quiet(tmp_path / "new").initial_from(source), lr=0.0)
     expected = load_checkpoint(source, "latest").params
     shutil.rmtree(source)
@@ -584,18 +589,17 @@ def test_it_is_read_once(tmp_path):
     assert bits(learner.fit(batches()).model) == bits(expected)
 
 
-def test_inside_a_trace(tmp_path):
-    source = line_run(tmp_path / "line")
-    learner = build_line(quiet(tmp_path / "new").resume().initial_from(source))
+@pytest.mark.full
+def test_inside_a_trace(one, tmp_path):
+    learner = build_line(quiet(tmp_path / "new").resume().initial_from(one))
     states = jax.jit(jax.vmap(lambda _: learner.init()))(jnp.arange(2))
-    expected = load_checkpoint(source, "latest").params
+    expected = load_checkpoint(one, "latest").params
     assert bits(jax.tree.map(lambda x: x[1], states.params)) == bits(expected)
     assert bits(learner.init().params) == bits(expected)
 
 
-def test_a_run_cannot_replace_the_one_it_begins_with(tmp_path, monkeypatch):
-    source = line_run(tmp_path / "line")
-    far = tmp_path / "far"
+def test_a_run_cannot_replace_the_one_it_begins_with(one, tmp_path, monkeypatch):
+    source, far = shutil.copytree(one, tmp_path / "line"), tmp_path / "far"
     build_line(quiet(tmp_path / "run").with_file_checkpointer(directory=str(far))).fit(batches())
     before = tree_of(tmp_path)
     (tmp_path / "link").symlink_to(source)
@@ -607,7 +611,7 @@ def test_a_run_cannot_replace_the_one_it_begins_with(tmp_path, monkeypatch):
         LearnerBuilder(tmp_path / "run", overwrite=True).with_file_checkpointer(directory=str(far)).initial_from(far),
     ]
     for builder in builders:
-        with pytest.raises(LearnerError, match="which overwrite=True would remove; choose another directory"):
+        with raises_code("model-initial-overwritten"):
             build_line(builder)
     (tmp_path / "link").unlink()
     assert tree_of(tmp_path) == before

@@ -5,9 +5,9 @@ import logging
 import threading
 
 import pytest
-from runs import batches, build_line, quiet, valid_data
 
 from learner.checkpoint.quiet import quiet_orbax
+from tests.support.runs import batches, build_line, quiet, valid_data
 
 absl = pytest.importorskip("absl.logging")
 

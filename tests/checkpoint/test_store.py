@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import bits, tree_of
 
-from learner import LearnerError, TrainState
-from learner.checkpoint import CheckpointStore, DamagedError, Entry, Retention
+from learner import TrainState
+from learner.checkpoint import CheckpointStore, Entry, Retention
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.manifest import MARK
+from tests.support.codes import raises_code
+from tests.support.runs import bits, tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -72,7 +73,7 @@ def test_every_bit_comes_back(tmp_path, opened):
     assert reader.metrics(6) is None
 
 
-def test_what_comes_back_is_placed_where_it_was_asked_for(tmp_path, opened):
+def test_restored_arrays_are_placed_as_requested(tmp_path, opened):
     opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
     device = jax.devices()[3]
     asked = jax.device_put(SMALL, jax.sharding.SingleDeviceSharding(device))
@@ -80,13 +81,16 @@ def test_what_comes_back_is_placed_where_it_was_asked_for(tmp_path, opened):
     assert restored["model"]["params"]["w"].devices() == {device}
 
 
-def test_each_item_is_readable_with_orbax_alone(tmp_path, opened):
+def test_each_part_is_readable_with_orbax_alone(tmp_path, opened):
     import orbax.checkpoint as ocp
 
     opened(tmp_path / "c", ALL).save(6, to_items(state_of(6)), {"step": 6, "score": 0.25})
-    with ocp.StandardCheckpointer() as reader:
-        model = reader.restore(tmp_path / "c" / "6" / "model")
-        scheduler = reader.restore(tmp_path / "c" / "6" / "scheduler")
+    with ocp.PyTreeCheckpointer() as reader:
+        path, part = tmp_path / "c" / "6" / "state", {"step": {"value": np.int32(0)}}
+        model = reader.restore(path)["model"]
+        restored = reader.restore(path, args=ocp.args.PyTreeRestore({"scheduler": part}, partial_restore=True))
+        assert restored.keys() == {"scheduler"}
+        scheduler = restored["scheduler"]
     assert np.asarray(model["params"]["w"]).tobytes() == np.asarray(state_of(6).params["w"]).tobytes()
     assert int(scheduler["step"]["value"]) == 6
     assert json.loads((tmp_path / "c" / "6" / "progress" / "metadata").read_text())["score"] == 0.25
@@ -105,7 +109,7 @@ def test_items_as_they_were_saved_on_the_host(tmp_path, opened):
 
 def test_an_item_that_is_not_there_cannot_be_read(tmp_path, opened):
     opened(tmp_path / "c", ALL).save(6, SMALL, {"step": 6})
-    with pytest.raises(DamagedError, match=r"6 is damaged: .*optim"):
+    with raises_code("checkpoint-damaged", step=6):
         opened(tmp_path / "c").shapes(6, ["model", "optim"])
 
 
@@ -144,7 +148,7 @@ def test_what_is_on_disk_after_each_save(tmp_path, opened, retention, scores, ke
     assert [entry.step for entry in store.entries] == kept[-1]
 
 
-def test_what_was_made_at_a_stop_passes(tmp_path, opened):
+def test_a_checkpoint_of_a_stop_passes(tmp_path, opened):
     keep = Retention(2, 0, None, False)
     store = opened(tmp_path / "c", keep)
     for step, at_stop in ((6, False), (12, False), (14, True)):
@@ -189,17 +193,15 @@ def test_without_any_score_the_best_is_the_newest(tmp_path, opened):
 
 @pytest.mark.parametrize("asked", [{"epoch": 2}, {"step": 7}])
 def test_what_is_not_there_is_an_error_with_what_is(three, tmp_path, asked):
-    with pytest.raises(LearnerError) as error:
+    name, known = "the end of epoch 2" if "epoch" in asked else "step 7", "step 6 (epoch 1), step 10, step 18 (epoch 3)"
+    with raises_code("checkpoint-not-found", name=name, known=known) as error:
         three.find(**asked)
-    message = str(error.value)
-    assert ("the end of epoch 2" if "epoch" in asked else "step 7") in message
-    assert str(tmp_path / "c") in message
-    assert "step 6 (epoch 1), step 10, step 18 (epoch 3)" in message
+    assert str(tmp_path / "c") in str(error.value)
 
 
 @pytest.mark.parametrize("asked", [{"epoch": "latest"}, {"epoch": "best"}, {"epoch": 2}, {"step": 7}])
 def test_no_checkpoints_at_all(tmp_path, opened, asked):
-    with pytest.raises(LearnerError, match="no checkpoint"):
+    with raises_code("checkpoint-missing", directory=str(tmp_path / "c")):
         opened(tmp_path / "c").find(**asked)
 
 
@@ -261,7 +263,7 @@ def test_what_has_the_name_of_a_checkpoint_and_is_none_stays(tmp_path, opened, n
     assert tree_of(place) == before
     first = Path(name).parts[0]
     if first in ("24", "24.partial", "24.removed"):
-        with pytest.raises(LearnerError, match=rf"{first} is in the way"):
+        with raises_code("checkpoint-path-in-the-way", path=str(place / first)):
             save(store, 24)
         assert tree_of(place) == before
     else:
@@ -280,7 +282,7 @@ def test_nothing_is_written_or_removed_through_a_link(three, tmp_path, opened, n
     before = tree_of(outside)
     store = opened(tmp_path / "c", NEWEST)
     assert 6 not in store.steps
-    with pytest.raises(LearnerError, match=rf"{name} is in the way"):
+    with raises_code("checkpoint-path-in-the-way", path=str(tmp_path / "c" / name)):
         save(store, int(name.partition(".")[0]))
     store.remove_all()
     assert (tree_of(outside), (tmp_path / "c" / name).is_symlink()) == (before, True)
@@ -326,7 +328,7 @@ def test_a_step_that_is_there_is_not_replaced(tmp_path, opened):
     store = opened(tmp_path / "c", ALL)
     save(store, 6)
     before = tree_of(tmp_path)
-    with pytest.raises(LearnerError, match="there is a checkpoint of step 6"):
+    with raises_code("checkpoint-step-exists", step=6):
         save(store, 6)
     assert tree_of(tmp_path) == before
 
@@ -335,7 +337,7 @@ def test_a_directory_that_is_gone(tmp_path, opened):
     store = opened(tmp_path / "c", ALL)
     save(store, 6)
     shutil.rmtree(tmp_path / "c")
-    with pytest.raises(LearnerError, match="is gone"):
+    with raises_code("checkpoint-directory-gone", directory=str(tmp_path / "c")):
         save(store, 9)
     assert not (tmp_path / "c").exists()
 
@@ -383,7 +385,7 @@ def test_damage_to_any_file_is_found_and_named(three, tmp_path, opened, how):
         store = opened(tmp_path / "c")
         found = store.damaged.get(18) if 18 in store.steps and 18 in store.damaged else None
         if found is None:
-            with pytest.raises(DamagedError) as caught:
+            with raises_code("checkpoint-damaged", step=18) as caught:
                 store.restore(18, SMALL)
             found = str(caught.value)
         assert path.relative_to(place).as_posix() in found
@@ -407,7 +409,7 @@ def test_set_aside(three, tmp_path, opened):
 
 def test_another_model_is_one_error_that_names_the_checkpoint(three, tmp_path):
     other = {"model": {"params": {"w": np.zeros((2, 2), np.float32)}, "model_state": {"mean": np.zeros(1)}}}
-    with pytest.raises(LearnerError) as error:
+    with raises_code("checkpoint-model-differs", count=2) as error:
         three.restore(18, other)
     message = str(error.value)
     assert str(tmp_path / "c" / "18") in message

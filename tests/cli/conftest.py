@@ -1,8 +1,13 @@
+import contextlib
+import copy
 import inspect
+import io
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from learner.cli.main import main
 
@@ -53,6 +58,21 @@ def halved(step):
 """
 
 
+# The smallest run: a line, in plain arrays.
+LINE = {
+    "directory": "run",
+    "num_epochs": 2,
+    "model": {"class_path": "mymodule.linear", "init_args": {"size": 3}},
+    "optimizer": "SGD",
+    "lr": 0.1,
+    "train": {"dataset": "mymodule.rows", "batch_size": 4, "shuffle": True},
+    "valid": {"dataset": "mymodule.rows", "batch_size": 12},
+    "train_step": "mymodule.step",
+    "valid_step": "mymodule.step",
+    "with_file_checkpointer": {"keep_last": 2},
+}
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     """A directory to work in, with a module of the user's, `mymodule`; its imports are forgotten again."""
@@ -94,18 +114,33 @@ def learner(capsys):
 @pytest.fixture
 def line_config():
     """The smallest run: a line, in plain arrays."""
-    return {
-        "directory": "run",
-        "num_epochs": 2,
-        "model": {"class_path": "mymodule.linear", "init_args": {"size": 3}},
-        "optimizer": "SGD",
-        "lr": 0.1,
-        "train": {"dataset": "mymodule.rows", "batch_size": 4, "shuffle": True},
-        "valid": {"dataset": "mymodule.rows", "batch_size": 12},
-        "train_step": "mymodule.step",
-        "valid_step": "mymodule.step",
-        "with_file_checkpointer": {"keep_last": 2},
-    }
+    return copy.deepcopy(LINE)
+
+
+@pytest.fixture
+def config(workplace):
+    """The config file of the smallest run; its directory will be `run`."""
+    (workplace / "line.yaml").write_text(yaml.safe_dump(LINE))
+    return "line.yaml"
+
+
+@pytest.fixture(scope="module")
+def _finished(tmp_path_factory, compiled_once):
+    """A directory with the smallest run, for all tests of a file."""
+    directory = tmp_path_factory.mktemp("finished")
+    (directory / "mymodule.py").write_text(MODULE)
+    (directory / "line.yaml").write_text(yaml.safe_dump(LINE))
+    with contextlib.chdir(directory), contextlib.redirect_stdout(io.StringIO()):
+        assert main(["fit", "line.yaml"]) == 0
+    del sys.modules["mymodule"]  # each test has one of its own
+    return directory / "run"
+
+
+@pytest.fixture
+def trained(_finished, config):
+    """The config file of the smallest run, beside which the run lies: it has ended."""
+    shutil.copytree(_finished, "run")
+    return config
 
 
 @pytest.fixture

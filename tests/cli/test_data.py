@@ -11,7 +11,7 @@ from PIL import Image
 from learner.cli.config import RunConfig
 from learner.cli.help import key_help
 from learner.cli.sources import source
-from learner.errors import LearnerError
+from tests.support.codes import named_case, raises_code
 
 ROWS = {"class_path": "mymodule.rows", "init_args": {"count": 10}}
 
@@ -76,9 +76,8 @@ def test_a_batch_size_for_all(learner, config):
     assert "train: 360 rows of ArrayDataset, 4 batches of 100" in out
 
 
-@pytest.mark.parametrize(
-    ("content", "words", "message"),
-    [
+def test_what_is_wrong_is_said(learner, config):
+    cases = [
         ({}, [], "the config has no data: it needs train or valid"),
         ({"tarin": ROWS}, [], "there is no option 'tarin': did you mean 'train'"),
         ({"train": {"dataset": "cvs"}}, [], "train.dataset: there is no 'cvs': did you mean 'csv'"),
@@ -97,12 +96,12 @@ def test_a_batch_size_for_all(learner, config):
             [],
             "mnist: no is no directory; get the files from https://",
         ),
-    ],
-)
-def test_what_is_wrong_is_said(learner, config, content, words, message):
-    code, out, err = learner("data", config(**content), *words)
-    assert (code, out) == (2, "")
-    assert message in err
+    ]
+    for content, words, message in cases:
+        with named_case((content, words, message)):
+            code, out, err = learner("data", config(**content), *words)
+            assert (code, out) == (2, "")
+            assert message in err
 
 
 def test_problems_are_told_together(learner, config):
@@ -171,11 +170,9 @@ def test_sources_in_a_config_and_as_it_is_saved(importable, name, arguments, fie
 
 
 def test_arguments_are_checked(importable):
-    with pytest.raises(
-        LearnerError, match=r"train.dataset.init_args: csv has no argument 'feilds': did you mean 'fields'"
-    ):
+    with raises_code("config-arguments-mismatch", "train.dataset.init_args", "'feilds'", "'fields'"):
         source({"dataset": {"class_path": "csv", "init_args": {"path": "a.csv", "feilds": {}}}}, "train", 0)
-    with pytest.raises(LearnerError, match=r"train.dataset.init_args.fields is 3: it needs"):
+    with raises_code("config-arguments-mismatch", "train.dataset.init_args.fields", "3"):
         source({"dataset": {"class_path": "csv", "init_args": {"path": "a.csv", "fields": 3}}}, "train", 0)
 
 

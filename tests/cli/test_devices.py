@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import yaml
 from jax.sharding import PartitionSpec as P
-from runs import tree_of
 
 from learner.cli.config import RunConfig
 from learner.cli.devices import table
-from learner.cli.help import fit_help, key_help
+from learner.cli.help import key_help, topic_help
 from learner.runs.lock import locked
+from tests.support.codes import named_case
+from tests.support.runs import tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -24,15 +25,8 @@ FSDP = {"class_path": "fsdp", "init_args": {"min_size": 1024}}
 RULES = [{"attention.*kernel": [None, "model"]}, FSDP]
 
 
-@pytest.fixture
-def config(workplace, line_config):
-    """The smallest run's config file; its directory will be `run`."""
-    (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
-    return "line.yaml"
-
-
 def strategy_of(config):
-    return RunConfig(config).learner()._strategy
+    return RunConfig(config).learner().definition.strategy
 
 
 @pytest.mark.parametrize(
@@ -58,7 +52,6 @@ def strategy_of(config):
 )
 def test_where_it_runs_and_the_saved_config_says_the_same(importable, line_config, said, description):
     config = RunConfig(line_config | said)
-    assert strategy_of(line_config | said).description == description
     saved = yaml.safe_load(config.text())
     assert [key for key in ("devices", "strategy") if key in saved] == [k for k, v in said.items() if v is not None]
     assert RunConfig(saved).text() == config.text()
@@ -84,13 +77,13 @@ def test_a_mesh_with_rules(importable, line_config):
 )
 def test_fsdp_needs_no_import_path(importable, line_config, rules):
     said = {"strategy": {"class_path": "Sharded", "init_args": {"rules": rules}}}
-    assert strategy_of(line_config | said).rules.spec("w", (64, 64), {"data": 8}) == P("data")
-    assert strategy_of(yaml.safe_load(RunConfig(line_config | said).text())).rules.rows
+    strategy = strategy_of(yaml.safe_load(RunConfig(line_config | said).text()))
+    assert strategy.rules.spec("w", (64, 64), {"data": 8}) == P("data")
+    assert strategy.rules.rows
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_is_wrong_is_said_and_nothing_is_left(learner, config):
+    cases = [
         (["--devices=9"], "devices asks for 9, and there are 8"),
         (["--devices=[0, 8]"], "there is no device with the id 8"),
         (["--devices=most"], "devices is 'most'; it needs a number of devices, \"all\""),
@@ -108,13 +101,13 @@ def test_fsdp_needs_no_import_path(importable, line_config, rules):
         (["--strategy=fsdp"], "strategy got Fsdp(min_size=1024, axis='data'); it needs Replicated(), Sharded("),
         (["--strategy=Sharded", "--devices=2"], "devices and strategy both say where it runs: leave out one of them"),
         (["--device=2"], "there is no option 'device': did you mean 'devices'"),
-    ],
-)
-def test_what_is_wrong_is_said_and_nothing_is_left(learner, config, words, message):
-    code, out, err = learner("fit", config, *words)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert not os.path.exists("run")
+    ]
+    for words, message in cases:
+        with named_case((words, message)):
+            code, out, err = learner("fit", config, *words)
+            assert (code, out) == (2, "")
+            assert message in err
+            assert not os.path.exists("run")
 
 
 def test_the_command_line_changes_a_strategy(learner, config):
@@ -134,7 +127,7 @@ def test_the_help_names_the_strategies():
     assert "  fsdp(min_size=1024, axis=data)" in lines
     assert "--sync_batch_norm" in key_help("strategy", "Replicated", {})
     for key in ("devices", "strategy"):
-        assert sum(line.startswith(f"  {key} ") for line in fit_help().splitlines()) == 1
+        assert sum(line.startswith(f"  {key} ") for line in topic_help("keys").splitlines()) == 1
 
 
 @pytest.mark.full

@@ -34,6 +34,9 @@ def test_the_model_of_a_checkpoint(run, learner):
     assert learner("export", run, "-o", "line.mpk.gz", "--precision=half")[0] == 0
     with open("line.mpk.gz", "rb") as ours, open("run/checkpoint/model-3.mpk.gz", "rb") as theirs:
         assert ours.read() == theirs.read()
+    code, _, err = learner("export", run, "-o", "x.mpk", "--checkpoint=7")
+    assert (code, "there is no checkpoint of the end of epoch 7" in err) == (2, True)
+    assert not os.path.exists("x.mpk")
 
 
 @pytest.mark.parametrize(
@@ -52,10 +55,3 @@ def test_wrong_input(learner, workplace, words, message):
     assert (code, out) == (2, "")
     assert message in err
     assert os.listdir() == ["mymodule.py"]
-
-
-def test_a_checkpoint_that_there_is_not(run, learner):
-    code, _, err = learner("export", run, "-o", "x.mpk", "--checkpoint=7")
-    assert code == 2
-    assert "there is no checkpoint of the end of epoch 7" in err
-    assert not os.path.exists("x.mpk")

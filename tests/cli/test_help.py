@@ -1,28 +1,49 @@
+import re
+
 import pytest
 
 from learner.builder import LearnerBuilder
-from learner.cli.help import fit_help, key_help
-from learner.cli.options import methods
+from learner.cli.builder_options import methods
+from learner.cli.help import key_help, topic_help
 from learner.cli.schedules import SCHEDULES
 from learner.cli.schema import PARTS
-from learner.errors import LearnerError
+from learner.cli.usage import TOPICS, fit_usage, option_names
 from learner.optimizers.configs import OPTIMIZERS
+from tests.support.codes import raises_code
 
 
-def test_the_help_lists_all_keys_and_all_of_optaxs_classes_with_their_parameters():
-    text = fit_help()
-    lines = text.splitlines()
-    for key in (*PARTS, "overwrite", *methods(LearnerBuilder)):
+def test_the_first_page_names_every_key_and_topic():
+    lines = fit_usage().splitlines()
+    assert option_names() == list(methods(LearnerBuilder))
+    for key in (*PARTS, "overwrite", *(f"--help={topic}" for topic in TOPICS)):
         assert sum(line.startswith(f"  {key} ") for line in lines) == 1, key
-    for name in (*OPTIMIZERS, *SCHEDULES, "ReduceOnPlateau"):
-        assert sum(line.startswith(f"  {name}(") for line in lines) == 1, name
-    assert "  SGD(momentum=null, nesterov=false, accumulator_dtype=null, clip_norm=null)" in lines
+    names = {name for line in lines for name in re.findall(r"\w+", line)}
+    assert names >= {*option_names()}
+    assert len(lines) <= 80  # two screens
     assert max(map(len, lines)) <= 120
+
+
+def test_the_topics_list_all_keys_and_all_of_optaxs_classes_with_their_parameters():
+    keys, optimizers, schedules = (topic_help(topic).splitlines() for topic in ("keys", "optimizers", "schedules"))
+    for key in (*PARTS, "overwrite", *methods(LearnerBuilder)):
+        assert sum(line.startswith(f"  {key} ") for line in keys) == 1, key
+    for lines, classes in ((optimizers, OPTIMIZERS), (schedules, [*SCHEDULES, "ReduceOnPlateau"])):
+        for name in classes:
+            assert sum(line.startswith(f"  {name}(") for line in lines) == 1, name
+    assert "  SGD(momentum=null, nesterov=false, accumulator_dtype=null, clip_norm=null)" in optimizers
+    assert max(map(len, [*keys, *optimizers, *schedules])) <= 120
+
+
+def test_each_topic_has_a_text():
+    assert all(len(topic_help(topic).splitlines()) > 1 for topic in TOPICS)
+    with raises_code("cli-help-topic-unknown", "'optimizer'", "'optimizers'"):
+        topic_help("optimizer")
 
 
 def test_the_help_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert max(map(len, fit_help().splitlines())) <= 80
+    for text in (fit_usage(), topic_help("keys"), topic_help("metrics")):
+        assert max(map(len, text.splitlines())) <= 80
 
 
 def test_what_a_key_can_be():
@@ -41,15 +62,15 @@ def test_the_class_that_the_config_names(importable):
 
 
 @pytest.mark.parametrize(
-    ("key", "path", "message"),
+    ("key", "path", "code", "shown"),
     [
-        ("modle", "", "there is no option 'modle': did you mean 'model'"),
-        ("model", "", "--model.help needs a class or a function: --model.help CLASS"),
-        ("optimizer", "AdmW", "there is no 'AdmW': did you mean 'AdamW'"),
-        ("model", "math.pi", "math.pi is a float, which takes no arguments"),
-        ("model", "math.pie", "math has no 'pie'"),
+        ("modle", "", "config-key-unknown", ["'modle'", "'model'"]),
+        ("model", "", "cli-help-class-missing", ["--model", "CLASS"]),
+        ("optimizer", "AdmW", "config-name-unknown", ["'AdmW'", "'AdamW'"]),
+        ("model", "math.pi", "config-target-not-callable", ["math.pi"]),
+        ("model", "math.pie", "config-name-missing", ["'pie'"]),
     ],
 )
-def test_what_there_is_no_help_for(key, path, message):
-    with pytest.raises(LearnerError, match=message):
+def test_what_there_is_no_help_for(key, path, code, shown):
+    with raises_code(code, *shown):
         key_help(key, path, {})

@@ -9,6 +9,7 @@ from learner.cli.config import RunConfig
 from learner.cli.kind_checks import check_target
 from learner.cli.recipes import recipe
 from learner.errors import LearnerError
+from tests.support.codes import named_case
 
 OWN = """
 import dataclasses
@@ -58,9 +59,8 @@ def own(importable):
     return importable
 
 
-@pytest.mark.parametrize(
-    ("key", "path"),
-    [
+def test_what_fits_its_place(own):
+    cases = [
         *(
             ("model", f"own.{name}")
             for name in ("Nnx", "Linen", "Eqx", "Plain", "Size", "Params", "make", "later", "jitted")
@@ -80,15 +80,14 @@ def own(importable):
         ("model.init_args.path", "pathlib.Path"),
         ("model.init_args.activation", "math.sin"),
         ("on_epoch_end", "own.nothing"),
-    ],
-)
-def test_what_fits_its_place(own, key, path):
-    recipe(path, key, alone=True)
+    ]
+    for key, path in cases:
+        with named_case((key, path)):
+            recipe(path, key, alone=True)
 
 
-@pytest.mark.parametrize(
-    ("key", "path", "message"),
-    [
+def test_what_does_not_fit_its_place(own):
+    cases = [
         ("model", "os.system", "model is os.system, of Python's module posix, which no config needs"),
         ("model", "subprocess.Popen", "of Python's module subprocess"),
         ("model", "shutil.rmtree", "of Python's module shutil"),
@@ -110,12 +109,12 @@ def test_what_fits_its_place(own, key, path):
         ("train_step", "own.Plain", "it needs a class with __call__"),
         ("train.batcher", "own.Plain", "it needs a class with __call__"),
         ("with_file_checkpointer.record", "own.Plain", "it needs Recorder"),
-    ],
-)
-def test_what_does_not_fit_its_place(own, key, path, message):
-    with pytest.raises(LearnerError) as caught:
-        recipe({"class_path": path, "init_args": {}}, key)
-    assert message in str(caught.value)
+    ]
+    for key, path, message in cases:
+        with named_case((key, path, message)):
+            with pytest.raises(LearnerError) as caught:
+                recipe({"class_path": path, "init_args": {}}, key)
+            assert message in str(caught.value)
 
 
 def test_what_is_not_called_is_not_looked_at():

@@ -11,20 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from stopped import some
 
 from learner.cli.main import COMMANDS
+from tests.support.codes import named_case
+from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 PARAMETERS = {"class_path": "mymodule.linear", "init_args": {"size": 3}}
-
-
-@pytest.fixture
-def config(workplace, line_config):
-    """The smallest run's config file; its directory will be `run`."""
-    (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
-    return "line.yaml"
 
 
 def saved():
@@ -51,15 +45,31 @@ def test_help(learner):
         assert out.startswith(f"usage: learner {command} ")
 
 
+def test_a_topic_of_the_help(learner):
+    for words in (["--help=strategies"], ["--help", "strategies"]):
+        code, out, _ = learner("fit", *words)
+        assert (code, out.splitlines()[0].split(" is ")[0]) == (0, "strategy")
+    for words in (["--help=strategy"], ["--help", "strategy"]):
+        code, _, err = learner("fit", *words)
+        assert (code, "'strategies'" in err) == (2, True)
+    assert learner("fit", "--help", "a.yaml") == learner("fit", "a.yaml", "--help") == learner("fit", "--help")
+
+
+def test_help_is_a_command_too(learner):
+    assert learner("help") == learner("--help")
+    for command in ("fit", "summary"):
+        assert learner("help", command) == learner(command, "--help")
+
+
 def test_version(learner):
     code, out, _ = learner("--version")
     assert code == 0
     assert out.split()[0] == "learner"
+    assert learner("version") == (code, out, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace):
+    cases = [
         (["fti"], "there is no command 'fti': did you mean 'fit'?"),
         (["fit"], "learner fit needs a config file"),
         (["fit", "a.yaml", "b.yaml"], "learner fit takes one config file, and got a.yaml, b.yaml"),
@@ -74,22 +84,23 @@ def test_version(learner):
         (["summary"], "learner summary needs the directory of one run"),
         (["summary", "nowhere"], "there is no directory nowhere"),
         (["summary", "."], "it is not the directory of a run"),
-    ],
-)
-def test_wrong_input_is_one_message_and_exit_code_2(learner, workplace, words, message):
-    code, out, err = learner(*words)
-    assert (code, out) == (2, "")
-    assert err.startswith("learner: ")
-    assert message in err
-    assert "Traceback" not in err
-    assert os.listdir() == ["mymodule.py"]
+    ]
+    for words, message in cases:
+        with named_case((words, message)):
+            code, out, err = learner(*words)
+            assert (code, out) == (2, "")
+            assert err.startswith("learner: ")
+            assert message in err
+            assert "Traceback" not in err
+            assert os.listdir() == ["mymodule.py"]
 
 
 # -- fit -------------------------------------------------------------------------------------------------------------
 
 
 def test_fit_leaves_a_run_and_its_config(learner, config):
-    code, out, err = learner("fit", config, "--metrics=[LearningRate]", "--train.batch_size", 6)
+    """With `--resume=true`, which starts afresh where there is nothing."""
+    code, out, err = learner("fit", config, "--resume=true", "--metrics=[LearningRate]", "--train.batch_size", 6)
     assert (code, err) == (0, "")
     assert "epoch 2/2" in out
     assert summary()["steps"] == 4
@@ -118,9 +129,8 @@ def test_print_config_is_complete_and_can_be_fed_back(learner, config, workplace
     assert saved() == yaml.safe_load(out)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_a_config_that_is_wrong_leaves_nothing(learner, config, workplace):
+    cases = [
         (["--num_epoch=3"], "there is no option 'num_epoch': did you mean 'num_epochs'"),
         (["--num_epochs=many"], "num_epochs is 'many': it needs int"),
         (["--num_epochs=0"], "num_epochs is 0"),
@@ -133,15 +143,15 @@ def test_print_config_is_complete_and_can_be_fed_back(learner, config, workplace
         (["--early_stopping=MetricEarlyStopping", "--early_stopping.monitor=valid/Los"], "did you mean 'valid/Loss'"),
         (["--metrics=[Accuracy]"], "the metric Accuracy needs logits"),
         (["--directory=mymodule.py"], "mymodule.py is a file"),
-    ],
-)
-def test_a_config_that_is_wrong_leaves_nothing(learner, config, workplace, words, message):
-    (workplace / "broken.py").write_text("import nosuchthing\n")
-    code, out, err = learner("fit", config, *words)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert "Traceback" not in err
-    assert not (workplace / "run").exists()
+    ]
+    for words, message in cases:
+        with named_case((words, message)):
+            (workplace / "broken.py").write_text("import nosuchthing\n")
+            code, out, err = learner("fit", config, *words)
+            assert (code, out) == (2, "")
+            assert message in err
+            assert "Traceback" not in err
+            assert not (workplace / "run").exists()
 
 
 def test_a_mistake_in_the_users_code_keeps_its_traceback(learner, config):
@@ -149,32 +159,25 @@ def test_a_mistake_in_the_users_code_keeps_its_traceback(learner, config):
         learner("fit", config, "--model=mymodule.linear", "--model.size=3", "--train_step=mymodule.broken_step")
 
 
-def test_a_directory_with_a_run_is_refused_replaced_or_gone_on_with(learner, config):
-    assert learner("fit", config)[0] == 0
-    code, _, err = learner("fit", config, "--seed=9")
+def test_a_directory_with_a_run_is_refused_replaced_or_resumed(learner, trained):
+    code, _, err = learner("fit", trained, "--seed=9")
     assert code == 2
     assert "run holds a run" in err
     assert "--overwrite=true" in err
     assert saved()["seed"] == 0
-    assert learner("fit", config, "--resume=true", "--num_epochs=3")[0] == 0
+    assert learner("fit", trained, "--resume=true", "--num_epochs=3")[0] == 0
     assert summary()["epochs"] == 3
-    assert learner("fit", config, "--overwrite=true", "--seed=9")[0] == 0
+    assert learner("fit", trained, "--overwrite=true", "--seed=9")[0] == 0
     assert summary()["epochs"] == 2
     assert saved()["seed"] == 9
     assert not {"overwrite", "resume"} & set(saved())
 
 
-def test_resume_true_starts_afresh_where_there_is_nothing(learner, config):
-    assert learner("fit", config, "--resume=true")[0] == 0
-    assert summary()["epochs"] == 2
-
-
 # -- resume ----------------------------------------------------------------------------------------------------------
 
 
-def test_resume_goes_on_as_config_yaml_says(learner, config):
-    learner("fit", config, "--num_epochs=4", "--directory=straight")
-    learner("fit", config)
+def test_resume_goes_on_as_config_yaml_says(learner, trained):
+    learner("fit", trained, "--num_epochs=4", "--directory=straight")
     code, out, err = learner("resume", "run", "--num_epochs", 4)
     assert code == 0
     assert "goes on after step 6" in out
@@ -190,8 +193,7 @@ def test_resume_goes_on_as_config_yaml_says(learner, config):
 
 @pytest.mark.parametrize("left", some([None, 0, 40], {40}))
 @pytest.mark.full
-def test_a_config_that_lost_something_is_mended(learner, config, left):
-    learner("fit", config)
+def test_a_config_that_lost_something_is_mended(learner, trained, left):
     with open("run/config.yaml") as file:
         text = file.read()
     if left is None:
@@ -207,8 +209,7 @@ def test_a_config_that_lost_something_is_mended(learner, config, left):
 
 
 @pytest.mark.full
-def test_what_is_allowed_when_a_run_goes_on(learner, config):
-    learner("fit", config)
+def test_what_is_allowed_when_a_run_goes_on(learner, trained):
     code, _, err = learner("resume", "run", "--num_epochs=3", "--optimizer=Adam")
     assert code == 2
     assert "allow=('optimizer',)" in err
@@ -219,8 +220,7 @@ def test_what_is_allowed_when_a_run_goes_on(learner, config):
 
 
 @pytest.mark.full
-def test_a_config_that_somebody_changed_stays(learner, config):
-    learner("fit", config)
+def test_a_config_that_somebody_changed_stays(learner, trained):
     with open("run/config.yaml") as file:
         text = file.read()
     with open("run/config.yaml", "w") as file:
@@ -231,8 +231,7 @@ def test_a_config_that_somebody_changed_stays(learner, config):
 
 
 @pytest.mark.full
-def test_resume_of_a_directory_that_was_moved(learner, config):
-    learner("fit", config)
+def test_resume_of_a_directory_that_was_moved(learner, trained):
     os.rename("run", "elsewhere")
     assert learner("resume", "elsewhere", "--num_epochs=3")[0] == 0
     assert not os.path.exists("run")
@@ -246,8 +245,8 @@ def test_resume_of_a_directory_that_was_moved(learner, config):
         (["predict", "run", "x.npz", "-o", "y.npz"], ".resume().build(model, optimizer, lr).predict(data)"),
     ],
 )
-def test_a_run_from_python_says_so_and_shows_the_call(learner, config, command, call):
-    learner("fit", config, "--with_file_checkpointer=null")  # its checkpoints would have the config
+def test_a_run_from_python_says_so_and_shows_the_call(learner, trained, command, call):
+    shutil.rmtree("run/checkpoint")  # its checkpoints have the config
     os.remove("run/config.yaml")
     code, _, err = learner(*command)
     assert code == 2
@@ -322,9 +321,8 @@ def test_evaluate(learner, config):
 
 
 @pytest.mark.full
-def test_evaluate_several(learner, config):
+def test_evaluate_several(learner, trained):
     several = "{dev: {dataset: mymodule.rows, batch_size: 12}, ood: {dataset: mymodule.rows, batch_size: 5}}"
-    learner("fit", config)
     code, out, _ = learner("evaluate", "run", f"--valid={several}")
     assert code == 0
     values = dict(line.split() for line in out.splitlines())
@@ -342,8 +340,7 @@ def test_evaluate_without_validation_data_or_checkpoint(learner, config):
     assert "checkpoint" in err
 
 
-def test_predict(learner, config, workplace):
-    learner("fit", config)
+def test_predict(learner, trained, workplace):
     x = np.arange(21, dtype=np.float32).reshape(7, 3)
     np.savez(workplace / "data.npz", x=x, y=x.sum(1))
     code, out, _ = learner("predict", "run", "data.npz", "-o", "out.npz")
@@ -364,8 +361,7 @@ def test_predict(learner, config, workplace):
 
 
 @pytest.mark.full
-def test_predict_batches_of_ones_own(learner, config, workplace):
-    learner("fit", config)
+def test_predict_batches_of_ones_own(learner, trained, workplace):
     (workplace / "data.yaml").write_text("class_path: mymodule.batches")
     assert learner("predict", "run", "data.yaml", "-o", "out.npz")[0] == 0
     with np.load("out.npz") as outputs:
@@ -386,8 +382,7 @@ def test_predict_needs_rows(learner, config, workplace):
     assert "the output of the valid step (loss) has no field with a row for each row of data" in err
 
 
-def test_a_run_that_never_started_is_not_evaluated(learner, config):
-    learner("fit", config)
+def test_a_run_that_never_started_is_not_evaluated(learner, trained):
     kept = Path("run/config.yaml").read_text()
     shutil.rmtree("run")
     os.mkdir("run")
@@ -397,29 +392,23 @@ def test_a_run_that_never_started_is_not_evaluated(learner, config):
     assert "run holds no run" in err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_predict_from_what_is_no_data(learner, trained, workplace):
+    for content, message in (
         (None, "data.npz cannot be read as .npz"),
         (b"not a zip file", "data.npz cannot be read as .npz"),
         ({"x": np.array([object()])}, "data.npz cannot be read as .npz"),
         ({"x": np.zeros((3, 3), np.float32), "y": np.zeros(2, np.float32)}, "x [3, 3], y [2]"),
-    ],
-)
-def test_predict_from_what_is_no_data(learner, config, workplace, content, message):
-    learner("fit", config)
-    if isinstance(content, dict):
-        np.savez(workplace / "data.npz", **content)
-    elif content is not None:
-        (workplace / "data.npz").write_bytes(content)
-    code, _, err = learner("predict", "run", "data.npz", "-o", "out.npz")
-    assert code == 2
-    assert message in err
-    assert not os.path.exists("out.npz")
+    ):
+        if isinstance(content, dict):
+            np.savez(workplace / "data.npz", **content)
+        elif content is not None:
+            (workplace / "data.npz").write_bytes(content)
+        code, _, err = learner("predict", "run", "data.npz", "-o", "out.npz")
+        assert (code, message in err) == (2, True), err
+        assert not os.path.exists("out.npz")
 
 
-def test_summary(learner, config):
-    learner("fit", config, "--summary=false")
+def test_summary(learner, trained):
     code, out, err = learner("summary", "run")
     assert (code, err) == (0, "")
     assert "2 epochs, 6 steps" in out
@@ -468,9 +457,8 @@ def test_nothing_that_a_file_says_steers_the_terminal(learner, workplace):
 
 
 @pytest.mark.full
-def test_summary_imports_nothing_from_the_directory_of_a_run(learner, config, workplace):
+def test_summary_imports_nothing_from_the_directory_of_a_run(learner, trained, workplace):
     """Whoever looks at a run that somebody sent may stand in it."""
-    learner("fit", config)
     for name in ("rich", "yaml", "difflib", "own"):
         Path("run", f"{name}.py").write_text(f"open({str(workplace / 'made')!r}, 'w')\n")
     program = workplace / "program.py"  # as an installed command, it has its own directory on the path and not this one
@@ -493,8 +481,7 @@ def test_summary_imports_nothing_from_the_directory_of_a_run(learner, config, wo
     assert os.path.exists("made")
 
 
-def test_the_command_and_the_summary_load_no_jax(learner, config, workplace):
-    learner("fit", config)
+def test_the_command_and_the_summary_load_no_jax(learner, trained, workplace):
     package = os.path.dirname(os.path.dirname(sys.modules["learner.cli.main"].__file__))
     script = f"""
 import sys, types
@@ -502,7 +489,7 @@ package = types.ModuleType("learner")  # the package itself is for Python, and l
 package.__path__ = [{package!r}]
 sys.modules["learner"] = package
 from learner.cli.main import main
-for words in (["--help"], ["summary", "run"], ["evaluat"]):
+for words in (["--help"], ["fit", "--help"], ["help", "resume"], ["summary", "run"], ["evaluat"]):
     main(words)
 print("loaded:", sorted({{"jax", "optax", "flax", "jsonargparse"}} & set(sys.modules)))
 """
@@ -586,8 +573,7 @@ def test_output_that_nobody_reads_any_more_is_no_error(config):
 @pytest.mark.parametrize(
     "command", ["--help", "compare run", pytest.param("fit line.yaml --print_config", marks=pytest.mark.full)]
 )
-def test_output_that_cannot_be_written_is_told(learner, config, command):
-    learner("fit", config)
+def test_output_that_cannot_be_written_is_told(learner, trained, command):
     with open("/dev/full", "w") as full:
         words = [*COMMAND, *command.split()]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -596,7 +582,8 @@ def test_output_that_cannot_be_written_is_told(learner, config, command):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
-@pytest.mark.parametrize("streams", [">/dev/full", pytest.param("<&- >&- 2>&-", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("streams", [">/dev/full", "<&- >&- 2>&-"])
 def test_a_run_goes_on_without_its_output(config, streams):
     done = subprocess.run(
         ["sh", "-c", f'"$0" -m learner fit line.yaml --directory=run {streams}', sys.executable],
@@ -631,17 +618,15 @@ profile line.yaml --steps=[1,2]; find-lr line.yaml --steps=3; ask save run; watc
 @pytest.mark.parametrize(
     ("way", "commands"),
     [
-        pytest.param("script", "evaluate run", marks=pytest.mark.full),
         ("module", "export run --format=csv"),
         pytest.param("script", ALL, marks=pytest.mark.full),
-        pytest.param("module", ALL, marks=pytest.mark.full),
+        pytest.param("module", "fit workers.yaml; evaluate run; compare run; watch run", marks=pytest.mark.full),
     ],
 )
-def test_files_of_the_current_directory_do_not_stand_for_other_modules(learner, config, workplace, way, commands):
+def test_files_of_the_current_directory_do_not_stand_for_other_modules(trained, workplace, way, commands):
     """Each planted file writes its name when it is imported. `types` and others of which Python's `-m` itself needs the
     real ones are planted for the script only.
     """
-    learner("fit", config)
     x = np.ones((4, 3), np.float32)
     np.savez("data.npz", x=x, y=x.sum(1))
     with open("mymodule.py", "a") as file:

@@ -4,6 +4,7 @@ import pytest
 
 from learner.cli.problems import Problems, at_path
 from learner.errors import LearnerError, one_error
+from tests.support.codes import raises_code
 
 
 def noted_error():
@@ -22,7 +23,7 @@ def test_problems_of_several_errors_are_one_list():
         raise noted_error()
     with problems.collect():
         pass
-    with pytest.raises(LearnerError, match="this config cannot be used, 3 problems") as raised:
+    with raises_code("config-unusable", "3 problems") as raised:
         problems.raise_all()
     assert raised.value.problems == ("a is 1", "b is 2", "train: it has no rows (while calling large in filter)")
     assert raised.value.codes == ("config-unusable", "config-unusable", "data-without-rows")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import free_port, together
 
 from learner.cli.overrides import split
 from learner.cli.processes import SWITCHES, connected, pop_process_options
-from learner.errors import LearnerError
+from tests.support.codes import raises_code
+from tests.support.processes import free_port, together
 
 THREE = ["--coordinator", "10:30", "--num_processes=2", "--process_id", "1"]
 
@@ -32,12 +32,12 @@ def test_they_are_taken_out_of_the_command_line(words, arguments):
 
 
 def test_a_switch_that_is_neither_is_refused():
-    with pytest.raises(LearnerError, match="--distributed is '2': it needs true or false"):
+    with raises_code("cli-distributed-value"):
         pop_process_options(split(["--distributed=2"], SWITCHES))
 
 
 def test_one_process_is_not_connected(monkeypatch):
-    monkeypatch.setattr("learner.cli.processes.connect", None)  # must not be called
+    monkeypatch.setattr("learner.cli.processes.init_distributed", None)  # must not be called
     with connected(None):
         pass
 
@@ -75,6 +75,7 @@ MODEL = """
 import jax
 from learner import LearnerError
 from learner.distributed.process_group import hosts
+from tests.support.codes import raises_code
 
 print(jax.process_index(), jax.process_count(), len(jax.devices()))
 if jax.process_index() == 1:
@@ -86,6 +87,7 @@ def model():
 """
 
 
+@pytest.mark.full
 def test_processes_are_connected_before_anything_is_imported_and_hear_of_each_others_errors(workplace, line_config):
     Path("machine.py").write_text(MODEL)
     content = {**line_config, "model": "machine.model"}

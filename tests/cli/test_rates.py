@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import yaml
-from runs import tree_of
 
 from learner.cli.rates import range_plot, rate_plot
 from learner.diagnostics.rate_range import RangeTest
 from learner.schedules import RunLength
 from learner.util.distribution import install_hint
+from tests.support.runs import tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

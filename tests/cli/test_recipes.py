@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from learner.cli.recipes import Recipe, Seeds, named, nested, objects, recipe
-from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 MODULE = "test_recipes_objects"
 
@@ -73,23 +73,27 @@ def test_short_names():
     names = {"Scaled": f"{MODULE}.Scaled"}
     assert recipe({"class_path": "Scaled", "init_args": {"factor": 3}}, "optimizer", names).make()(2) == 6
     assert recipe("Scaled", "optimizer", names).config()["class_path"] == "Scaled"
-    with pytest.raises(LearnerError, match="optimizer: there is no 'Scalde': did you mean 'Scaled'"):
+    with raises_code("config-name-unknown", "'Scaled'", key="optimizer", path="Scalde"):
         named("Scalde", "optimizer", names)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "code", "shown"),
     [
-        (3, "model is 3; it needs an import path, or a mapping"),
-        ({"init_args": {}}, "needs an import path, or a mapping"),
-        ({"class_path": 3}, "needs an import path, or a mapping"),
-        ({"class_path": "a.b", "hidden": 3}, "model has 'hidden' beside class_path: arguments belong under init_args"),
-        ({"class_path": f"{MODULE}.Scaled", "init_args": [1]}, r"model.init_args is \[1\]; it needs a mapping"),
-        ({"class_path": f"{MODULE}.thing", "init_args": {"x": 1}}, "is a dict; only classes and functions take"),
+        (3, "config-recipe-type", ["is 3"]),
+        ({"init_args": {}}, "config-recipe-type", []),
+        ({"class_path": 3}, "config-recipe-type", []),
+        (
+            {"class_path": "a.b", "hidden": 3},
+            "config-argument-beside-class-path",
+            ["'hidden'", "class_path", "init_args"],
+        ),
+        ({"class_path": f"{MODULE}.Scaled", "init_args": [1]}, "config-init-args-type", ["model.init_args"]),
+        ({"class_path": f"{MODULE}.thing", "init_args": {"x": 1}}, "config-target-not-callable", []),
     ],
 )
-def test_what_is_no_object(value, message):
-    with pytest.raises(LearnerError, match=message):
+def test_what_is_no_object(value, code, shown):
+    with raises_code(code, *shown):
         recipe(value, "model")
 
 
@@ -98,7 +102,7 @@ def test_a_path_alone():
     assert recipe(f"{MODULE}.scaled", "lr", alone=True).make() is scaled
     assert recipe(f"{MODULE}.scaled", "lr", alone=True).config() == f"{MODULE}.scaled"
     assert isinstance(recipe(f"{MODULE}.Scaled", "optimizer", alone=True).make(), Scaled)
-    with pytest.raises(LearnerError, match="needs 'x'"):
+    with raises_code("config-arguments-mismatch", "'x'"):
         recipe(f"{MODULE}.scaled", "model")
 
 
@@ -138,7 +142,7 @@ def test_a_key_is_another_one_each_time():
 
 
 def test_mistakes_inside_of_an_object_are_named_by_their_place():
-    with pytest.raises(LearnerError, match=r"model.init_args.parts.1.init_args.size is 'x': it needs int"):
+    with raises_code("config-arguments-mismatch", "model.init_args.parts.1.init_args.size", "'x'"):
         recipe(spec("Whole", parts=[spec("Part", size=2), spec("Part", size="x")]), "model", model=True)
 
 

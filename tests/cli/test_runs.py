@@ -6,8 +6,9 @@ import json
 import warnings
 
 import pytest
-from tfevents import scalars
-from written import write_run
+
+from tests.support.tfevents import scalars
+from tests.support.written import write_run
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from learner.cli import schedules
 from learner.cli.schedules import SCHEDULES, CosineDecaySchedule, JoinSchedules, LinearSchedule
-from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 SETTINGS = {
     "ConstantSchedule": {"value": 0.1},
@@ -67,7 +67,7 @@ def test_schedules_of_schedules():
 
 
 def test_what_optax_refuses_is_an_error_that_names_the_schedule():
-    with pytest.raises(LearnerError, match=r"CosineDecaySchedule\(init_value=0.1, decay_steps=0, .*positive"):
+    with raises_code("schedule-refused", "CosineDecaySchedule(init_value=0.1, decay_steps=0, "):
         CosineDecaySchedule(init_value=0.1, decay_steps=0)
 
 

@@ -4,17 +4,10 @@ import json
 import os
 
 import pytest
-import yaml
-from runs import tree_of
+
+from tests.support.runs import tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-
-
-@pytest.fixture
-def config(workplace, line_config):
-    """The smallest run's config file; its directory would be `run`."""
-    (workplace / "line.yaml").write_text(yaml.safe_dump(line_config))
-    return "line.yaml"
 
 
 def test_of_a_config_without_training(learner, config, workplace):
@@ -57,15 +50,14 @@ def test_how_deep(learner, config, workplace):
     )
     words = ("summary", config, "--model=deep.make", "--train_step=deep.step", "--valid_step=deep.step")
     assert learner(*words)[1].splitlines()[3].split()[0] == "v"
-    for more in (["--depth=1"], ["--summary.depth=1"], ["--depth", 1]):
+    for more in (["--summary.depth=1"], ["--depth", 1]):
         lines = learner(*words, *more)[1].splitlines()
         assert [line.split()[0] for line in lines[1:3]] == ["a", "total"]
 
 
-def test_beside_a_run_that_is_there(learner, config, workplace):
-    assert learner("fit", config)[0] == 0
+def test_beside_a_run_that_is_there(learner, trained):
     before = tree_of("run")
-    assert learner("summary", config)[0] == 0
+    assert learner("summary", trained)[0] == 0
     assert learner("summary", "run/config.yaml")[0] == 0
     assert tree_of("run") == before
 
@@ -96,8 +88,8 @@ def test_a_config_without_the_usual_name(learner, config):
     assert learner("summary", "line")[0] == 0
 
 
-def test_a_directory_named_like_a_config_is_a_run(learner, config):
-    assert learner("fit", config, "--directory=run.yaml")[0] == 0
+def test_a_directory_named_like_a_config_is_a_run(learner, trained):
+    os.rename("run", "run.yaml")
     assert learner("summary", "run.yaml")[1].startswith("2 epochs, 6 steps")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from learner.cli.overrides import split
 from learner.cli.trust import TRUST, doubt_about, require_trust
-from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 
 @pytest.fixture
@@ -35,16 +35,13 @@ def test_what_others_can_write_is_not_trusted_without_the_option(run, name, mode
     if os.geteuid() == 0:
         os.chown(run / name, 0, 54321)  # otherwise the group may be this user's own
     os.chmod(run / name, mode)
-    message = (
-        rf"can be changed by other users \(mode {mode:o}\); the code that its config.yaml names would be run as you"
-    )
-    with pytest.raises(LearnerError, match=message):
+    with raises_code("cli-untrusted-config", f"(mode {mode:o})", "config.yaml"):
         require_trust(str(run), words())
-    with pytest.raises(LearnerError, match="--trust runs it"):
+    with raises_code("cli-untrusted-config"):
         require_trust(str(run), words("--trust=false"))
     require_trust(str(run), words("--trust"))
     require_trust(str(run), words("--trust=true"))
-    with pytest.raises(LearnerError, match="--trust is 'maybe': it needs true or false, or nothing"):
+    with raises_code("cli-trust-value", "--trust", "'maybe'"):
         require_trust(str(run), words("--trust=maybe"))
 
 
@@ -82,7 +79,7 @@ def test_the_question_on_a_terminal(run, monkeypatch, answer, runs):
         if runs:
             require_trust(str(run), words())
         else:
-            with pytest.raises(LearnerError, match="--trust runs it"):
+            with raises_code("cli-untrusted-config"):
                 require_trust(str(run), words())
         monkeypatch.undo()
     shown = b""

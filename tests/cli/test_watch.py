@@ -4,10 +4,10 @@ import importlib.util
 import sys
 
 import pytest
-from written import write_run
 
 import learner.cli.watch
 from learner.util.distribution import install_hint
+from tests.support.written import write_run
 
 
 @pytest.fixture

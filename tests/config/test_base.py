@@ -16,6 +16,7 @@ import yaml
 from flax import nnx
 
 from learner import Config, LearnerError
+from tests.support.codes import named_case, raises_code
 
 
 class Speed(enum.Enum):
@@ -95,12 +96,14 @@ def test_what_is_saved_comes_back_as_it_was(tmp_path, suffix, more):
     assert hash(loaded) == hash(config)
 
 
-@pytest.mark.parametrize("text", ["1e-3", "1.0", "0x10", "yes", "null", "~", "2024-01-01", "[a]", "{", "- a", "a: "])
-def test_a_text_stays_a_text(tmp_path, text):
+def test_a_text_stays_a_text(tmp_path):
     """Every reader of YAML must see a text, PyYAML as well as ours, which reads 1e-3 as a number."""
-    Everything(count=1, name=text).save(tmp_path / "a.yaml")
-    assert Everything.load(tmp_path / "a.yaml").name == text
-    assert yaml.safe_load((tmp_path / "a.yaml").read_text())["name"] == text
+    cases = ["1e-3", "1.0", "0x10", "yes", "null", "~", "2024-01-01", "[a]", "{", "- a", "a: "]
+    for text in cases:
+        with named_case(text):
+            Everything(count=1, name=text).save(tmp_path / "a.yaml")
+            assert Everything.load(tmp_path / "a.yaml").name == text
+            assert yaml.safe_load((tmp_path / "a.yaml").read_text())["name"] == text
 
 
 def test_a_file_is_complete_and_a_person_can_read_it(tmp_path):
@@ -180,11 +183,11 @@ def test_all_that_is_wrong_is_one_error():
 
 
 def test_configs_in_python_are_checked_as_those_of_files_are():
-    with pytest.raises(LearnerError, match=r"^this is no Layer, 2 problems:\n.*no 'widht': did you mean 'width'"):
+    with raises_code("config-fields-wrong", "2 problems", "'widht'", "'width'"):
         Layer(widht=3)
-    with pytest.raises(LearnerError, match=r"^Layer\.width is 'a': it needs int$"):
+    with raises_code("config-fields-wrong", "Layer.width", "'a'", "int"):
         dataclasses.replace(Layer(width=1), width="a")
-    with pytest.raises(LearnerError, match=r"takes its fields by name, and got 3 without one"):
+    with raises_code("config-fields-wrong", "Pool", "3"):
         Pool(3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Layer(width=1).width = 2
@@ -206,34 +209,33 @@ def test_what_a_class_itself_refuses_is_told_with_the_rest(tmp_path):
         Range(low=3)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.txt", "{}", r"a\.txt ends with '\.txt'; a config needs one of \.json, \.yaml, \.yml"),
-        ("a.json", "{width: 3}", r"the Layer file .*a\.json is not JSON: .* line 1 column 2"),
-        ("a.yaml", "width: [", r"the Layer file .*a\.yaml is not YAML"),
-        ("a.yaml", "- 3", r"is a list; it needs a mapping"),
-        ("a.json", "[" * 100_000, r"nested more than 50 levels deep"),
-        ("a.yaml", "[" * 100, r"nested more than 50 levels"),
-        ("a.json", '{"width": 3, "width": 4}', r"says 'width' twice$"),
-        ("a.yaml", "width: 3\nactivation: relu\nwidth: 4", r"says 'width' twice \(line 3\)$"),
-        ("a.json", "\xff", r"cannot be read"),
-        ("a.json", '{"width": null}', r"a\.json: Layer\.width is None: it needs int$"),
-    ],
-)
-def test_files_that_are_no_config(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text, encoding="latin-1")
-    with pytest.raises(LearnerError, match=message):
-        Layer.load(tmp_path / name)
+def test_files_that_are_no_config(tmp_path):
+    cases = [
+        ("a.txt", "{}", "config-suffix-unknown", ["'.txt'", ".json, .yaml, .yml"]),
+        ("a.json", "{width: 3}", "config-not-json", ["Layer", "a.json", "line 1 column 2"]),
+        ("a.yaml", "width: [", "config-not-yaml", ["Layer", "a.yaml"]),
+        ("a.yaml", "- 3", "config-not-mapping", ["list"]),
+        ("a.json", "[" * 100_000, "config-too-deep", ["50 levels"]),
+        ("a.yaml", "[" * 100, "config-unsafe-yaml", ["50 levels"]),
+        ("a.json", '{"width": 3, "width": 4}', "config-key-twice", ["'width'"]),
+        ("a.yaml", "width: 3\nactivation: relu\nwidth: 4", "config-unsafe-yaml", ["'width'", "line 3"]),
+        ("a.json", "\xff", "config-unreadable", ["a.json"]),
+        ("a.json", '{"width": null}', "config-fields-wrong", ["a.json: Layer.width is None", "int"]),
+    ]
+    for name, text, code, shown in cases:
+        with named_case((name, text, code, shown)):
+            (tmp_path / name).write_text(text, encoding="latin-1")
+            with raises_code(code, *shown):
+                Layer.load(tmp_path / name)
 
 
 def test_files_that_are_not_there(tmp_path):
     Layer(width=3).save(tmp_path / "layer.yaml")
-    with pytest.raises(LearnerError, match=r"there is no Layer file .*layr\.yaml: did you mean '.*layer\.yaml'\?"):
+    with raises_code("config-file-missing", "layr.yaml", "layer.yaml'"):
         Layer.load(tmp_path / "layr.yaml")
-    with pytest.raises(LearnerError, match=r"^Layer cannot be saved as .*layer\.yaml/a\.json"):
+    with raises_code("config-unsavable", "layer.yaml/a.json"):
         Layer(width=3).save(tmp_path / "layer.yaml" / "a.json")
-    with pytest.raises(LearnerError, match=r"ends with ''"):
+    with raises_code("config-suffix-unknown"):
         Layer(width=3).save(tmp_path / "layer")
 
 
@@ -246,7 +248,7 @@ def test_files_name_classes_only_where_the_type_does_not_and_import_nothing(tmp_
     }
     assert saved["one_of"] == {"class_path": f"{Pool.__module__}.Pool", "init_args": {"size": 2}}
     (tmp_path / "gone.py").write_text("raise SystemExit('it was imported')")
-    with pytest.raises(LearnerError, match=r"class_path is 'gone\.Pool2'.*must be imported first"):
+    with raises_code("config-fields-wrong", "class_path", "'gone.Pool2'", "imported first"):
         Everything.from_dict({"count": 1, "one_of": {"class_path": "gone.Pool2"}})
     assert Everything.from_dict({"count": 1, "one_of": {"class_path": "elsewhere.Pool"}}).one_of == Pool()
 
@@ -261,7 +263,7 @@ def test_which_of_several_configs_must_be_clear():
     class Either(Config):
         it: A | B
 
-    with pytest.raises(LearnerError, match=r"^Either\.it fits A and B: say which, as \{class_path: A, "):
+    with raises_code("config-fields-wrong", "Either.it", "A and B", "class_path"):
         Either.from_dict({"it": {"size": 3}})
     assert Either.from_dict(Either(it=B(size=3)).to_dict()).it == B(size=3)
 
@@ -276,7 +278,7 @@ def test_members_of_unions_stay_what_they_are(tmp_path):
     config.save(tmp_path / "a.json")
     assert repr(Unions.load(tmp_path / "a.json")) == repr(config)
     assert repr(config).endswith("Unions(real_first=3, list_of_real_first=[1], ambiguous=[1])")
-    with pytest.raises(LearnerError, match=r"^Unions cannot be saved: ambiguous is \(1,\), and would come back"):
+    with raises_code("config-value-changes", name="ambiguous"):
         Unions(ambiguous=(1,)).save(tmp_path / "b.json")
     assert not (tmp_path / "b.json").exists()
 
@@ -286,20 +288,20 @@ def test_classes_that_cannot_be_configs():
         function: Any = None
         other: type = int
 
-    with pytest.raises(LearnerError, match=r"^Called\.other has the type type, which no file can hold"):
+    with raises_code("config-fields-wrong", "Called.other"):
         Called()
-    with pytest.raises(LearnerError, match="defines __init__"):
+    with raises_code("config-defines-init"):
 
         class _Own(Config):
             def __init__(self):
                 pass
 
-    with pytest.raises(LearnerError, match=r"^_Load has a field 'load', and every config a method"):
+    with raises_code("config-field-is-method", "'load'"):
 
         class _Load(Config):
             load: float = 0.5
 
-    with pytest.raises(LearnerError, match=r"^_Wider\.width has no type"):  # dataclasses overlook it
+    with raises_code("config-field-without-type", "_Wider.width"):  # dataclasses overlook it
 
         class _Wider(Layer):
             width = 128
@@ -315,7 +317,7 @@ def test_wrong_defaults_are_found():
     class Wrong(Config):
         size: int = "large"
 
-    with pytest.raises(LearnerError, match=r"^Wrong\.size is 'large': it needs int$"):
+    with raises_code("config-fields-wrong", "Wrong.size", "'large'", "int"):
         Wrong()
 
 

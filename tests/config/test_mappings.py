@@ -9,7 +9,7 @@ import yaml
 from learner.config.base import Config
 from learner.config.mappings import json_text, read_mapping, yaml_text
 from learner.config.safe_yaml import check_yaml_size, find_duplicate_key, parse_yaml
-from learner.errors import LearnerError
+from tests.support.codes import named_case, raises_code
 
 
 def test_json_has_a_key_on_a_line_and_lists_of_numbers_on_one():
@@ -35,7 +35,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 def test_files_that_are_too_large(tmp_path):
     (tmp_path / "a.json").write_text('{"a": "' + "x" * 2**20 + '"}')
-    with pytest.raises(LearnerError, match=r"has more than 1048576 bytes"):
+    with raises_code("config-file-too-large", "1048576"):
         read_mapping(tmp_path / "a.json")
 
 
@@ -54,11 +54,14 @@ def test_a_key_that_is_said_twice(text, found):
     assert check_yaml_size(text) is None
 
 
-@pytest.mark.parametrize("word", ["yes", "no", "on", "off", "Yes", "NO", "On", "y"])
-def test_words_that_yaml_1_1_takes_for_booleans_are_texts(word):
-    assert parse_yaml(f"{{{word}: {word}}}") == {word: word}
-    text = yaml_text({word: word, "is": [word, True]})
-    assert parse_yaml(text) == yaml.safe_load(text) == {word: word, "is": [word, True]}  # for other programs, too
+def test_words_that_yaml_1_1_takes_for_booleans_are_texts():
+    cases = ["yes", "no", "on", "off", "Yes", "NO", "On", "y"]
+    for word in cases:
+        with named_case(word):
+            assert parse_yaml(f"{{{word}: {word}}}") == {word: word}
+            text = yaml_text({word: word, "is": [word, True]})
+            found = {word: word, "is": [word, True]}
+            assert parse_yaml(text) == yaml.safe_load(text) == found  # for other programs, too
 
 
 def test_booleans_and_numbers():
@@ -76,39 +79,39 @@ def test_a_config_that_version_0_1_0_wrote():
 
 
 DAMAGED = {
-    "!!int abc": "is not YAML: .*invalid literal for int",
-    "!!float x": "is not YAML: .*could not convert",
-    "!!bool x": "is not YAML",
-    "!!timestamp x": "is not YAML",
-    "!!timestamp 2001-99-99": "is not YAML: .*month must be in 1..12",
-    "!!binary x": "is not YAML",
-    "1" * 5000: "is not YAML: .*limit",
-    "0x" + "f" * 5000: "is not YAML: .*an integer that is absurdly large",
-    "{? [1] : 2}": "is not YAML: .*unhashable key",
-    "[" * 30_000: "is nested more than 50 levels deep",
+    "!!int abc": "config-not-yaml",
+    "!!float x": "config-not-yaml",
+    "!!bool x": "config-not-yaml",
+    "!!timestamp x": "config-not-yaml",
+    "!!timestamp 2001-99-99": "config-not-yaml",
+    "!!binary x": "config-not-yaml",
+    "1" * 5000: "config-not-yaml",
+    "0x" + "f" * 5000: "config-not-yaml",
+    "{? [1] : 2}": "config-not-yaml",
+    "[" * 30_000: "config-unsafe-yaml",
 }
 
 
-@pytest.mark.parametrize(("value", "message"), DAMAGED.items())
-def test_values_that_cannot_be_read(tmp_path, value, message):
+@pytest.mark.parametrize(("value", "code"), DAMAGED.items())
+def test_values_that_cannot_be_read(tmp_path, value, code):
     (tmp_path / "a.yaml").write_text(f"a: 1\nb: {value}\n")
-    with pytest.raises(LearnerError, match=message) as caught:
+    with raises_code(code, "a.yaml") as caught:
         read_mapping(tmp_path / "a.yaml")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code"),
     [
-        ("1" * 1000, "an integer that is absurdly large"),
-        ("1" * 5000, "an integer that is absurdly large"),
-        ("[" * 51 + "]" * 51, "is nested more than 50 levels deep"),
-        ("[" * 100_000 + "]" * 100_000, "is nested more than 50 levels deep"),
+        ("1" * 1000, "config-not-json"),
+        ("1" * 5000, "config-not-json"),
+        ("[" * 51 + "]" * 51, "config-too-deep"),
+        ("[" * 100_000 + "]" * 100_000, "config-too-deep"),
     ],
 )
-def test_json_that_cannot_be_read(tmp_path, text, message):
+def test_json_that_cannot_be_read(tmp_path, text, code):
     (tmp_path / "a.json").write_text(f'{{"a": {text}}}')
-    with pytest.raises(LearnerError, match=message):
+    with raises_code(code):
         read_mapping(tmp_path / "a.json")
 
 
@@ -119,20 +122,18 @@ def test_values_of_a_config_object_that_are_too_deep():
     deep = []
     for _ in range(5000):
         deep = [deep]
-    with pytest.raises(LearnerError, match="Anything is given values that are nested more than 50 levels deep"):
+    with raises_code("config-too-deep"):
         Anything(value=deep)
-    with pytest.raises(LearnerError, match="Anything is given values that are nested more than 50 levels deep"):
+    with raises_code("config-too-deep"):
         Anything.from_dict({"value": deep})
 
 
 def test_pipes_and_devices_are_refused_without_waiting_for_them(tmp_path):
     os.mkfifo(tmp_path / "a.yaml")
     for path in (tmp_path / "a.yaml", "/dev/zero"):
-        with pytest.raises(
-            LearnerError, match="cannot be read: it is a pipe or a device; write the content to a regular"
-        ):
+        with raises_code("config-unreadable"):
             read_mapping(path)
-    with pytest.raises(LearnerError, match=r"cannot be read: .*Is a directory|cannot be read: it is a pipe"):
+    with raises_code("config-unreadable"):
         read_mapping(tmp_path)
 
 

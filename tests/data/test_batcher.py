@@ -6,6 +6,7 @@ import pytest
 from learner.data import stack
 from learner.data.batcher import ItemError
 from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 
 def test_items_are_stacked_leaf_by_leaf():
@@ -29,28 +30,30 @@ def test_a_batch_of_one_has_the_axis_too():
 
 
 @pytest.mark.parametrize(
-    ("items", "message"),
+    ("items", "code", "values"),
     [
         (
             [{"text": np.ones(5)}] * 3 + [{"text": np.ones(7)}],
-            r"text is \[5\] in items 0, 1 and 2, and \[7\] in item 3;.*pads",
+            "batch-item-shapes-differ",
+            ("text", "[5]", "0", "1", "2", "[7]", "3", "pads"),
         ),
-        ([{"text": [1, 2]}, {"text": [1]}], r"text is \[2\] in item 0, and \[1\] in item 1"),
-        ([1, np.ones(2)], r"the array is \[\] in item 0, and \[2\] in item 1"),
-        ([{"x": 1}, {"y": 1}], "differ in structure: item 0 is .*'x'.* item 1 is .*'y'"),
-        ([{"x": 1}, {"x": None}], "differ in structure"),
-        ([None, None], "item 0 is None, which holds nothing: does a function of the data return nothing"),
+        ([{"text": [1, 2]}, {"text": [1]}], "batch-item-shapes-differ", ("text", "[2]", "0", "[1]", "1")),
+        ([1, np.ones(2)], "batch-item-shapes-differ", ("the array", "[]", "0", "[2]", "1")),
+        ([{"x": 1}, {"y": 1}], "batch-items-differ", ("0", "'x'", "1", "'y'")),
+        ([{"x": 1}, {"x": None}], "batch-items-differ", ()),
+        ([None, None], "batch-items-differ", ("0", "None")),
         (
             [np.ones(i % 3) for i in range(9)],
-            r"\[0\] in items 0, 3 and 6, \[1\] in items 1, 4 and 7, and \[2\] in items 2",
+            "batch-item-shapes-differ",
+            ("[0]", "0", "3", "6", "[1]", "1", "4", "7", "[2]", "2"),
         ),
-        ([1] * 9 + [[1, 2]], r"\[\] in items 0, 1, 2, 3, 4 and 4 more, and \[2\] in item 9"),
-        ([np.ones(i) for i in range(9)], r"\[4\] in item 4, and 4 more shapes; give"),
-        ([[[1, 2], [3]], [[1, 2], [3]]], "the array is a list of lists of several lengths in items 0 and 1"),
+        ([1] * 9 + [[1, 2]], "batch-item-shapes-differ", ("[]", "0", "1", "2", "3", "4", "[2]", "9")),
+        ([np.ones(i) for i in range(9)], "batch-item-shapes-differ", ("[4]", "4")),
+        ([[[1, 2], [3]], [[1, 2], [3]]], "batch-item-shapes-differ", ("the array", "0", "1")),
     ],
 )
-def test_items_that_differ_are_named(items, message):
-    with pytest.raises(LearnerError, match=message):
+def test_items_that_differ_are_named(items, code, values):
+    with raises_code(code, *values):
         stack(items)
 
 

@@ -9,6 +9,7 @@ from learner.data import diabetes, digits, stdlib_text
 from learner.data.bundled import TEXT_TRAIN, TEXT_VALID
 from learner.errors import LearnerError
 from learner.util.distribution import install_hint
+from tests.support.codes import raises_code
 
 
 def test_digits_are_scikit_learns_and_split_into_two():
@@ -86,18 +87,18 @@ def test_text_is_there_in_any_python():
 
 def test_text_that_is_missing_is_named(fake_python):
     (fake_python / TEXT_TRAIN[3]).unlink()
-    with pytest.raises(LearnerError, match=f"this Python lacks.*{TEXT_TRAIN[3]}"):
+    with raises_code("data-source-files-missing", TEXT_TRAIN[3]):
         stdlib_text("train")
 
 
 def test_text_shorter_than_a_row(fake_python):
-    with pytest.raises(LearnerError, match="length is 10: stdlib_text has 10 characters in 'valid', give less"):
+    with raises_code("data-length-too-large", length=10, split="valid"):
         stdlib_text("valid", length=10)
 
 
 @pytest.mark.parametrize("source", [digits, diabetes, stdlib_text])
 def test_unknown_split(source):
-    with pytest.raises(LearnerError, match=f"{source.__name__} has no split 'validd': did you mean 'valid'?"):
+    with raises_code("data-split-unknown", source.__name__, "'validd'", "'valid'"):
         source("validd")
 
 
@@ -106,13 +107,13 @@ def test_unknown_split(source):
     [(digits, 0), (diabetes, 1), (digits, 1.5), (diabetes, -0.1), (digits, "half"), (digits, 0.001)],
 )
 def test_wrong_fraction(source, fraction):
-    with pytest.raises(LearnerError, match=f"valid_fraction is {fraction!r}"):
+    with raises_code("data-valid-fraction-value", "valid_fraction", repr(fraction)):
         source("train", valid_fraction=fraction)
 
 
 @pytest.mark.parametrize(("option", "value"), [("length", 0), ("stride", 0), ("max_rows", 0), ("length", 1.5)])
 def test_wrong_sizes(option, value):
-    with pytest.raises(LearnerError, match=f"{option} is {value}: give a whole number, 1 or more"):
+    with raises_code("data-number-value", option, str(value), "1"):
         stdlib_text("valid", **{option: value})
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from learner.data import ArrayDataset, Dataset
-from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 
 def test_rows_are_items_in_the_structure_of_the_arrays():
@@ -40,19 +40,19 @@ def test_arrays_are_not_copied_and_device_arrays_come_to_the_host(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("arrays", "code", "values"),
     [
-        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"common first axis; it got x \[3, 2\], y \[4\]"),
-        ({"x": np.zeros((3, 2)), "meta": {"id": np.int32(1)}}, r"no scalars .* it got meta/id \[\], x \[3, 2\]"),
-        ({"x": [1, 2]}, r"no scalars and no lists; it got x/0 \[\], x/1 \[\]"),
-        (np.float32(1), r"no scalars .* it got the array \[\]"),
-        ({"x": np.zeros((0, 2))}, r"at least one row; it got x \[0, 2\]"),
-        ({}, "got no arrays"),
-        (None, "got no arrays"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "data-arrays-axes-differ", ("[3, 2]", "[4]")),
+        ({"x": np.zeros((3, 2)), "meta": {"id": np.int32(1)}}, "data-arrays-type", ("meta/id", "[]", "[3, 2]")),
+        ({"x": [1, 2]}, "data-arrays-type", ("x/0", "[]", "x/1")),
+        (np.float32(1), "data-arrays-type", ("[]",)),
+        ({"x": np.zeros((0, 2))}, "data-dataset-empty", ("[0, 2]",)),
+        ({}, "data-arrays-missing", ()),
+        (None, "data-arrays-missing", ()),
     ],
 )
-def test_wrong_arrays_are_named_with_their_shapes(arrays, message):
-    with pytest.raises(LearnerError, match=message):
+def test_wrong_arrays_are_named_with_their_shapes(arrays, code, values):
+    with raises_code(code, *values):
         ArrayDataset(arrays)
 
 

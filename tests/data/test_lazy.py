@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, view
-from learner.data.lazy import is_epoch_dependent
+from learner.data.dataset import is_epoch_dependent
 
 
 def noisy(n, *seeds):

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared import together
 
 import learner
 from learner.data import ArrayDataset, DataLoader, DataLoaderBuilder, Dataset, Pack, stack, view
-from learner.data.plan import ProcessShard
+from learner.data.sharding import ProcessShard
 from learner.errors import LearnerError
+from tests.support.codes import raises_code
+from tests.support.shared import together
 
 ROWS = [(10, 4), (12, 4), (7, 1), (5, 8), (6, 6)]
 SEEDS = [None, 3]
@@ -232,15 +233,15 @@ def test_an_error_of_the_dataset_names_the_row():
 
 
 @pytest.mark.parametrize(
-    ("batcher", "message"),
+    ("batcher", "code", "values"),
     [
-        (lambda items: None, "a batcher must return a dict .* of arrays; it returned None"),
-        (lambda items: {"x": "text"}, "a batcher must return arrays; x is a str"),
+        (lambda items: None, "data-batcher-returns-no-arrays", ("None",)),
+        (lambda items: {"x": "text"}, "data-batcher-returns-no-arrays", ("x", "str")),
     ],
 )
-def test_a_batcher_must_return_arrays(batcher, message):
+def test_a_batcher_must_return_arrays(batcher, code, values):
     loader = DataLoaderBuilder(batcher).batch_size(2).shuffle(0).build(rows(4))
-    with pytest.raises(LearnerError, match=message) as raised:
+    with raises_code(code, *values) as raised:
         next(iter(loader))
     assert raised.value.__notes__[0] == f"while making a batch of the rows {loader.order(1)[:2].tolist()}"
 
@@ -257,21 +258,21 @@ def test_items_of_other_shapes_are_named_as_in_the_dataset():
 
 def test_items_of_windows_are_named_as_in_the_dataset():
     windows = view([np.zeros(2 + (i == 5)) for i in range(8)]).windows(2)
-    with pytest.raises(LearnerError, match=r"the array is \[2\] in item 4, and \[3\] in item 5"):
+    with raises_code("batch-item-shapes-differ", "the array", "[2]", "4", "[3]", "5"):
         windows[2]
 
 
 @pytest.mark.parametrize(
     ("batcher", "found"),
     [
-        (lambda items: {"x": np.zeros((len(items) - 1, 3)), "y": np.zeros(len(items))}, r"x \[1, 3\], y \[2\]"),
-        (lambda items: {"x": np.zeros((len(items) + 1, 3))}, r"x \[3, 3\]"),
-        (lambda items: np.zeros(0), r"the array \[0\]"),
+        (lambda items: {"x": np.zeros((len(items) - 1, 3)), "y": np.zeros(len(items))}, "x [1, 3], y [2]"),
+        (lambda items: {"x": np.zeros((len(items) + 1, 3))}, "x [3, 3]"),
+        (lambda items: np.zeros(0), "the array [0]"),
     ],
 )
 def test_a_batcher_drops_no_rows_without_a_word(batcher, found):
     loader = DataLoaderBuilder(batcher).batch_size(2).build(items(4))
-    with pytest.raises(LearnerError, match=f"it got 2, and returned {found}. One that puts several .*any_rows = True"):
+    with raises_code("data-batcher-row-count", "2", found, "any_rows"):
         next(iter(loader))
 
 
@@ -313,7 +314,7 @@ def test_repr_says_what_it_gives():
 @pytest.mark.parametrize("option", ["batch_size", "num_workers", "prefetch", "shuffle"])
 @pytest.mark.parametrize("value", [-1, 2.0, "3", None, True])
 def test_sizes_are_checked_at_once(option, value):
-    with pytest.raises(LearnerError, match=f"{option} is {value!r}: give a whole number"):
+    with raises_code("data-number-value", option, repr(value)):
         getattr(DataLoaderBuilder(), option)(value)
 
 
@@ -322,28 +323,32 @@ def test_options_take_numpy_integers():
 
 
 @pytest.mark.parametrize(
-    ("make_it", "message"),
+    ("make_it", "code", "values"),
     [
-        (lambda: DataLoaderBuilder().batch_size(0), "batch_size is 0: give a whole number, 1 or more"),
-        (lambda: DataLoaderBuilder().drop_last(1), "drop_last is 1: give True or False"),
-        (lambda: DataLoaderBuilder(3), "batcher is a int: give a function"),
-        (lambda: DataLoaderBuilder(Pack), r"batcher is the class Pack: give an object of it, Pack\(...\)"),
-        (lambda: DataLoaderBuilder().build(rows(3)), "DataLoaderBuilder has no batch size"),
-        (lambda: DataLoaderBuilder().batch_size(4).drop_last().build(rows(3)), "3 rows and batch_size is 4"),
-        (lambda: DataLoaderBuilder().batch_size(4).build([]), "the list is empty"),
-        (lambda: DataLoaderBuilder().batch_size(4).build((np.ones(3), np.ones(3))), "cannot read a tuple: give"),
-        (lambda: DataLoaderBuilder().batch_size(4).build("digits"), "cannot read a str"),
-        (lambda: DataLoaderBuilder().batch_size(4).build(iter([1])), "cannot read a list_iterator"),
-        (lambda: make("list", 10, 4).epoch(0), "epoch is 0: give a whole number, 1 or more"),
-        (lambda: make("list", 10, 4).order(0), "epoch is 0: give a whole number, 1 or more"),
-        (lambda: make("list", 10, 4).epoch(1, -1), "start is -1"),
-        (lambda: make("arrays", 10, 4).epoch(1, 4), "start is 4: an epoch of this loader has 3 batches"),
-        (lambda: make("list", 10, 4).epoch(1).set_state({"step": 3}), "needs what get_state gives"),
-        (lambda: make("list", 10, 4).epoch(1).set_state({"epoch": 1, "batch": 9}), "an epoch of this loader has 3"),
+        (lambda: DataLoaderBuilder().batch_size(0), "data-number-value", ("batch_size", "0", "1")),
+        (lambda: DataLoaderBuilder().drop_last(1), "data-drop-last-type", ("1",)),
+        (lambda: DataLoaderBuilder(3), "data-batcher-type", ("int",)),
+        (lambda: DataLoaderBuilder(Pack), "data-batcher-not-instance", ("Pack",)),
+        (lambda: DataLoaderBuilder().build(rows(3)), "data-batch-size-missing", ()),
+        (
+            lambda: DataLoaderBuilder().batch_size(4).drop_last().build(rows(3)),
+            "data-drop-last-leaves-none",
+            ("3", "4"),
+        ),
+        (lambda: DataLoaderBuilder().batch_size(4).build([]), "data-dataset-empty", ("list",)),
+        (lambda: DataLoaderBuilder().batch_size(4).build((np.ones(3), np.ones(3))), "data-dataset-type", ("tuple",)),
+        (lambda: DataLoaderBuilder().batch_size(4).build("digits"), "data-dataset-type", ("str",)),
+        (lambda: DataLoaderBuilder().batch_size(4).build(iter([1])), "data-dataset-type", ("list_iterator",)),
+        (lambda: make("list", 10, 4).epoch(0), "data-number-value", ("epoch", "0", "1")),
+        (lambda: make("list", 10, 4).order(0), "data-number-value", ("epoch", "0", "1")),
+        (lambda: make("list", 10, 4).epoch(1, -1), "data-number-value", ("start", "-1")),
+        (lambda: make("arrays", 10, 4).epoch(1, 4), "data-start-outside", ("4", "3")),
+        (lambda: make("list", 10, 4).epoch(1).set_state({"step": 3}), "data-state-malformed", ()),
+        (lambda: make("list", 10, 4).epoch(1).set_state({"epoch": 1, "batch": 9}), "data-start-outside", ("3",)),
     ],
 )
-def test_wrong_input(make_it, message):
-    with pytest.raises(LearnerError, match=message):
+def test_wrong_input(make_it, code, values):
+    with raises_code(code, *values):
         make_it()
 
 
@@ -432,6 +437,7 @@ def local_dataset(n):
     return Local()
 
 
+@pytest.mark.full
 def test_workers_give_the_same_and_stay_for_the_next_epoch():
     builder = DataLoaderBuilder().batch_size(3).shuffle(4)
     alone, workers = builder.build(local_dataset(10)), builder.num_workers(2).build(local_dataset(10))

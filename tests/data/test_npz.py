@@ -13,6 +13,7 @@ import pytest
 
 from learner.data.npz import read_npz
 from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 ARRAYS = {
     "x": np.arange(24, dtype=np.float32).reshape(4, 3, 2),
@@ -109,7 +110,7 @@ def test_what_claims_to_be_something_else_is_refused_before_memory_is_taken(arch
     with warnings.catch_warnings(action="ignore"):  # NumPy tells of headers that it reads a second time
         tracemalloc.start()
         try:
-            with pytest.raises(LearnerError, match=r"a\.npz cannot be read as \.npz: "):
+            with raises_code("npz-unreadable", "a.npz"):
                 read_npz(path)
             assert tracemalloc.get_traced_memory()[1] < 8 * MEGABYTE
         finally:
@@ -127,7 +128,7 @@ def test_numpy_itself_would_take_the_memory(archive):
         assert tracemalloc.get_traced_memory()[1] > 60 * MEGABYTE
     finally:
         tracemalloc.stop()
-    with pytest.raises(LearnerError, match=r"claims the shape \[16777216\] of float32, 67108864 bytes, and has 4"):
+    with raises_code("npz-unreadable", "[16777216]", "float32", "67108864", "4"):
         read_npz(path)
 
 
@@ -135,7 +136,7 @@ def test_a_bomb_needs_the_memory_that_it_claims(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(8 * MEGABYTE, np.int8), y=np.zeros(8 * MEGABYTE, np.int8))
     tracemalloc.start()
     try:
-        with pytest.raises(LearnerError, match="its arrays take 16777216 bytes, and there is memory for 16777215"):
+        with raises_code("npz-unreadable", "16777216", "16777215"):
             read_npz(tmp_path / "a.npz", memory=16 * MEGABYTE - 1)
         assert tracemalloc.get_traced_memory()[1] < MEGABYTE
     finally:
@@ -147,7 +148,7 @@ def test_the_machine_sets_the_limit(archive, monkeypatch):
     path = archive(x=npy(np.zeros(1000)))
     sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 7}
     monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
-    with pytest.raises(LearnerError, match="its arrays take 8000 bytes, and there is memory for 7000"):
+    with raises_code("npz-unreadable", "8000", "7000"):
         read_npz(path)
     sizes["SC_PHYS_PAGES"] = 8
     assert read_npz(path)["x"].shape == (1000,)
@@ -155,7 +156,7 @@ def test_the_machine_sets_the_limit(archive, monkeypatch):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_methods_that_pack_without_limit_are_refused(archive, method):
-    with pytest.raises(LearnerError, match="packed by a method that NumPy does not use"):
+    with raises_code("npz-unreadable", "NumPy"):
         read_npz(archive(method, x=npy(np.zeros(3))))
 
 
@@ -172,7 +173,7 @@ def patched(path, find, offset, value):
 def test_a_member_that_claims_more_than_deflate_can_make(archive):
     path = archive(zipfile.ZIP_DEFLATED, x=npy(np.zeros(1000)))
     patched(path, b"PK\x01\x02", 24, 2**31)  # what it holds when it is unpacked
-    with pytest.raises(LearnerError, match=r"'x\.npy' claims to hold more than the file can"):
+    with raises_code("npz-unreadable", "'x.npy'"):
         read_npz(path)
 
 
@@ -180,17 +181,20 @@ def test_members_that_are_the_same_bytes(archive):
     """A small file whose members overlap can be unpacked to very much."""
     path = archive(a=npy(np.zeros(1000)), b=npy(np.ones(1000)))
     patched(path, b"PK\x01\x02", 20, os.path.getsize(path) - 100)  # what it has in the file
-    with pytest.raises(LearnerError, match=r"'b\.npy' claims to hold more than the file can"):
+    with raises_code("npz-unreadable", "'b.npy'"):
         read_npz(path)
 
 
 def test_names_that_are_there_twice_or_no_arrays(tmp_path):
-    wrong = {("x.npy", "x.npy"): "there twice", ("x.npy", "evil.pkl"): "'evil.pkl', which is no array"}
-    for names, message in wrong.items():
+    wrong = {
+        ("x.npy", "x.npy"): ("npz-unreadable", "there twice"),
+        ("x.npy", "evil.pkl"): ("npz-unreadable", "'evil.pkl'"),
+    }
+    for names, expected in wrong.items():
         with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
             for name in names:
                 file.writestr(name, npy(np.zeros(3)))
-        with pytest.raises(LearnerError, match=message):
+        with raises_code(*expected):
             read_npz(tmp_path / "a.npz")
 
 
@@ -219,11 +223,11 @@ def test_a_damaged_file_is_an_error_or_was_not_needed(tmp_path, save):
     assert refused > len(content) / 2
     for length in range(len(content)):
         (tmp_path / "b.npz").write_bytes(content[:length])
-        with pytest.raises(LearnerError, match="cannot be read"):
+        with raises_code("npz-unreadable"):
             read_npz(tmp_path / "b.npz")
 
 
 def test_no_file(tmp_path):
     for path in (tmp_path / "no.npz", tmp_path):
-        with pytest.raises(LearnerError, match=f"{path} cannot be read as .npz"):
+        with raises_code("npz-unreadable", str(path), ".npz"):
             read_npz(path)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.data import Pack
-from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 
 def items_of(*lengths):
@@ -53,19 +53,19 @@ def test_every_token_once_and_each_item_in_one_piece(lengths):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "code", "values"),
     [
-        (lambda: Pack(length=0), "the length of Pack is 0"),
-        (lambda: Pack(length=2, rows=0), "the rows of Pack is 0"),
-        (lambda: Pack(length=2)(items_of(1, 3)), r"item 1 has 3 tokens, and a row of Pack\(length=2\) has 2: cut it"),
-        (lambda: Pack(length=2)(items_of(1, 0)), "item 1 has no tokens"),
-        (lambda: Pack(length=2, rows=1)(items_of(1, 2)), "2 items with 3 tokens take 2 rows, .*rows=1.* has 1"),
-        (lambda: Pack(length=2, fields=["txt"])(items_of(1)), "Pack: the items have no field 'txt': did you mean"),
-        (lambda: Pack(length=2)([{"a": [1], "b": [1, 2]}]), "item 0 has 1 tokens in a and 2 in b"),
-        (lambda: Pack(length=2)([[1]]), "Pack needs items that are dicts"),
-        (lambda: Pack(length=2, value=0.5)(items_of(1)), "Pack fills text with 0.5, which is no int32"),
+        (lambda: Pack(length=0), "data-number-value", ("the length of Pack", "0")),
+        (lambda: Pack(length=2, rows=0), "data-number-value", ("the rows of Pack", "0")),
+        (lambda: Pack(length=2)(items_of(1, 3)), "batch-items-differ", ("1", "3", "length=2", "2")),
+        (lambda: Pack(length=2)(items_of(1, 0)), "batch-items-differ", ("1", "no tokens")),
+        (lambda: Pack(length=2, rows=1)(items_of(1, 2)), "data-pack-rows-exceeded", ("2", "3", "rows=1", "1")),
+        (lambda: Pack(length=2, fields=["txt"])(items_of(1)), "data-field-missing", ("txt", "did you mean")),
+        (lambda: Pack(length=2)([{"a": [1], "b": [1, 2]}]), "data-pack-item-unfit", ("0", "1", "2")),
+        (lambda: Pack(length=2)([[1]]), "batch-items-not-dicts", ("Pack",)),
+        (lambda: Pack(length=2, value=0.5)(items_of(1)), "data-fill-value", ("text", "0.5", "Pack", "int32")),
     ],
 )
-def test_wrong_input(make, message):
-    with pytest.raises(LearnerError, match=message):
+def test_wrong_input(make, code, values):
+    with raises_code(code, *values):
         make()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learner.data import DataLoaderBuilder, Pad, view
-from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 
 def texts(*lengths, dtype=np.int32):
@@ -53,7 +53,7 @@ def test_a_mask_for_each_field_or_none():
     assert batch["source_mask"].tolist() == [[True, True, True], [True, False, False]]
     assert batch["target_mask"].tolist() == [[True, False], [True, True]]
     assert set(Pad(mask=None)(items)) == {"source", "target"}
-    with pytest.raises(LearnerError, match=r"target has other lengths .* mask='\{field\}_mask'"):
+    with raises_code("data-pad-lengths-differ", "{field}", name="target"):
         Pad(length=4)(items)
 
 
@@ -66,33 +66,38 @@ def test_items_of_which_all_is_padded():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "code", "values"),
     [
-        (lambda: Pad(length=4, multiple=2), "Pad got length and multiple: give one"),
-        (lambda: Pad(length=0), "the length of Pad is 0: give a whole number, 1 or more"),
-        (lambda: Pad(multiple=-1), "the multiple of Pad is -1"),
-        (lambda: Pad(buckets=[]), r"the buckets of Pad are \[\]: give a list"),
-        (lambda: Pad(buckets=[4, 0]), "a bucket of Pad is 0"),
-        (lambda: Pad(fields="text"), "the fields of Pad are 'text': give a list"),
-        (lambda: Pad(fields=["txt"])(texts(1)), "Pad: the items have no field 'txt': did you mean 'text'"),
-        (lambda: Pad(length=4)(texts(2, 5)), r"text of item 1 has length 5, and Pad\(length=4\) has 4 at most"),
-        (lambda: Pad(buckets=[2, 4])(texts(5)), r"length 5, and Pad\(buckets=\[2, 4\]\) has 4 at most"),
-        (lambda: Pad(value=0.5)(texts(1, 2)), "Pad fills text with 0.5, which is no int32"),
-        (lambda: Pad(value=-1)(texts(1, 2, dtype=np.uint8)), "Pad fills text with -1, which is no uint8"),
-        (lambda: Pad()([[1, 2], [3]]), "needs items that are dicts, and item 0 is a list"),
-        (lambda: Pad()([{"x": [1]}, {"y": [1]}]), r"differ in fields: item 0 has \['x'\], and item 1 has \['y'\]"),
-        (lambda: Pad()([{}, {}]), "items without fields"),
-        (lambda: Pad(fields=["label"])(texts(1)), r"Pad: label of item 0 is int8 \[\], which has no axis"),
+        (lambda: Pad(length=4, multiple=2), "data-pad-choice", ("length and multiple",)),
+        (lambda: Pad(length=0), "data-number-value", ("the length of Pad", "0", "1")),
+        (lambda: Pad(multiple=-1), "data-number-value", ("the multiple of Pad", "-1")),
+        (lambda: Pad(buckets=[]), "data-buckets-value", ("[]",)),
+        (lambda: Pad(buckets=[4, 0]), "data-number-value", ("a bucket of Pad", "0")),
+        (lambda: Pad(fields="text"), "data-fields-value", ("Pad", "'text'")),
+        (lambda: Pad(fields=["txt"])(texts(1)), "data-field-missing", ("txt", "'text'")),
+        (lambda: Pad(length=4)(texts(2, 5)), "data-pad-item-unfit", ("text", "1", "5", "length=4", "4")),
+        (lambda: Pad(buckets=[2, 4])(texts(5)), "data-pad-item-unfit", ("5", "(buckets=[2, 4])", "4")),
+        (lambda: Pad(value=0.5)(texts(1, 2)), "data-fill-value", ("text", "0.5", "Pad", "int32")),
+        (lambda: Pad(value=-1)(texts(1, 2, dtype=np.uint8)), "data-fill-value", ("text", "-1", "Pad", "uint8")),
+        (lambda: Pad()([[1, 2], [3]]), "batch-items-not-dicts", ("0",)),
+        (lambda: Pad()([{"x": [1]}, {"y": [1]}]), "batch-items-differ", ("0", "['x']", "1", "['y']")),
+        (lambda: Pad()([{}, {}]), "batch-items-without-fields", ()),
+        (lambda: Pad(fields=["label"])(texts(1)), "data-item-field-unfit", ("label", "Pad", "0", "int8")),
         (
             lambda: Pad()([{"x": np.ones((2, 3))}, {"x": np.ones((2, 4))}]),
-            r"Pad: x is \[2, 3\] in item 0 and \[2, 4\] in item 1: they may differ in the first axis only",
+            "data-item-field-unfit",
+            ("x", "Pad", "[2, 3]", "0", "[2, 4]", "1"),
         ),
-        (lambda: Pad(fields=["a"])([{"a": [1], "b": [1]}, {"a": [1], "b": []}]), r"b is \[1\] in item 0, and \[0\] in"),
-        (lambda: Pad(mask="label")(texts(1)), "the items have a field 'label' themselves"),
+        (
+            lambda: Pad(fields=["a"])([{"a": [1], "b": [1]}, {"a": [1], "b": []}]),
+            "batch-item-shapes-differ",
+            ("b", "[1]", "0", "[0]"),
+        ),
+        (lambda: Pad(mask="label")(texts(1)), "data-pad-mask-exists", ("'label'",)),
     ],
 )
-def test_wrong_input(make, message):
-    with pytest.raises(LearnerError, match=message):
+def test_wrong_input(make, code, values):
+    with raises_code(code, *values):
         make()
 
 

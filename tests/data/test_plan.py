@@ -3,8 +3,9 @@ import itertools
 import numpy as np
 import pytest
 
-from learner.data.plan import Plan, ProcessShard
-from learner.errors import LearnerError
+from learner.data.plan import Plan
+from learner.data.sharding import ProcessShard
+from tests.support.codes import raises_code
 
 
 @pytest.mark.parametrize(
@@ -54,15 +55,15 @@ def test_parts_are_equal_follow_each_other_and_make_the_batch(count, devices):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "text"),
+    ("numbers", "code", "values"),
     [
-        ((2, 2, 4), "index of a Share is 2: with a count of 2, give less"),
-        ((-1, 2, 4), "index of a Share is -1"),
-        ((0, 0, 4), "count of a Share is 0"),
-        ((0, 2, 0), "multiple of a Share is 0"),
-        ((0, 2, 3), "multiple of a Share is 3: every one of 2 shares needs as many devices"),
+        ((2, 2, 4), "data-share-index", ("2",)),
+        ((-1, 2, 4), "data-number-value", ("-1", "index of a Share")),
+        ((0, 0, 4), "data-number-value", ("0", "count of a Share")),
+        ((0, 2, 0), "data-number-value", ("0", "multiple of a Share")),
+        ((0, 2, 3), "data-share-multiple", ("3", "2")),
     ],
 )
-def test_shares_that_make_no_sense_are_refused(numbers, text):
-    with pytest.raises(LearnerError, match=text):
+def test_shares_that_make_no_sense_are_refused(numbers, code, values):
+    with raises_code(code, *values):
         ProcessShard(*numbers)

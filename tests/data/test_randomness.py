@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from learner import LearnerError
+from learner.data.iterator_state import from_json, to_json
 from learner.data.randomness import generators_of, restore, set_epoch, states_of
 from learner.data.source import source_of
-from learner.data.state import from_json, to_json
+from tests.support.codes import raises_code
 
 ROWS, SIZE = 10, 4
 KINDS = {
@@ -98,7 +98,7 @@ def test_a_loader_without_the_generator_is_refused_inside_an_epoch_and_warned_of
     batches = source.open(1)
     state = with_states(batches)[0][1]
     batch = [{"x": np.zeros(2)}] * 3
-    with pytest.raises(LearnerError, match=r"\(list\) does not take back the states of its random generators.*_own"):
+    with raises_code("resume-data-differs", "_own"):
         source_of(batch, "train").open(1, 1, state)
     warnings = []
     list(source_of(batch, "train").open(2, 0, state, warnings.append))

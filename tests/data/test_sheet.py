@@ -1,10 +1,9 @@
-"""Contact sheets, read back by Pillow."""
+"""Contact sheets."""
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from learner.data.sheet import GAP, contact_sheet, is_image, write_png
+from learner.data.sheet import GAP, contact_sheet, is_image
 
 RED = np.broadcast_to(np.uint8([255, 0, 0]), (50, 60, 3))
 
@@ -26,14 +25,6 @@ RED = np.broadcast_to(np.uint8([255, 0, 0]), (50, 60, 3))
 )
 def test_what_looks_like_an_image(shape, answer):
     assert is_image(shape) == answer
-
-
-def test_what_is_written_is_read_by_others(tmp_path):
-    image = np.random.default_rng(0).integers(0, 256, (7, 11, 3), np.uint8)
-    write_png(tmp_path / "a.png", image)
-    with Image.open(tmp_path / "a.png") as read:
-        assert (read.format, read.mode) == ("PNG", "RGB")
-        np.testing.assert_array_equal(np.array(read), image)
 
 
 def test_images_are_side_by_side_in_order():

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import BATCH, EVEN, batches, build_line, journal_of, quiet, shuffled, valid_data
-from spread import KINDS
-from stopped import some
 
-from learner import LearnerBuilder, LearnerError, RegressionOutput
+from learner import LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.events import Listener, Message, Overview, RunStarted
 from learner.loggers import MemoryLogger
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
 from learner.training.compilation import CompileTimes
+from tests.support.codes import raises_code
+from tests.support.runs import BATCH, EVEN, batches, build_line, journal_of, quiet, shuffled, valid_data
+from tests.support.spread import KINDS
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -88,7 +88,7 @@ def test_an_update_of_ones_own(tmp_path):
 
 
 def test_what_is_wrong_is_told_as_by_fit(tmp_path):
-    with pytest.raises(LearnerError, match="reads batch\\['x'\\], which is not there"):
+    with raises_code("batch-missing-key", name="train_step", key="x"):
         build_line(quiet(tmp_path / "run")).overview([{"z": np.zeros((4, 3), np.float32)}])
 
 
@@ -99,13 +99,30 @@ STRATEGIES = {
     "replicated": lambda: Replicated(8),
     "sharded": lambda: Sharded(rules=fsdp(1)),
 }
-CASES = [(s, k, a, d) for s in STRATEGIES for k in ("mlp", "cnn") for a in (1, 2) for d in ("resident", "stream")]
-SOME = {("one", "mlp", 1, "resident")}
+CASES = [  # each pair of values is in one of them
+    ("one", "mlp", 2, "stream"),
+    ("one", "cnn", 1, "resident"),
+    ("replicated", "mlp", 1, "resident"),
+    ("replicated", "cnn", 2, "stream"),
+    ("sharded", "mlp", 2, "resident"),
+    ("sharded", "cnn", 1, "stream"),
+]
 
 
-@pytest.mark.parametrize(("strategy", "kind", "accumulate", "data"), some(CASES, SOME))
-def test_the_training_is_compiled_once(tmp_path, strategy, kind, accumulate, data):
+def test_the_training_is_compiled_once(tmp_path):
     """With what was compiled for the overview, the same programs are made as without."""
+    counts = []
+    for name, shows in (("without", False), ("with", True)):
+        jax.clear_caches()
+        with CompileTimes() as times:
+            build_line(quiet(tmp_path / name).summary(shows)).fit(shuffled())
+        counts.append(times.count)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("strategy", "kind", "accumulate", "data"), CASES)
+def test_the_training_is_compiled_once_wherever_it_runs(tmp_path, strategy, kind, accumulate, data):
     counts = []
     for name, shows in (("without", False), ("with", True)):
         jax.clear_caches()
@@ -121,17 +138,32 @@ def test_the_training_is_compiled_once(tmp_path, strategy, kind, accumulate, dat
     assert counts[0] == counts[1]
 
 
-def shown(directory, **summary):
-    """What a run of two epochs prints and tells, and what its log has."""
+def shown(directory, *listeners, **summary):
+    """Return what a run of two epochs prints, its events, and its log."""
     out, memory = io.StringIO(), MemoryLogger()
-    builder = LearnerBuilder(directory).renderer(PlainRenderer(out)).metric_loggers(memory).num_epochs(2)
+    builder = LearnerBuilder(directory).renderer(PlainRenderer(out)).metric_loggers(memory, *listeners).num_epochs(2)
     learner = build_line(builder.with_file_checkpointer(None).summary(**summary))
     assert learner.fit(shuffled(), valid_data()).stopped_by == "num_epochs"
     return out.getvalue().splitlines(), memory.events, (directory / "experiment.log").read_text()
 
 
-def test_a_run_tells_it_before_it_starts(tmp_path):
-    lines, events, log = shown(tmp_path / "run")
+class Reading(Listener):
+    """Reads what is in the directory of a run while it is compiled."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def on_event(self, event):
+        if isinstance(event, Overview):
+            self.events = [entry["event"] for entry in journal_of(self.directory)]
+            self.files = {path.name for path in self.directory.iterdir()}
+
+
+def test_a_run_shows_it_before_it_starts(tmp_path):
+    reading = Reading(tmp_path / "run")
+    lines, events, log = shown(tmp_path / "run", reading)
+    assert reading.events[0] == "start"
+    assert "model.json" in reading.files
     overview, compiled, started = events[:3]
     assert isinstance(overview, Overview)
     assert isinstance(compiled, Message)
@@ -145,19 +177,6 @@ def test_a_run_tells_it_before_it_starts(tmp_path):
     assert lines[0].split()[:2] == ["dict", "(pytree)"]
     assert lines.index(compiled.text) < lines.index(f"{tmp_path / 'run'}: 2 epochs of 6 steps, 4 parameters")
     assert "length     6 batches = 6 steps an epoch; 2 epochs = 12 steps" in lines
-
-
-def test_while_it_is_compiled_there_is_a_run(tmp_path):
-    class Reading(Listener):
-        def on_event(self, event):
-            if isinstance(event, Overview):
-                self.events = [entry["event"] for entry in journal_of(tmp_path / "run")]
-                self.files = {path.name for path in (tmp_path / "run").iterdir()}
-
-    reading = Reading()
-    build_line(quiet(tmp_path / "run").metric_loggers(reading).summary()).fit(batches())
-    assert reading.events[0] == "start"
-    assert "model.json" in reading.files
 
 
 def test_only_where_it_is_asked_for(tmp_path):

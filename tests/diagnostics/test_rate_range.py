@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from runs import batches, build_line, line, line_step, model_bits, quiet, valid_data
 
 from learner import Interrupter, LearnerError, RangeTest, ReduceOnPlateau, RegressionOutput
 from learner.diagnostics.rate_range import RangeTestListener, smoothed
@@ -18,6 +17,8 @@ from learner.events import StepsEnded
 from learner.loggers import MemoryLogger
 from learner.metrics import MeanAbsoluteError
 from learner.schedules import Cosine
+from tests.support.codes import raises_code
+from tests.support.runs import batches, build_line, line, line_step, model_bits, quiet, valid_data
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -49,6 +50,7 @@ def test_it_is_training_with_rising_rates(tmp_path, accumulate, lr):
     assert found.planned == 5
 
 
+@pytest.mark.full
 def test_nothing_of_it_stays(tmp_path, monkeypatch):
     """No file, no call of a hook or a logger, no other model; and `fit` afterwards gives what it gives without it."""
     (tmp_path / "temporary").mkdir()
@@ -68,7 +70,7 @@ def test_nothing_of_it_stays(tmp_path, monkeypatch):
     one = learner("one", memory)
     found = one.find_lr(steps=20)
     assert len(found.losses) > 10
-    assert (calls, memory.events, plateau.rate) == ([], [], 0.05)
+    assert (calls, memory.events, plateau.lr) == ([], [], 0.05)
     assert model_bits(model) == before
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
     expected = learner("two").fit()
@@ -100,7 +102,7 @@ def test_a_loss_that_is_not_finite_ends_it(tmp_path):
 
 def test_a_first_loss_that_is_not_finite(tmp_path):
     data = [{**batch, "x": batch["x"] * np.float32(math.inf)} for batch in batches()]
-    with pytest.raises(LearnerError, match="the first loss is not finite"):
+    with raises_code("step-first-loss-nonfinite"):
         build_line(quiet(tmp_path / "run")).find_lr(data, steps=3)
 
 
@@ -117,7 +119,7 @@ def test_what_is_wrong_is_told_at_once(tmp_path):
         learner.find_lr(batches(), lowest=0.0, highest=-1.0, steps=1, smoothing=1.0, diverges=1.0)
     for part in ("5 problems", "lowest is 0.0", "highest is -1.0", "steps is 1", "smoothing is 1.0", "diverges is 1.0"):
         assert part in str(error.value)
-    with pytest.raises(LearnerError, match="there is no training data"):
+    with raises_code("data-training-missing"):
         learner.find_lr()
 
 

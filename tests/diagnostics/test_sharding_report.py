@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import build_line, model_bits, quiet, tree_of
-from spread import KINDS
 
 from learner import RegressionOutput
 from learner.data import DataLoaderBuilder
-from learner.errors import LearnerError
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
+from tests.support.codes import raises_code
+from tests.support.runs import build_line, model_bits, quiet, tree_of
+from tests.support.spread import KINDS
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -75,7 +75,10 @@ STRATEGIES = {
     "fsdp": lambda kind: Sharded(rules=fsdp(1)),
     "model": lambda kind: Sharded({"data": 2, "model": 2}, [KINDS[kind].rules, fsdp(1)], devices=4),
 }
-CASES = list(itertools.product(STRATEGIES, KINDS, (1, 2)))
+CASES = [  # each strategy, each kind with and without accumulation, and all kinds where the model is split
+    *zip(list(STRATEGIES)[:-1], itertools.cycle(KINDS), itertools.cycle((1, 2))),
+    *(("model", kind, accumulate) for kind in KINDS for accumulate in (1, 2)),
+]
 SOME = {("model", "mlp", 1)}
 NAMES = {("cnn", 1): ["step"], ("cnn", 2): ["micro-batch", "update"]}  # a convolution is slow in a loop on a CPU
 
@@ -204,5 +207,5 @@ def test_a_run_that_is_there_stays_as_it_is(tmp_path):
 
 def test_what_is_wrong_is_told(tmp_path):
     learner = learner_for(tmp_path / "run", strategy=Sharded(rules={"hiden": "data"}))
-    with pytest.raises(LearnerError, match="the rule 'hiden' of Sharded is not used"):
+    with raises_code("strategy-rule-unused", pattern="hiden"):
         learner.sharding_report(data_for())

@@ -12,25 +12,28 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from runs import model_bits
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 from sklearn.neighbors import KNeighborsClassifier
-from stopped import some
 
-from learner import Optimizer, load_checkpoint, parameters
+from learner import Optimizer, load_checkpoint, trainable_params
 from learner.cli.main import main
 from learner.data import digits
 from learner.errors import LearnerError
 from learner.runs.history import read_history
 from learner.strategies import Sharded, fsdp
 from learner.util.trees import named_leaves
+from tests.support.runs import model_bits
+from tests.support.stopped import some
 
 ROOT = Path(__file__).parents[2]
 WITH_CONFIG = {  # by config: how it is shortened on the command line, and the example by its arguments
-    "digits": (["--num_epochs=2"], {"num_epochs": 2}),
+    "digits": (["--num_epochs=1"], {"num_epochs": 1}),
     "digits_cnn": (["--num_epochs=1"], {"num_epochs": 1}),
-    "regression": (["--num_epochs=9"], {"num_epochs": 9}),
-    "charlm": (["--train.dataset.max_rows=40", "--valid.dataset.max_rows=40"], {"max_rows": 40}),
+    "regression": (["--num_epochs=2"], {"num_epochs": 2}),
+    "charlm": (
+        ["--num_epochs=1", "--train.dataset.max_rows=40", "--valid.dataset.max_rows=40"],
+        {"num_epochs": 1, "max_rows": 40},
+    ),
 }
 CLASSIFIERS = ["equinox_model", "linen_model", "pytree"]
 OTHERS = ["from_torch", "gan", "lora", "own_metric"]
@@ -164,7 +167,7 @@ def test_each_part_has_its_rate(monkeypatch):
     after, _, _ = jax.jit(module.train_step.__wrapped__)(model, states, 0.5, batch)
     factors = {"conv1.kernel": 2.0, "conv2.kernel": 4.0, "head.kernel": 1.0}
     factors |= {f"{layer}.bias": 0.1 for layer in ("conv1", "conv2", "head")}
-    before, now, by = (named_leaves(parameters(tree)) for tree in (model, after, grads))
+    before, now, by = (named_leaves(trainable_params(tree)) for tree in (model, after, grads))
     assert set(before) == set(factors)
     for name, factor in factors.items():
         np.testing.assert_allclose(now[name], before[name] - 0.5 * factor * by[name], rtol=1e-5, atol=1e-6)
@@ -202,11 +205,11 @@ def test_the_backbone_is_frozen_and_then_is_not():
     loaded = {
         f"backbone{path.removeprefix('encoder')}": x
         for path, x in named_leaves(
-            parameters(load_checkpoint("runs/example/pretrained", "best", module.Pretrained(nnx.Rngs(5))).model)
+            trainable_params(load_checkpoint("runs/example/pretrained", "best", module.Pretrained(nnx.Rngs(5))).model)
         ).items()
         if path.startswith("encoder")
     }
-    frozen, tuned = (named_leaves(parameters(result.model)) for result in (head, everything))
+    frozen, tuned = (named_leaves(trainable_params(result.model)) for result in (head, everything))
     assert len(loaded) == 4
     for name, x in loaded.items():
         np.testing.assert_array_equal(frozen[name], x, err_msg=name)

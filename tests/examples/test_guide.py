@@ -17,11 +17,11 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from shown import assert_shown
 
 from learner.cli.main import main
 from learner.data import digits
 from learner.runs.history import read_history
+from tests.support.shown import assert_shown
 
 GUIDE = Path(__file__).parents[2] / "examples" / "guide"
 README = (GUIDE / "README.md").read_text()

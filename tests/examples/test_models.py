@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from stopped import some
+
+from tests.support.stopped import some
 
 CASES = {
     "MLP": ({"features": [64, 16, 10]}, {"image": (5, 8, 8)}, (5, 10)),
@@ -45,7 +46,7 @@ def test_a_step_its_gradients_and_its_dropout(models, name):
 
 @pytest.fixture(scope="module")
 def transformer(models):
-    return models.CharTransformer(characters=11, width=16, layers=2, heads=2, rngs=nnx.Rngs(0))
+    return models.CharTransformer(characters=11, width=8, layers=1, heads=2, rngs=nnx.Rngs(0))
 
 
 call = nnx.jit(lambda model, text: model(text))

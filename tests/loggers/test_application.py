@@ -4,10 +4,10 @@ import logging
 import re
 
 import pytest
-from runs import batches, build_line, quiet
 
-from learner.errors import LearnerError
 from learner.loggers import close_application_log, open_application_log
+from tests.support.codes import raises_code
+from tests.support.runs import batches, build_line, quiet
 
 
 def test_lines_have_time_level_and_text(tmp_path, caplog, capsys):
@@ -70,7 +70,7 @@ def test_a_users_logger_is_used_and_left_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("setting", ["experiment.log", False, 1, logging.INFO])
 def test_anything_else_is_refused(tmp_path, setting):
-    with pytest.raises(LearnerError, match=r"application_logger got .*; it needs True, None or a logging\.Logger"):
+    with raises_code("logger-application-type", "application_logger", "logging.Logger"):
         open_application_log(tmp_path, setting)
 
 
@@ -78,7 +78,7 @@ def test_a_link_is_not_written_through(tmp_path):
     (tmp_path / "other").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/experiment.log").symlink_to(tmp_path / "other")
-    with pytest.raises(LearnerError, match=r"experiment\.log is a symbolic link"):
+    with raises_code("run-file-kind", "experiment.log"):
         open_application_log(tmp_path / "run", True)
     assert (tmp_path / "other").read_text() == "mine"
 

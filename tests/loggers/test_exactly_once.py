@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from logged import split, started, steps
 
-from learner import LearnerBuilder, LearnerError
+from learner import LearnerBuilder
 from learner.loggers import JsonLines
 from learner.loggers.exactly_once import ExactlyOnceLogger, UploadCursor
+from tests.support.codes import raises_code
+from tests.support.logged import split, started, steps
 
 NAMES = '{"id": "a", "step": 1, "row": 1, "splits": {}, "names": []}'
 
@@ -39,7 +40,7 @@ class Named(Server):
 def test_one_of_each(tmp_path):
     """How far it got is kept in one file."""
     builder = LearnerBuilder(tmp_path / "run").metric_loggers(Server(), JsonLines())
-    with pytest.raises(LearnerError, match=r"two loggers of Server; a run has one, as server\.json in its directory"):
+    with raises_code("logger-twice", "server.json"):
         builder.metric_loggers(Server())
 
 
@@ -120,7 +121,7 @@ def test_where_nothing_was_taken_there_is_no_file(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", '{"id": 5, "step": 1, "row": 1, "splits": {}}', '{"id": "a"}', NAMES])
 def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, content):
     (tmp_path / "server.json").write_text(content)
-    with pytest.raises(LearnerError, match=r"server\.json is damaged: remove it"):
+    with raises_code("logger-state-damaged", "server.json"):
         UploadCursor(tmp_path / "server.json")
 
 
@@ -134,5 +135,5 @@ def test_the_file_is_json(tmp_path):
 
 def test_links_are_not_followed(tmp_path):
     (tmp_path / "server.json").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LearnerError, match="symbolic link"):
+    with raises_code("run-file-kind"):
         UploadCursor(tmp_path / "server.json")

@@ -6,31 +6,32 @@ import re
 
 import numpy as np
 import pytest
-from logged import ended, played, split, started, steps
 from PIL import Image
 
 from learner import LearnerError
 from learner.events import Message, RunFailed
 from learner.loggers import MLflow
 from learner.loggers.mlflow import key_of
+from tests.support.codes import raises_code
+from tests.support.logged import ended, played, split, started, steps
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "shown"),
     [
-        ({"tracking_uri": "http//localhost:5000"}, "MLflow has the address"),
-        ({"tracking_uri": "http://"}, "MLflow has the address"),
-        ({"tracking_uri": "http//me:word@localhost"}, r"MLflow has the address '\.\.\.'"),
-        ({"tracking_uri": 5}, "tracking_uri of MLflow is of type int"),
-        ({"experiment": ""}, "experiment of MLflow is ''"),
-        ({"retries": -1}, "retries is -1"),
+        ({"tracking_uri": "http//localhost:5000"}, "logger-address-malformed", []),
+        ({"tracking_uri": "http://"}, "logger-address-malformed", []),
+        ({"tracking_uri": "http//me:word@localhost"}, "logger-address-malformed", ["'...'"]),
+        ({"tracking_uri": 5}, "logger-mlflow-uri-type", ["tracking_uri"]),
+        ({"experiment": ""}, "logger-mlflow-experiment", []),
+        ({"retries": -1}, "logger-retries-value", ["is -1"]),
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(options, message, monkeypatch):
+def test_wrong_options_are_refused(options, code, shown, monkeypatch):
     """Also where mlflow is not installed."""
     monkeypatch.setattr("learner.loggers.mlflow.refuse_missing", lambda *names: pytest.fail("it looked for mlflow"))
-    with pytest.raises(LearnerError, match=message):
+    with raises_code(code, *shown):
         MLflow(**options)
 
 
@@ -42,7 +43,7 @@ def test_names_get_the_characters_that_mlflow_takes():
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    from mlflowserver import server
+    from tests.support.mlflowserver import server
 
     with server(tmp_path_factory.mktemp("mlflow")) as url:
         yield url
@@ -169,7 +170,7 @@ def test_a_store_in_a_file(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.full
 def test_a_server_that_is_not_there_is_asked_again_and_given_up(tmp_path, monkeypatch):
-    from mlflowserver import free_port
+    from tests.support.mlflowserver import free_port
 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     pauses = []
@@ -185,7 +186,7 @@ def test_a_server_that_is_not_there_is_asked_again_and_given_up(tmp_path, monkey
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["http", "htp"])
 def test_errors_do_not_show_the_user_of_an_address(tmp_path, monkeypatch, scheme):
-    from mlflowserver import free_port
+    from tests.support.mlflowserver import free_port
 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     server = f"127.0.0.1:{free_port()}"

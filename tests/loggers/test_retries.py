@@ -2,8 +2,8 @@
 
 import pytest
 
-from learner import LearnerError
 from learner.loggers.retries import Retries
+from tests.support.codes import raises_code
 
 
 class Server:
@@ -52,5 +52,5 @@ def test_what_would_fail_again_is_not_tried_again():
 
 @pytest.mark.parametrize("times", [-1, 1.0, True, None])
 def test_wrong_numbers_are_refused(times):
-    with pytest.raises(LearnerError, match="it needs a whole number, 0 or more"):
+    with raises_code("logger-retries-value"):
         Retries(times)

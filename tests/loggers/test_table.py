@@ -5,10 +5,10 @@ import json
 import math
 
 import numpy as np
-from logged import INFOS, played, split, started, steps
 
 from learner.events import MetricInfo
 from learner.loggers import Csv
+from tests.support.logged import INFOS, played, split, started, steps
 
 
 def rows(path):

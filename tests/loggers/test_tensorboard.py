@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from logged import INFOS, ended, played, split, started, steps
 from PIL import Image
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
-from tfevents import events_of, read, scalars, texts
 
 from learner import ClassificationOutput, LearnerBuilder
 from learner.data import ArrayDataset
@@ -18,6 +16,8 @@ from learner.events import MetricInfo, RunFailed
 from learner.loggers import TensorBoard
 from learner.loggers.tfevents import read_records
 from learner.metrics import ConfusionMatrix
+from tests.support.logged import INFOS, ended, played, split, started, steps
+from tests.support.tfevents import events_of, read, scalars, texts
 
 
 def test_scalars_lie_at_their_steps(tmp_path):
@@ -112,11 +112,11 @@ def test_hyper_parameters(tmp_path):
         if value.metadata.plugin_data.plugin_name == "hparams"
     }
     experiment = data["_hparams_/experiment"].experiment
-    assert [info.name for info in experiment.hparam_infos] == ["lr", "model.class_path", "summary"]
+    assert [info.name for info in experiment.hparam_infos] == ["lr", "model", "summary"]
     assert [info.name.tag for info in experiment.metric_infos] == ["train/Loss"]
     values = data["_hparams_/session_start_info"].session_start_info.hparams
     assert values["lr"].number_value == 0.1
-    assert (values["model.class_path"].string_value, values["summary"].bool_value) == ("Net", True)
+    assert (values["model"].string_value, values["summary"].bool_value) == ("Net", True)
     assert "_hparams_/session_end_info" in data
 
 

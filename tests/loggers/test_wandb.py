@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from logged import ended, played, split, started, steps
 from PIL import Image
 
-from learner import LearnerError
 from learner.events import Message, RunFailed
 from learner.loggers import WandB
+from tests.support.codes import raises_code
+from tests.support.logged import ended, played, split, started, steps
 
 EACH = {"mode": "offline", "every_steps": 1}
 
@@ -30,15 +30,16 @@ def play(logger, *events):
 
 @pytest.mark.parametrize("mode", ["off", "", 1, "disabled"])
 def test_modes_that_there_are_not(mode):
-    with pytest.raises(LearnerError, match="mode of WandB is"):
+    with raises_code("logger-wandb-mode-unknown"):
         WandB(mode=mode)
 
 
 @pytest.mark.full
 def test_what_is_stored_of_a_run(tmp_path):
-    from wandbfile import read
+    from tests.support.wandbfile import read
 
-    facts = {"config": {"lr": 0.1, "sizes": [1, 2]}, "environment": {"jax": "0.10"}, "commit": "abc"}
+    config = {"lr": 0.1, "sizes": [1, 2], "model": {"class_path": "Net", "init_args": {"width": 8}}}
+    facts = {"config": config, "environment": {"jax": "0.10"}, "commit": "abc"}
     valid = split("valid", 3, {"Loss": 0.25, "Matrix": "1 0\n0 1"})
     play(WandB(**EACH), started(tmp_path / "run", **facts), steps(1, 4.0, math.nan, 2.0), valid, ended(3))
     found = read(tmp_path / "run")
@@ -47,8 +48,12 @@ def test_what_is_stored_of_a_run(tmp_path):
     assert math.isnan(float(shown[1].pop("step/train/Loss")))
     assert shown[0] == {"step/train/Loss": 4.0, "step/train/Top-5 Accuracy": 5.0, "epoch": 1, "step": 1}
     assert shown[2]["valid/Loss"] == 0.25
-    assert {key: found["config"][key] for key in ("lr", "sizes", "commit", "environment")} == {
-        **facts["config"],
+    keys = ("lr", "sizes", "model", "model.width", "commit", "environment")
+    assert {key: found["config"][key] for key in keys} == {
+        "lr": 0.1,
+        "sizes": [1, 2],
+        "model": "Net",
+        "model.width": 8,
         "commit": "abc",
         "environment": {"jax": "0.10"},
     }
@@ -60,7 +65,7 @@ def test_what_is_stored_of_a_run(tmp_path):
 @pytest.mark.full
 def test_pictures_texts_and_messages(tmp_path, monkeypatch):
     """To the bit, also where all values are small; what looks like HTML is text. Pillow's bound is none of ours."""
-    from wandbfile import files, read
+    from tests.support.wandbfile import files, read
 
     rng = np.random.default_rng(0)
     drawn = {"Matrix": rng.integers(0, 256, (4, 6, 3), np.uint8), "Dark": rng.integers(0, 2, (4, 6), np.uint8)}
@@ -87,7 +92,7 @@ def test_pictures_texts_and_messages(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_a_run_goes_on_with_its_id_and_nothing_is_there_twice(tmp_path):
     """It failed in step 4; it goes on at step 2, and the validation of step 3 is new."""
-    from wandbfile import read
+    from tests.support.wandbfile import read
 
     first = [started(tmp_path / "run"), steps(1, 1.0, 2.0), steps(3, 3.0, 4.0), RunFailed(1.0, 1, 4, "no")]
     play(WandB(**EACH), *first)

@@ -10,12 +10,12 @@ import socket
 import threading
 
 import pytest
-from logged import ended, split, started, steps
-from runs import batches, build_line, quiet
 
-from learner import LearnerError
 from learner.events import Message, MetricInfo, RunEnded, RunFailed
 from learner.loggers import MemoryLogger, Webhook
+from tests.support.codes import named_case, raises_code
+from tests.support.logged import ended, split, started, steps
+from tests.support.runs import batches, build_line, quiet
 
 INFOS = (
     MetricInfo("train", "Loss", higher_is_better=False),
@@ -149,7 +149,7 @@ def test_what_may_pass_is_tried_again(server, tmp_path, code):
 
 def test_what_is_refused_is_an_error_without_secrets(server, tmp_path):
     server.answers += [404]
-    with pytest.raises(LearnerError, match=r"http://127\.0\.0\.1:\d+ answered 404 Not Found") as refused:
+    with raises_code("logger-post-refused", "http://127.0.0.1:", "404 Not Found") as refused:
         play(Webhook(server.url, sleep=lambda s: pytest.fail("tried again")), begin(tmp_path), ended(3))
     assert "secret" not in str(refused.value)
 
@@ -159,7 +159,7 @@ def test_a_server_that_points_elsewhere_is_not_followed(server, tmp_path, code):
     """The content would be lost, and the headers would go to another server."""
     server.answers, server.points_to = [code], f"http://localhost:{server.server_port}/secret"
     logger = Webhook(server.url, headers={"Authorization": "secret"}, sleep=lambda s: pytest.fail("tried again"))
-    with pytest.raises(LearnerError, match=rf"answered {code} .* and points to http://localhost:\d+, which") as refused:
+    with raises_code("logger-post-refused", f"answered {code}", "points to http://localhost:") as refused:
         play(logger, begin(tmp_path), ended(3))
     assert "secret" not in str(refused.value)
     assert (len(server.posts), server.gets) == (1, [])
@@ -167,41 +167,40 @@ def test_a_server_that_points_elsewhere_is_not_followed(server, tmp_path, code):
 
 @pytest.mark.parametrize(
     ("where", "shown"),
-    [("/secret", r"http://127\.0\.0\.1:\d+"), ("http://[secret", "another place"), ("file:///secret", "another place")],
+    [("/secret", "http://127.0.0.1:"), ("http://[secret", "another place"), ("file:///secret", "another place")],
 )
 def test_what_a_server_points_to_is_shown_without_secrets(server, tmp_path, where, shown):
     server.answers, server.points_to = [302], where
-    with pytest.raises(LearnerError, match=f"points to {shown}, which") as refused:
+    with raises_code("logger-post-refused", f"points to {shown}") as refused:
         play(Webhook(server.url), begin(tmp_path), ended(3))
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"url": "http://me:secret@127.0.0.1:1/hook"}, r"the webhook's address is http://\*\*\*@"),
-        ({"url": "http://secret@127.0.0.1:1/hook"}, r"the webhook's address is http://\*\*\*@"),
+def test_what_cannot_be_sent_is_refused_without_its_secrets():
+    cases = [
+        ({"url": "http://me:secret@127.0.0.1:1/hook"}, "logger-arguments-wrong", []),
+        ({"url": "http://secret@127.0.0.1:1/hook"}, "logger-arguments-wrong", []),
         (
             {"url": "http://127.0.0.1:1/h\u00f6\u00f6k/secret"},
-            "the webhook's address has characters that are not ASCII",
+            "logger-arguments-wrong",
+            ["ASCII"],
         ),
-        ({"headers": {"Authorization": "Bearer secret\n"}}, "the header 'Authorization' has a line break"),
-        ({"headers": {"X-Key": "secret\x00"}}, "the header 'X-Key' has a line break or another"),
-        ({"headers": {"X-Key": "secret\u20ac"}}, "the header 'X-Key' has a line break or another"),
-        ({"headers": {"X-Key": b"secret"}}, "the header 'X-Key' has a bytes; it needs a text"),
-        ({"headers": {"X-Key": None}}, "the header 'X-Key' has a NoneType; it needs a text"),
-        ({"headers": {"Authorization: Bearer secret": ""}}, r"a header's name begins with 'Authorization\.\.\.'"),
-        ({"headers": {"": "secret"}}, "a header's name begins with a character that none has"),
-        ({"headers": {5: "secret"}}, "a header's name is of type int"),
-        ({"headers": ["secret"]}, "headers is of type list"),
-        ({"headers": {"A": 1, "B": "secret\r"}}, r"2 problems:\n.*the header 'A' has a int; .*\n.*the header 'B' has"),
-    ],
-    ids=repr,
-)
-def test_what_cannot_be_sent_is_refused_without_its_secrets(options, message):
-    with pytest.raises(LearnerError, match=message) as refused:
-        Webhook(**{"url": "http://127.0.0.1:1", **options})
-    assert "secret" not in str(refused.value)
+        ({"headers": {"Authorization": "Bearer secret\n"}}, "logger-arguments-wrong", ["'Authorization'"]),
+        ({"headers": {"X-Key": "secret\x00"}}, "logger-arguments-wrong", ["'X-Key'"]),
+        ({"headers": {"X-Key": "secret\u20ac"}}, "logger-arguments-wrong", ["'X-Key'"]),
+        ({"headers": {"X-Key": b"secret"}}, "logger-arguments-wrong", ["'X-Key'"]),
+        ({"headers": {"X-Key": None}}, "logger-arguments-wrong", ["'X-Key'", "NoneType"]),
+        ({"headers": {"Authorization: Bearer secret": ""}}, "logger-arguments-wrong", ["'s name begins with '"]),
+        ({"headers": {"": "secret"}}, "logger-arguments-wrong", []),
+        ({"headers": {5: "secret"}}, "logger-arguments-wrong", []),
+        ({"headers": ["secret"]}, "logger-arguments-wrong", []),
+        ({"headers": {"A": 1, "B": "secret\r"}}, "logger-arguments-wrong", ["'A'", "'B'"]),
+    ]
+    for options, code, shown in cases:
+        with named_case((options, code, shown)):
+            with raises_code(code, *shown) as refused:
+                Webhook(**{"url": "http://127.0.0.1:1", **options})
+            assert "secret" not in str(refused.value)
 
 
 def test_headers_that_can_be_sent(server, tmp_path):
@@ -248,13 +247,13 @@ def test_an_answer_without_an_end_is_not_read(monkeypatch, tmp_path):
 def test_an_answer_that_does_not_begin_is_given_up_in_time(monkeypatch, tmp_path, pieces):
     """A socket's own timeout would begin anew with each piece. A server without a word is one that hangs."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with endless(pieces) as (url, _), pytest.raises(LearnerError, match="cannot be reached"):
+    with endless(pieces) as (url, _), raises_code("logger-post-failed"):
         play(Webhook(url, timeout=0.2, retries=0), begin(tmp_path), ended(3))
 
 
 def test_a_long_reason_is_cut(server, tmp_path):
     server.answers, server.reason = [404], "no " * 10_000
-    with pytest.raises(LearnerError, match="answered 404 no no") as refused:
+    with raises_code("logger-post-refused", "404 no no") as refused:
         play(Webhook(server.url), begin(tmp_path), ended(3))
     assert len(str(refused.value)) < 200
 
@@ -263,7 +262,7 @@ def test_a_server_that_is_not_there(server, tmp_path):
     url, pauses = server.url, []
     server.shutdown()
     server.server_close()
-    with pytest.raises(LearnerError, match=r"cannot be reached: .*refused"):
+    with raises_code("logger-post-failed"):
         play(Webhook(url, retries=2, sleep=pauses.append), begin(tmp_path), ended(3))
     assert pauses == [1.0, 2.0]
 
@@ -283,16 +282,16 @@ def test_a_run_whose_server_is_not_there_goes_on_with_one_warning(server, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "shown"),
     [
-        ({"url": "example.org/hook"}, "the webhook has the address"),
-        ({"on": ["ends"]}, "on has 'ends': did you mean 'end'"),
-        ({"on": "bset"}, "on has 'bset': did you mean 'best'"),
-        ({"timeout": 0}, "timeout of Webhook is 0"),
-        ({"retries": -1}, "retries is -1"),
+        ({"url": "example.org/hook"}, "logger-address-malformed", []),
+        ({"on": ["ends"]}, "logger-arguments-wrong", ["'ends'", "'end'"]),
+        ({"on": "bset"}, "logger-arguments-wrong", ["'bset'", "'best'"]),
+        ({"timeout": 0}, "logger-arguments-wrong", ["is 0"]),
+        ({"retries": -1}, "logger-retries-value", ["is -1"]),
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(LearnerError, match=message):
+def test_wrong_options_are_refused(options, code, shown):
+    with raises_code(code, *shown):
         Webhook(**{"url": "http://127.0.0.1:1", **options})

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import learner.metrics.base
 from learner import metrics
-from learner.errors import LearnerError
-from learner.metrics import Info, Mean, MetricBase, Sum, rows_mask
+from learner.metrics import CompensatedSum, Info, MetricBase, WeightedMean, rows_mask
 from learner.steps.outputs import RegressionOutput
+from tests.support.codes import raises_code
 
 few = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 floats = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
@@ -29,8 +29,9 @@ def plain_sum(x: float, count: int) -> Any:
 
 def test_a_million_small_values_do_not_drift() -> None:
     x, count = np.float32(0.1), 1_000_000
-    total = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s.add(x), Sum.zero()))(x)
-    merged = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s.merge(Sum.zero().add(x)), Sum.zero()))(x)
+    zero = CompensatedSum.zero()
+    total = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s.add(x), zero))(x)
+    merged = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda i, s: s.merge(zero.add(x)), zero))(x)
     exact = np.float32(count * float(x))
     assert total.value() == exact
     assert merged.value() == exact
@@ -45,9 +46,9 @@ def test_a_long_mean_does_not_drift() -> None:
     def epoch(values: Any, weights: Any) -> tuple[Any, Any]:
         def body(carry: Any, batch: Any) -> Any:
             state, plain = carry
-            return (state.merge(Mean.zero().add(*batch)), plain + batch[0] * batch[1]), None
+            return (state.merge(WeightedMean.zero().add(*batch)), plain + batch[0] * batch[1]), None
 
-        return jax.lax.scan(body, (Mean.zero(), jnp.float32(0)), (values, weights))[0]
+        return jax.lax.scan(body, (WeightedMean.zero(), jnp.float32(0)), (values, weights))[0]
 
     state, plain = epoch(values, weights)
     exact = np.average(values.astype(np.float64), weights=weights)
@@ -59,10 +60,10 @@ def test_a_long_mean_does_not_drift() -> None:
 @few
 @given(st.lists(floats, min_size=1, max_size=16))
 def test_sum_equals_the_exact_sum(values: list[float]) -> None:
-    added, merged = Sum.zero(), Sum.zero()
+    added, merged = CompensatedSum.zero(), CompensatedSum.zero()
     for value in values:
         added = added.add(jnp.float32(value))
-        merged = Sum.zero().add(jnp.float32(value)).merge(merged)
+        merged = CompensatedSum.zero().add(jnp.float32(value)).merge(merged)
     size = max(map(abs, values))
     # Two float32 hold some 48 bits of the largest value; one holds 24 of the result.
     for total in (added, merged):
@@ -70,7 +71,7 @@ def test_sum_equals_the_exact_sum(values: list[float]) -> None:
 
 
 def test_sum_of_a_shape() -> None:
-    total = Sum.zero((2,)).add(jnp.array([1e8, 1.0])).add(jnp.array([1.0, 2.0])).add(jnp.array([-1e8, 3.0]))
+    total = CompensatedSum.zero((2,)).add(jnp.array([1e8, 1.0])).add(jnp.array([1.0, 2.0])).add(jnp.array([-1e8, 3.0]))
     np.testing.assert_array_equal(total.value(), [1.0, 6.0])
 
 
@@ -86,10 +87,10 @@ def test_sum_of_a_shape() -> None:
     ],
 )
 def test_sum_of_what_is_not_finite(values: list[float], expected: float) -> None:
-    added, merged = Sum.zero(), Sum.zero()
+    added, merged = CompensatedSum.zero(), CompensatedSum.zero()
     for value in values:
         added = added.add(jnp.float32(value))
-        merged = merged.merge(Sum.zero().add(jnp.float32(value)))
+        merged = merged.merge(CompensatedSum.zero().add(jnp.float32(value)))
     np.testing.assert_array_equal([added.value(), merged.value()], expected)
 
 
@@ -97,39 +98,41 @@ def test_sum_of_what_is_not_finite(values: list[float], expected: float) -> None
 @given(st.lists(st.tuples(floats, st.integers(0, 9)), min_size=5, max_size=5))
 def test_mean_equals_numpy(rows: list[tuple[float, int]]) -> None:
     values, weights = map(np.asarray, zip(*rows, strict=True))
-    mean = Mean.zero().add(jnp.asarray(np.where(weights > 0, values, np.nan), jnp.float32), jnp.asarray(weights))
+    mean = WeightedMean.zero().add(
+        jnp.asarray(np.where(weights > 0, values, np.nan), jnp.float32), jnp.asarray(weights)
+    )
     expected = np.average(values, weights=weights) if weights.sum() else np.nan
     np.testing.assert_allclose(mean.value(), expected, rtol=1e-6, atol=1e-6 * np.abs(values).max())
 
 
 def test_mean_without_weights_counts_each_value_once() -> None:
-    mean = Mean.zero().add(jnp.array([[1.0, 2.0], [3.0, 6.0]]))
+    mean = WeightedMean.zero().add(jnp.array([[1.0, 2.0], [3.0, 6.0]]))
     assert (mean.value(), mean.weight.value()) == (3.0, 4.0)
 
 
 def test_weights_of_rows_count_for_all_values_of_a_row() -> None:
     values = jnp.array([[1.0, 1, 1], [2, 2, 2], [jnp.nan, 3, 3]])
-    mean = Mean.zero().add(values, jnp.array([3, 1, 0]))
+    mean = WeightedMean.zero().add(values, jnp.array([3, 1, 0]))
     assert (mean.value(), mean.weight.value()) == (1.25, 12.0)
-    assert Mean.zero().add(values[:2], jnp.float32(2)).weight.value() == 12.0
+    assert WeightedMean.zero().add(values[:2], jnp.float32(2)).weight.value() == 12.0
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 1), (1, 2), (3, 2, 1)])
 def test_weights_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
-    with pytest.raises(LearnerError, match=r"values of shape \(3, 2\) and weights of shape"):
-        Mean.zero().add(jnp.ones((3, 2)), jnp.ones(shape))
+    with raises_code("metric-weights-shape", "(3, 2)"):
+        WeightedMean.zero().add(jnp.ones((3, 2)), jnp.ones(shape))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_has_weight_0_does_not_count(bad: float) -> None:
-    mean = Mean.zero().add(jnp.array([2.0, bad, 4.0]), jnp.array([True, False, True]))
+    mean = WeightedMean.zero().add(jnp.array([2.0, bad, 4.0]), jnp.array([True, False, True]))
     assert mean.value() == 3.0
-    assert np.isnan(Mean.zero().add(jnp.float32(bad), jnp.float32(0)).value())
+    assert np.isnan(WeightedMean.zero().add(jnp.float32(bad), jnp.float32(0)).value())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "uint8", "bool"])
 def test_mean_takes_every_dtype(dtype: str) -> None:
-    mean = Mean.zero().add(jnp.array([1, 0, 1, 1]).astype(dtype), jnp.array([1, 1, 0, 1]).astype(dtype))
+    mean = WeightedMean.zero().add(jnp.array([1, 0, 1, 1]).astype(dtype), jnp.array([1, 1, 0, 1]).astype(dtype))
     np.testing.assert_allclose(mean.value(), 2 / 3, rtol=1e-7)
 
 
@@ -167,11 +170,15 @@ def strange(metric: Any) -> float:
         "predictions": jnp.array([jnp.nan, 1.0]),
         "targets": jnp.array([7, 1]) if "logits" in metric.fields else jnp.array([2.0, 1.0]),
     }
-    output = types.SimpleNamespace(**fields)
     if isinstance(metric, metrics.CollectingMetric):
-        return float(metric.compute(jax.tree.map(np.asarray, metric.collect(output))))
-    info = Info(jnp.int32(0), jnp.float32(2))
-    return float(metric.compute(metric.update(metric.init(), output, info)))
+        return float(metric.compute(jax.tree.map(np.asarray, metric.collect(types.SimpleNamespace(**fields)))))
+
+    @jax.jit
+    def value(fields: dict[str, Any]) -> Any:
+        info = Info(jnp.int32(0), jnp.float32(2))
+        return metric.compute(metric.update(metric.init(), types.SimpleNamespace(**fields), info))
+
+    return float(value(fields))
 
 
 def test_what_may_be_nan_for_another_reason_says_so() -> None:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.errors import LearnerError
 from learner.metrics import BLEU, Info
 from learner.metrics.bleu import SMOOTHING, matching_pieces
 from learner.metrics.tokens import Tokens
 from learner.steps.outputs import GeneratedOutput
+from tests.support.codes import raises_code
 
 INFO = Info(jnp.int32(0), jnp.float32(1))
 PAD = -1
@@ -116,17 +116,17 @@ def test_its_memory_does_not_grow_with_the_rows():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "code", "values"),
     [
-        ({"smoothing": "flor"}, "smoothing of BLEU is 'flor': did you mean 'floor'"),
-        ({"order": 0}, "order of BLEU is 0; it needs a whole number"),
-        ({"smoothing": "exp", "value": 0.1}, "value of BLEU is 0.1, but smoothing='exp' uses none"),
-        ({"smoothing": "floor", "value": "a"}, "value of BLEU is 'a'; it needs a positive number"),
-        ({"smoothing": "floor", "value": 0.0}, "value of BLEU is 0.0; it needs a positive number"),
+        ({"smoothing": "flor"}, "metric-bleu-smoothing-unknown", ("flor", "'floor'")),
+        ({"order": 0}, "metric-bleu-order-value", ("0",)),
+        ({"smoothing": "exp", "value": 0.1}, "metric-bleu-value-unused", ("0.1", "exp")),
+        ({"smoothing": "floor", "value": "a"}, "metric-bleu-value", ("a",)),
+        ({"smoothing": "floor", "value": 0.0}, "metric-bleu-value", ("0.0",)),
     ],
 )
-def test_wrong_options(options, words):
-    with pytest.raises(LearnerError, match=words):
+def test_wrong_options(options, code, values):
+    with raises_code(code, *values):
         BLEU(**options)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from learner.errors import LearnerError
 from learner.metrics import Accuracy, Info, Metric, TopKAccuracy
 from learner.steps.outputs import ClassificationOutput, MultiLabelOutput, SequenceOutput
+from tests.support.codes import raises_code
 
 TOP_1, TOP_2, TOP_3 = Accuracy(), TopKAccuracy(2), TopKAccuracy(3)
 INFO = Info(jnp.int32(0), jnp.float32(1))
@@ -161,17 +162,17 @@ def test_what_cannot_be_counted_is_an_error(logits: Any, targets: Any, mask: Any
 
 def test_several_labels_are_not_its_business() -> None:
     output = MultiLabelOutput.from_logits(jnp.zeros((4, 3)), jnp.zeros((4, 3)))
-    with pytest.raises(LearnerError, match="Accuracy got MultiLabelOutput"):
+    with raises_code("metric-classification-shapes", "Accuracy", "MultiLabelOutput"):
         Accuracy().update(Accuracy().init(), output, INFO)
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, True, "5", None])
 def test_k_is_a_number_of_classes(k: Any) -> None:
-    with pytest.raises(LearnerError, match=rf"k of TopKAccuracy is {k!r}"):
+    with raises_code("metric-top-k-value", "TopKAccuracy", repr(k)):
         TopKAccuracy(k)
 
 
 @pytest.mark.parametrize("label", [1.0, False, "pad"])
 def test_ignore_label_is_a_label(label: Any) -> None:
-    with pytest.raises(LearnerError, match=rf"ignore_label of Accuracy is {label!r}"):
+    with raises_code("metric-ignore-label-value", "ignore_label", repr(label)):
         Accuracy(ignore_label=label)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.errors import LearnerError
 from learner.metrics import Info, Loss, Metric, Perplexity
+from tests.support.codes import raises_code
 
 BOTH = [Loss(), Perplexity()]
 
@@ -83,5 +83,5 @@ def test_weights_beyond_2_to_the_24_are_not_lost(metric: Metric) -> None:
 
 @pytest.mark.parametrize("metric", BOTH, ids=lambda m: m.name)
 def test_a_loss_that_is_no_scalar_is_an_error(metric: Metric) -> None:
-    with pytest.raises(LearnerError, match=rf"{metric.name} got a loss of shape \(4,\); it needs a scalar"):
+    with raises_code("metric-loss-shape", metric.name, "(4,)"):
         epoch(metric, [(jnp.ones(4), 4)])

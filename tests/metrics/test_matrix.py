@@ -11,6 +11,7 @@ from sklearn import metrics as sklearn_metrics
 
 from learner.errors import LearnerError
 from learner.metrics import CohenKappa, ConfusionMatrix, Count, Info, Matthews, Metric
+from tests.support.codes import raises_code
 
 INFO = Info(jnp.int32(0), jnp.float32(1))
 RNG = np.random.default_rng(1)
@@ -171,7 +172,7 @@ def test_a_rare_class_among_billions_is_exact() -> None:
 
 def test_several_labels_have_no_matrix() -> None:
     output = types.SimpleNamespace(logits=jnp.zeros((4, 3)), targets=jnp.zeros((4, 3)))
-    with pytest.raises(LearnerError, match="Confusion Matrix got several labels for each row"):
+    with raises_code("metric-matrix-multilabel", "Confusion Matrix"):
         ConfusionMatrix(3).update(ConfusionMatrix(3).init(), output, INFO)
 
 

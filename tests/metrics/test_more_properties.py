@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from more_metrics import CASES, KINDS, ON_HOST, ON_STEPS, ROWS, kept, make_data, make_output
 
 from learner.metrics import Info, MetricBase
+from tests.support.more_metrics import CASES, KINDS, ON_HOST, ON_STEPS, ROWS, kept, make_data, make_output
 
 EACH = pytest.mark.parametrize("case", CASES, ids=str)
 MASKED = pytest.mark.parametrize("masked", [True, pytest.param(False, marks=pytest.mark.full)], ids=["masked", "all"])

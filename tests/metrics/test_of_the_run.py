@@ -6,7 +6,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from spread import train
 
 from learner import ClassificationOutput, LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
@@ -25,6 +24,7 @@ from learner.metrics import (
 )
 from learner.metrics.base import Metric
 from learner.strategies import Replicated, Sharded, fsdp
+from tests.support.spread import train
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -168,8 +168,9 @@ def test_speeds_and_the_machine_in_a_run(tmp_path):
             sum(float(event.values[name][0]) * event.seconds for event in events)
             for name in ("Rows per Second", "Tokens per Second")
         ]
-        assert sums[0] / sums[1] == pytest.approx(50 / 26, rel=1e-5)
-        assert sums[0] > 50 * (1 - 1e-4), "the time of the steps alone is at most that of the event"
+        # The time of the steps alone is at most that of their event, by a part that differs between events.
+        assert sums[0] > 50 * (1 - 1e-4)
+        assert sums[1] > 26 * (1 - 1e-4)
         rows, tokens = (result.history[f"{split}/{name}"][-1] for name in ("Rows per Second", "Tokens per Second"))
         assert rows / tokens == pytest.approx(50 / 26, rel=1e-5)
         assert result.history[f"{split}/Host Memory"][-1] > 50

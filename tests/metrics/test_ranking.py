@@ -13,6 +13,7 @@ from sklearn import metrics as sklearn_metrics
 
 from learner.errors import LearnerError
 from learner.metrics import AUROC, AveragePrecision, BinnedAUROC, BinnedAveragePrecision, CalibrationError, Info
+from tests.support.codes import raises_code
 
 INFO = Info(jnp.int32(0), jnp.float32(1))
 AREA, PRECISION = sklearn_metrics.roc_auc_score, sklearn_metrics.average_precision_score
@@ -212,7 +213,7 @@ def test_bins_with_one_class_only_or_what_is_strange_are_nan() -> None:
         (lambda: AUROC("weigthed"), "average of AUROC is 'weigthed'; did you mean 'weighted'?"),
         (lambda: AUROC("binary", classes=3), "average of AUROC is 'binary', but there are 3 classes"),
         (lambda: AUROC(classes=[]), "classes of AUROC is []"),
-        (lambda: BinnedAUROC(3, bins=1), "bins of BinnedAUROC is 1; it needs how many, 2 or more"),
+        (lambda: BinnedAUROC(3, bins=1), "bins of BinnedAUROC is 1; it needs 2 or more"),
         (lambda: BinnedAUROC(3, average="micro"), "average of BinnedAUROC is 'micro'"),
     ],
 )
@@ -223,9 +224,13 @@ def test_arguments_that_are_wrong(make: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "message"),
-    [(AUROC("binary"), "there are 3 classes"), (AUROC(classes=2), "it has classes=2"), (AUROC(classes=1), "classes=1")],
+    ("metric", "code", "values"),
+    [
+        (AUROC("binary"), "metric-ranking-fields", ("3",)),
+        (AUROC(classes=2), "metric-classes-mismatch", ("2",)),
+        (AUROC(classes=1), "metric-scores-shape", ()),
+    ],
 )
-def test_scores_that_do_not_fit(metric: AUROC, message: str) -> None:
-    with pytest.raises(LearnerError, match=message):
+def test_scores_that_do_not_fit(metric: AUROC, code, values) -> None:
+    with raises_code(code, *values):
         metric.collect(types.SimpleNamespace(logits=jnp.zeros((4, 3)), targets=jnp.zeros(4, jnp.int32)))

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.errors import LearnerError
 from learner.metrics import Accuracy, ConfusionMatrix, kept_rows
 from learner.metrics.base import Info
 from learner.metrics.rows import as_int32
+from tests.support.codes import raises_code
 
 
 def keep(mask: Any, shape: tuple[int, ...]) -> Any:
@@ -31,7 +31,7 @@ def test_without_a_mask_everything_counts() -> None:
 
 @pytest.mark.parametrize("shape", [(2,), (3, 3), (3, 1), (2, 3)])
 def test_a_mask_of_another_shape_is_an_error(shape: tuple[int, ...]) -> None:
-    with pytest.raises(LearnerError, match=r"Mine got a mask of shape .*; it needs \(3, 2\)"):
+    with raises_code("metric-mask-shape", name="Mine", shape="(3, 2)"):
         keep(jnp.ones(shape), (3, 2))
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import psutil
 import pytest
 
-from learner.errors import LearnerError
 from learner.metrics import DeviceMemory, GPUUse, HostCPU, HostMemory
 from learner.metrics.system import _Most
+from tests.support.codes import raises_code
 
 Times = collections.namedtuple("Times", ["user", "system", "idle", "iowait", "guest"])
 
@@ -127,7 +127,7 @@ def test_the_fullest_device_counts(monkeypatch):
 def test_a_missing_package_says_what_to_install(make, monkeypatch):
     for name in ("psutil", "pynvml"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(LearnerError, match=rf"{make.__name__} needs (psutil|nvidia-ml-py): pip install .*\[system"):
+    with raises_code("metric-package-missing", make.__name__, "[system"):
         make()
 
 
@@ -165,7 +165,7 @@ def test_gpus_are_read_in_the_mean(monkeypatch):
     monkeypatch.setattr(Nvml, "used", [0, 40, 10])
     assert some.update(1, 0.1) == pytest.approx(0.05)
     assert some.compute() == pytest.approx(0.3)
-    with pytest.raises(LearnerError, match=r"gpus of GPUUse has \[3\]; the machine's are \[0, 1, 2\]"):
+    with raises_code("metric-gpu-unknown", "[3]", "[0, 1, 2]"):
         GPUUse(gpus=[1, 3])
 
 
@@ -179,7 +179,7 @@ def test_without_a_gpu_it_is_nan(monkeypatch):
 
 @pytest.mark.parametrize("every", [-1.0, math.nan, math.inf, "1", True])
 def test_how_often_is_a_number_of_seconds(every):
-    with pytest.raises(LearnerError, match=r"every of HostMemory is .*; it needs seconds, 0 or more"):
+    with raises_code("metric-every-value", "HostMemory"):
         HostMemory(every=every)
 
 

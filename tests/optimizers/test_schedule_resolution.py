@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import STEPS, batches, build_line, line, quiet, valid_data
-from stopped import all_of, same, stopping_at
 
 from learner import LearnerError, RegressionOutput, load_checkpoint
 from learner.events import Message
@@ -15,6 +13,9 @@ from learner.loggers import MemoryLogger
 from learner.optimizers import Clipped, Ema, Group, Groups
 from learner.optimizers.schedule_resolution import resolve_schedules, schedules_of, with_placeholder_schedules
 from learner.schedules import Cosine, Linear, ReduceOnPlateau, RunLength, Step, WarmupStableDecay
+from tests.support.codes import raises_code
+from tests.support.runs import STEPS, batches, build_line, line, quiet, valid_data
+from tests.support.stopped import all_of, same, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -45,7 +46,7 @@ def sums_of(builder, optimizer, lr=0.5, data=None):
         pytest.param(
             lambda b: b.num_epochs(2), DOWN, sum(0.1 * (1 - step / 12) for step in range(12)), marks=pytest.mark.full
         ),
-        (lambda b: b.num_steps(4), DOWN, 0.1 + 0.075 + 0.05 + 0.025),
+        pytest.param(lambda b: b.num_steps(4), DOWN, 0.1 + 0.075 + 0.05 + 0.025, marks=pytest.mark.full),
         pytest.param(
             lambda b: b.num_epochs(2), Step(0.1, 0.5, 1, "epochs"), 6 * 0.1 + 6 * 0.05, marks=pytest.mark.full
         ),
@@ -96,7 +97,7 @@ def test_one_that_does_not_fit_into_the_run(tmp_path):
 
 
 def test_a_plateau_is_of_the_whole_run():
-    with pytest.raises(LearnerError, match="lr of a group is ReduceOnPlateau, which follows the run as a whole"):
+    with raises_code("optimizer-group-plateau"):
         Group("^b", lr=ReduceOnPlateau(0.1))
 
 
@@ -107,7 +108,7 @@ def test_inside_of_a_function_of_ones_own_nobody_tells_it(tmp_path):
 
 def test_steps_by_hand_learn_it_from_the_training_data(tmp_path):
     without = build_line(quiet(tmp_path / "run"), optimizer=grouped(DOWN))
-    with pytest.raises(LearnerError, match=r"group 0 of the optimizer: Linear\(first=0\.1\) counts .* to build"):
+    with raises_code("schedule-length-needed", "0", "first=0.1"):
         without.init()
     learner = quiet(tmp_path / "run").build(line(), grouped(DOWN), 0.5, train=batches(), train_step=constant_slope)
     state = learner.init()
@@ -127,7 +128,7 @@ def test_the_range_test_has_a_length_of_its_own(tmp_path):
     losses = learner.find_lr([batches()[0]] * 4, lowest=1e-9, highest=1e-8, steps=4).losses
     assert len(losses) == 4
     assert losses[-1] < 0.9 * losses[0]
-    assert schedules_of(learner._optimizer.optimizer) == {"group 0": DOWN}
+    assert schedules_of(learner.definition.optimizer.optimizer) == {"group 0": DOWN}
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------
@@ -148,6 +149,7 @@ def test_the_same_length_goes_on_to_the_bit(tmp_path):
     assert "WARNING" not in (tmp_path / "cut" / "experiment.log").read_text()
 
 
+@pytest.mark.full
 def test_a_longer_run_has_the_schedule_of_its_new_length_from_there_on(tmp_path):
     def train(epochs):
         builder = quiet(tmp_path / "run", saves=True).num_epochs(epochs).resume()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner.records import JsonRecorder
-from learner.records.leaves import DTYPES
+from learner.records.stored import DTYPES
 
 MODEL = {"head": {'ker\u00e4nel "1"': np.float32([[1.0, -2.0]])}, "limits": np.float32([np.nan, np.inf])}
 

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from small_models import CASES, assert_equal_arrays
 
 from learner import Linen
-from learner.errors import LearnerError
 from learner.records.leaves import leaves_of
+from tests.support.codes import raises_code
+from tests.support.small_models import CASES, assert_equal_arrays
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -50,22 +50,22 @@ def test_the_mode_and_the_ties_of_the_model_stay():
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "code", "values"),
     [
-        (nn.Dense(2), r"linen module without variables \(Dense\); pass Linen\(module, variables\)"),
-        (nnx.Linear, r"the model \(Linear\) makes a model and is none; call it"),
-        (lambda: {"w": jnp.ones(1)}, r"the model \(<lambda>\) makes a model and is none"),
-        ({"f": 3.0, "s": "x"}, r"the model \(dict\) has no arrays"),
-        (None, r"the model \(NoneType\) has no arrays"),
-        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, "two leaves of the model are named a.b; give them other names"),
-        ({"w": np.array(["x"])}, "w is an array of str32, which cannot be stored; there are: float64"),
-        ({"w": np.array([None])}, "w is an array of object, which cannot be stored"),
+        (nn.Dense(2), "model-linen-without-variables", ("Dense",)),
+        (nnx.Linear, "record-model-is-function", ("the model (Linear)",)),
+        (lambda: {"w": jnp.ones(1)}, "record-model-is-function", ("the model (<lambda>)",)),
+        ({"f": 3.0, "s": "x"}, "record-model-empty", ("the model (dict)",)),
+        (None, "record-model-empty", ("NoneType",)),
+        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, "model-leaf-name-twice", ("a.b",)),
+        ({"w": np.array(["x"])}, "record-dtype-unsupported", ("w", "str32", "float64")),
+        ({"w": np.array([None])}, "record-dtype-unsupported", ("w", "object")),
     ],
 )
-def test_what_is_no_model(model, message):
+def test_what_is_no_model(model, code, values):
     from learner.records import JsonRecorder
 
-    with pytest.raises(LearnerError, match=message):
+    with raises_code(code, *values):
         JsonRecorder().check(model)
 
 

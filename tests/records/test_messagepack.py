@@ -2,11 +2,10 @@
 
 import msgpack
 import numpy as np
-import pytest
 
-from learner.errors import LearnerError
 from learner.records import MessagePackRecorder, messagepack
-from learner.records.leaves import Stored
+from learner.records.stored import Stored
+from tests.support.codes import raises_code
 
 MODEL = {"head": {"kernel": np.float32([[1.0, -2.0]])}, "n": np.int32(7)}
 
@@ -35,9 +34,7 @@ def test_what_another_library_wrote_is_read():
 
 def test_arrays_that_are_too_large(monkeypatch):
     monkeypatch.setattr(messagepack, "MOST", 7)
-    with pytest.raises(
-        LearnerError, match=r"at most 7 bytes, and the model has head.kernel \(8 bytes\): use Safetensors"
-    ):
+    with raises_code("record-array-too-large", "7", "head.kernel", "8"):
         MessagePackRecorder().check(MODEL)
 
 

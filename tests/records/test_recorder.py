@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from small_models import CASES, assert_equal_arrays, copied
-from stopped import some
 
-from learner.errors import LearnerError
 from learner.records import CompactRecorder, JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 from learner.records.recorder import check_header
+from tests.support.codes import raises_code
+from tests.support.small_models import CASES, assert_equal_arrays, copied
+from tests.support.stopped import some
 
 KINDS = [MessagePackRecorder, JsonRecorder, SafetensorsRecorder]
 RECORDERS = [kind(p, g) for kind in KINDS for p in ("full", "half", "double") for g in (False, True)]
@@ -50,7 +50,10 @@ def other(model):
 
 @pytest.mark.parametrize(
     ("recorder", "case"),
-    some([(r, c) for r in RECORDERS for c in CASES], [(r, c) for r in FEW for c in CASES]),
+    some(
+        [(r, c) for r in RECORDERS for c in CASES],
+        [(r, c) for r in FEW for c in CASES if c.name == "nnx" or r == MessagePackRecorder("half", True)],
+    ),
     ids=str,
 )
 def test_a_model_comes_back(recorder, case):
@@ -93,7 +96,7 @@ def test_random_keys_of_any_kind(kind, impl):
     np.testing.assert_array_equal(jax.random.key_data(loaded["keys"]), jax.random.key_data(model["keys"]))
     np.testing.assert_array_equal(loaded["old"], np.asarray(model["old"]))
     wrong = {**model, "keys": jax.random.split(jax.random.key(3, impl="unsafe_rbg"), (2, 3))}
-    with pytest.raises(LearnerError, match=r"keys: key<.*>\[2, 3\] in the file, key<urbg>\[2, 3\] in the model"):
+    with raises_code("record-model-differs", "keys: key<", ">[2", "3]", "key<urbg>[2"):
         kind().from_bytes(kind().to_bytes(model), wrong)
 
 
@@ -154,10 +157,10 @@ def test_it_takes_shapes_and_puts_arrays_where_they_belong():
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
     made = MessagePackRecorder().from_bytes(MessagePackRecorder().to_bytes(linear), abstract)
     np.testing.assert_array_equal(made.kernel[...], linear.kernel[...])
-    with pytest.raises(LearnerError, match="bias is only a shape"):
+    with raises_code("record-model-only-shapes", path="bias"):
         MessagePackRecorder().to_bytes(abstract)
     only = MessagePackRecorder().to_bytes({"w": jnp.zeros(4)})
-    with pytest.raises(LearnerError, match="b of the model are shapes, and the file has nothing for them"):
+    with raises_code("record-model-only-shapes", "b"):
         MessagePackRecorder().from_bytes(only, given, strict=False)
 
 
@@ -173,23 +176,23 @@ def test_the_same_model_is_the_same_bytes(recorder):
 def test_what_a_recorder_is():
     assert CompactRecorder().extension == MessagePackRecorder("half", gzip=True).extension == ".mpk.gz"
     assert repr(CompactRecorder()) == "CompactRecorder()"
-    with pytest.raises(LearnerError, match="precision of JsonRecorder is 'f16'; it needs 'full' or 'half' or 'double'"):
+    with raises_code("record-precision-unknown", "JsonRecorder", "'f16'", "'full'", "'half'", "'double'"):
         JsonRecorder("f16")
-    with pytest.raises(LearnerError, match="gzip of JsonRecorder is 1; it needs True or False"):
+    with raises_code("record-gzip-type", "JsonRecorder", "1"):
         JsonRecorder(gzip=1)
 
 
 @pytest.mark.parametrize(
-    ("header", "message"),
+    ("header", "code", "values"),
     [
-        (("other", 1, "full"), "no record of learner: its format is 'other'"),
-        ((None, 1, "full"), "no record of learner: its format is 'None'"),
-        (("learner.record", 0, "full"), "its version is '0', which there is not"),
-        (("learner.record", True, "full"), "its version is 'True'"),
-        (("learner.record", 2, "full"), "it has version 2, and this version of learner reads up to 1: use a newer one"),
-        (("learner.record", 1, "quarter"), "its precision is 'quarter'"),
+        (("other", 1, "full"), "record-not-a-record", ("'other'",)),
+        ((None, 1, "full"), "record-not-a-record", ("'None'",)),
+        (("learner.record", 0, "full"), "record-version-unknown", ("'0'",)),
+        (("learner.record", True, "full"), "record-version-unknown", ("'True'",)),
+        (("learner.record", 2, "full"), "record-newer-version", ("2", "1")),
+        (("learner.record", 1, "quarter"), "record-precision-unknown", ("'quarter'",)),
     ],
 )
-def test_a_wrong_header(header, message):
-    with pytest.raises(LearnerError, match=message):
+def test_a_wrong_header(header, code, values):
+    with raises_code(code, *values):
         check_header(*header)

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
-from stopped import some
 
 from learner.errors import LearnerError
 from learner.records import JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 from learner.records.leaves import leaves_of
 from learner.records.unpacking import Unpacked, memory_limit, most_arrays
+from tests.support.codes import raises_code
+from tests.support.stopped import some
 
 MODEL = {"w": jnp.float32([[0.5, 1.0]]), "n": jnp.int32(3), "flag": jnp.array([True]), "key": jax.random.key(1)}
 RECORDERS = [
@@ -102,79 +103,79 @@ def pairs(*items):
 
 
 MESSAGEPACK = {
-    "a map longer than the file": (b"\xdf\xff\xff\xff\xff", "cut off"),
-    "a list longer than the file": (b"\x81\xa6format\xdd\xff\xff\xff\xff", "exceeds max_array_len"),
-    "lists in lists": (b"\x81\xa6format" + b"\x91" * 100_000, "nested too deeply"),
-    "maps in maps": (b"\x81\xa6format" + b"\x81\xa1a" * 100_000, "nested too deeply"),
+    "a map longer than the file": (b"\xdf\xff\xff\xff\xff", ("record-unreadable", "cut off")),
+    "a list longer than the file": (b"\x81\xa6format\xdd\xff\xff\xff\xff", ("record-unreadable", "max_array_len")),
+    "lists in lists": (b"\x81\xa6format" + b"\x91" * 100_000, ("record-unreadable", "nested too deeply")),
+    "maps in maps": (b"\x81\xa6format" + b"\x81\xa1a" * 100_000, ("record-unreadable", "nested too deeply")),
     "lists of lists": (
         b"\x81\xa6format" + (b"\xdc\x00\x20" + b"\x90" * 32) * 1000,
-        "list of other things|is no record|goes on|none belongs",
+        ("record-unreadable",),
     ),
-    "a text longer than the file": (b"\x81\xdb\xff\xff\xff\xff", "cut off"),
-    "bytes longer than the file": (b"\x81\xa6format\xc6\xff\xff\xff\xff", "cut off"),
-    "a type of its own": (b"\x81\xa6format\xd4\x05a", "exceeds max_ext_len"),
-    "no map": (b"\x93\x01\x02\x03", "not what it should be"),
-    "another format": (packed(format="flax", model={}), "no record of learner: its format is 'flax'"),
-    "no format": (msgpack.packb({"w": W}), "map where none belongs|no record of learner"),
+    "a text longer than the file": (b"\x81\xdb\xff\xff\xff\xff", ("record-unreadable", "cut off")),
+    "bytes longer than the file": (b"\x81\xa6format\xc6\xff\xff\xff\xff", ("record-unreadable", "cut off")),
+    "a type of its own": (b"\x81\xa6format\xd4\x05a", ("record-unreadable", "max_ext_len")),
+    "no map": (b"\x93\x01\x02\x03", ("record-unreadable", "not what it should be")),
+    "another format": (packed(format="flax", model={}), ("record-unreadable", "'flax'")),
+    "no format": (msgpack.packb({"w": W}), ("record-unreadable",)),
     "the next version": (
         packed(version=2, model={"w": {"other": 1}}),
-        "version 2, and this version of learner reads up to 1",
+        ("record-unreadable", "2", "1"),
     ),
-    "no model": (packed(), "it has no model"),
-    "a model that is none": (packed(model=3), "not what it should be"),
-    "an array that is none": (packed(model={"w": 3}), "not what it should be"),
+    "no model": (packed(), ("record-unreadable", "it has no model")),
+    "a model that is none": (packed(model=3), ("record-unreadable", "not what it should be")),
+    "an array that is none": (packed(model={"w": 3}), ("record-unreadable", "not what it should be")),
     "an array without data": (
         packed(model={"w": {"dtype": "float32", "shape": [1]}}),
-        "'w' is no array: it needs dtype",
+        ("record-unreadable", "'w'"),
     ),
-    "an array with more": (packed(model={"w": {**W, "code": "x"}}), "'w' is no array"),
-    "data that is a text": (packed(model={"w": {**W, "data": "1234"}}), "'w' is no array"),
+    "an array with more": (packed(model={"w": {**W, "code": "x"}}), ("record-unreadable", "'w'")),
+    "data that is a text": (packed(model={"w": {**W, "data": "1234"}}), ("record-unreadable", "'w'")),
     "a dtype that is none": (
         packed(model={"w": {**W, "dtype": "object"}}),
-        "has the dtype 'object', which there is not",
+        ("record-unreadable", "'object'"),
     ),
-    "a dtype of bytes": (packed(model={"w": {**W, "dtype": b"float32"}}), "has the dtype b'float32'"),
-    "a negative shape": (packed(model={"w": {**W, "shape": [-1]}}), r"has the shape \[-1\], which is none"),
-    "a shape of truths": (packed(model={"w": {**W, "shape": [True]}}), "list of other things than whole numbers"),
-    "a shape of texts": (packed(model={"w": {**W, "shape": ["1"]}}), "list of other things than whole numbers"),
-    "a shape too large": (packed(model={"w": {**W, "shape": [2**61]}}), "and has 4 bytes"),
-    "a shape that overflows": (packed(model={"w": {**W, "shape": [2**32, 2**32, 2**32]}}), "and has 4 bytes"),
+    "a dtype of bytes": (packed(model={"w": {**W, "dtype": b"float32"}}), ("record-unreadable", "'float32'")),
+    "a negative shape": (packed(model={"w": {**W, "shape": [-1]}}), ("record-unreadable", "[-1]")),
+    "a shape of truths": (packed(model={"w": {**W, "shape": [True]}}), ("record-unreadable",)),
+    "a shape of texts": (packed(model={"w": {**W, "shape": ["1"]}}), ("record-unreadable",)),
+    "a shape too large": (packed(model={"w": {**W, "shape": [2**61]}}), ("record-unreadable", "4")),
+    "a shape that overflows": (packed(model={"w": {**W, "shape": [2**32, 2**32, 2**32]}}), ("record-unreadable", "4")),
     "no numbers in a huge shape": (
         packed(model={"w": {**W, "shape": [2**61, 2**61, 0], "data": b""}}),
-        "which no array has",
+        ("record-unreadable", "which no array has"),
     ),
-    "33 axes": (packed(model={"w": {**W, "shape": [1] * 33}}), "exceeds max_array_len"),
-    "too few bytes": (packed(model={"w": {**W, "shape": [2]}}), r"'w' is float32\[2\] and has 4 bytes"),
-    "a path that is a number": (packed(model={3: W}), "the model has the key 3, which is no text"),
-    "a path that is no text": (b"\x81\xa1\xff\x01", "not what it should be"),
+    "33 axes": (packed(model={"w": {**W, "shape": [1] * 33}}), ("record-unreadable", "max_array_len")),
+    "too few bytes": (packed(model={"w": {**W, "shape": [2]}}), ("record-unreadable", "'w'", "float32[2]", "4")),
+    "a path that is a number": (packed(model={3: W}), ("record-unreadable", "3")),
+    "a path that is no text": (b"\x81\xa1\xff\x01", ("record-unreadable", "not what it should be")),
     "booleans of 7": (
         packed(model={"w": {"dtype": "bool", "shape": [1], "data": b"\x07"}}),
-        "booleans that are neither",
+        ("record-unreadable", "booleans that are neither"),
     ),
     "a key without numbers": (
         packed(model={"w": {"dtype": "key<fry>", "shape": [], "data": b"1234"}}),
-        "which is none",
+        ("record-unreadable", "which is none"),
     ),
     "an array twice": (
         pairs(*HEADER.items(), ("model", bytearray(pairs(("w", W), ("w", W))))),
-        "the model has 'w' twice",
+        ("record-unreadable", "'w'"),
     ),
     "a part twice": (
         pairs(*HEADER.items(), ("model", {}), ("format", "learner.record")),
-        "the record has 'format' twice",
+        ("record-unreadable", "'format'"),
     ),
     "a dtype twice": (
         pairs(*HEADER.items(), ("model", bytearray(pairs(("w", bytearray(pairs(*W.items(), ("dtype", "int8")))))))),
-        "'w' has 'dtype' twice",
+        ("record-unreadable", "'w'", "'dtype'"),
     ),
-    "control characters": (packed(model={"\x1b[2J": {**W, "dtype": "x"}}), "has the dtype 'x'"),
+    "control characters": (packed(model={"\x1b[2J": {**W, "dtype": "x"}}), ("record-unreadable", "'x'")),
 }
 
 
 @pytest.mark.parametrize("case", MESSAGEPACK)
 def test_hostile_messagepack(case):
-    data, message = MESSAGEPACK[case]
-    with pytest.raises(LearnerError, match=message) as caught:
+    data, expected = MESSAGEPACK[case]
+    with raises_code(*expected) as caught:
         MessagePackRecorder().from_bytes(data, MODEL)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
@@ -186,51 +187,72 @@ def text(**parts):
 
 
 JSON = {
-    "lists in lists": (b"[" * 30_000, "nested too deeply"),
-    "objects in objects": (b'{"a":' * 30_000, "nested too deeply"),
-    "no object": (b"[]", "not a JSON object"),
-    "a number of a million digits": (b'{"version": ' + b"9" * 10**6 + b"}", "not what it should be"),
-    "NaN": (b'{"version": NaN}', "it has NaN, which is no JSON"),
-    "not UTF-8": (b'{"\xff": 1}', "not what it should be"),
-    "a format twice": (b'{"format": 1, "format": 2}', "it has 'format' twice"),
+    "lists in lists": (b"[" * 30_000, ("record-unreadable", "nested too deeply")),
+    "objects in objects": (b'{"a":' * 30_000, ("record-unreadable", "nested too deeply")),
+    "no object": (b"[]", ("record-unreadable", "not a JSON object")),
+    "a number of a million digits": (
+        b'{"version": ' + b"9" * 10**6 + b"}",
+        ("record-unreadable", "not what it should be"),
+    ),
+    "NaN": (b'{"version": NaN}', ("record-unreadable", "NaN")),
+    "not UTF-8": (b'{"\xff": 1}', ("record-unreadable", "not what it should be")),
+    "a format twice": (b'{"format": 1, "format": 2}', ("record-unreadable", "'format'")),
     "an array twice": (
         text().replace(b'"w":', b'"w": {"dtype": "float32", "shape": [1], "data": ""}, "w":'),
-        "it has 'w' twice",
+        ("record-unreadable", "'w'"),
     ),
-    "another format": (text(format="x"), "its format is 'x'"),
-    "a format that is a list": (text(format=["learner.record"]), "no record of learner"),
-    "the next version": (text(version=3, model=None), "version 3, and this version of learner reads up to 2"),
-    "a version that is a text": (text(version="1"), "its version is '1'"),
-    "no model": (text(model=None), "its model is no mapping of arrays"),
-    "an array that is none": (text(model={"w": [1.0]}), "its model is no mapping of arrays"),
-    "too many numbers": (text(model={"w": {**W, "data": [1.0] * 9}}), "'w' is float32.* and has 36 bytes"),
-    "data that is a number": (text(model={"w": {**W, "data": 1.0}}), "'w' has data that is neither a text nor a list"),
-    "data of lists": (text(model={"w": {**W, "data": [[1.0]]}}), "'w' has data that is neither a text nor a list"),
-    "data of other words": (text(model={"w": {**W, "data": ["inf"]}}), "'w' has data that is neither"),
-    "a number that is too large": (text(model={"w": {**W, "data": [1e39]}}), "'w' has values that are no float32"),
-    "truth among floats": (text(model={"w": {**W, "data": [True]}}), "'w' has values that are no float32"),
-    "an integer of 400 digits": (text(model={"w": {**W, "data": [10**400]}}), "'w' has data that is neither"),
-    "one of 400 digits among floats": (text(model={"w": {**W, "data": [1.5, 10**400]}}), "not what it should be"),
-    "floats among integers": (text(model={"w": {**W, "dtype": "int8", "data": [1.0]}}), "no int8"),
-    "an integer that is too large": (text(model={"w": {**W, "dtype": "int8", "data": [128]}}), "no int8"),
-    "a negative one": (text(model={"w": {**W, "dtype": "uint8", "data": [-1]}}), "no uint8"),
-    "numbers among truth": (text(model={"w": {**W, "dtype": "bool", "data": [1]}}), "no bool"),
-    "half a complex number": (text(model={"w": {**W, "dtype": "complex64", "data": [1.0]}}), "'w' is complex64"),
-    "data that is no base64": (text(model={"w": {**W, "data": "MTIz!A=="}}), "not what it should be"),
-    "base64 without its end": (text(model={"w": {**W, "data": "MTIzNA"}}), "not what it should be"),
-    "a shape of floats": (text(model={"w": {**W, "shape": [1.0], "data": "MTIzNA=="}}), r"has the shape \[1.0\]"),
+    "another format": (text(format="x"), ("record-unreadable", "'x'")),
+    "a format that is a list": (text(format=["learner.record"]), ("record-unreadable", "no record of learner")),
+    "the next version": (text(version=3, model=None), ("record-unreadable", "3", "2")),
+    "a version that is a text": (text(version="1"), ("record-unreadable", "'1'")),
+    "no model": (text(model=None), ("record-unreadable",)),
+    "an array that is none": (text(model={"w": [1.0]}), ("record-unreadable",)),
+    "too many numbers": (text(model={"w": {**W, "data": [1.0] * 9}}), ("record-unreadable", "'w'", "float32", "36")),
+    "data that is a number": (text(model={"w": {**W, "data": 1.0}}), ("record-unreadable", "'w'")),
+    "data of lists": (text(model={"w": {**W, "data": [[1.0]]}}), ("record-unreadable", "'w'")),
+    "data of other words": (text(model={"w": {**W, "data": ["inf"]}}), ("record-unreadable", "'w'")),
+    "a number that is too large": (text(model={"w": {**W, "data": [1e39]}}), ("record-unreadable", "'w'", "float32")),
+    "truth among floats": (text(model={"w": {**W, "data": [True]}}), ("record-unreadable", "'w'", "float32")),
+    "an integer of 400 digits": (text(model={"w": {**W, "data": [10**400]}}), ("record-unreadable", "'w'")),
+    "one of 400 digits among floats": (
+        text(model={"w": {**W, "data": [1.5, 10**400]}}),
+        ("record-unreadable", "not what it should be"),
+    ),
+    "floats among integers": (text(model={"w": {**W, "dtype": "int8", "data": [1.0]}}), ("record-unreadable", "int8")),
+    "an integer that is too large": (
+        text(model={"w": {**W, "dtype": "int8", "data": [128]}}),
+        ("record-unreadable", "int8"),
+    ),
+    "a negative one": (text(model={"w": {**W, "dtype": "uint8", "data": [-1]}}), ("record-unreadable", "uint8")),
+    "numbers among truth": (text(model={"w": {**W, "dtype": "bool", "data": [1]}}), ("record-unreadable", "no bool")),
+    "half a complex number": (
+        text(model={"w": {**W, "dtype": "complex64", "data": [1.0]}}),
+        ("record-unreadable", "'w'", "complex64"),
+    ),
+    "data that is no base64": (
+        text(model={"w": {**W, "data": "MTIz!A=="}}),
+        ("record-unreadable", "not what it should be"),
+    ),
+    "base64 without its end": (
+        text(model={"w": {**W, "data": "MTIzNA"}}),
+        ("record-unreadable", "not what it should be"),
+    ),
+    "a shape of floats": (text(model={"w": {**W, "shape": [1.0], "data": "MTIzNA=="}}), ("record-unreadable", "[1.0]")),
     "a shape of huge numbers": (
         text(model={"w": {**W, "shape": [10**400], "data": "MTIzNA=="}}),
-        "which is none|has the shape",
+        ("record-unreadable",),
     ),
-    "33 axes": (text(model={"w": {**W, "shape": [1] * 33, "data": "MTIzNA=="}}), "has the shape"),
+    "33 axes": (
+        text(model={"w": {**W, "shape": [1] * 33, "data": "MTIzNA=="}}),
+        ("record-unreadable", "has the shape"),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", JSON)
 def test_hostile_json(case):
-    data, message = JSON[case]
-    with pytest.raises(LearnerError, match=message) as caught:
+    data, expected = JSON[case]
+    with raises_code(*expected) as caught:
         JsonRecorder().from_bytes(data, MODEL)
     assert len(str(caught.value)) < 500
 
@@ -246,52 +268,61 @@ def entry(dtype="F32", shape=(1,), begin=0, end=4):
 
 OURS = {key: str(value) for key, value in HEADER.items()}
 SAFETENSORS = {
-    "a header longer than the file": (tensors(b"{}", length=2**63), "does not begin with the length of a header"),
-    "a header of nothing": (tensors(b""), "does not begin with the length of a header"),
-    "a header longer than what is there": (tensors(b"{}" + b" " * 9, length=12), "does not begin with the length"),
-    "lists in lists": (tensors(b"[" * 30_000), "nested too deeply"),
-    "objects in objects": (tensors(b'{"a":' * 30_000), "nested too deeply"),
-    "no object": (tensors(b"[]"), "its header is not a JSON object"),
-    "an array twice": (tensors(b'{"w":1,"w":2}'), "it has 'w' twice"),
-    "metadata twice": (tensors(b'{"__metadata__":{"a":"1","a":"2"}}'), "it has 'a' twice"),
-    "metadata that is none": (tensors({"__metadata__": 3}), "its metadata is not a JSON object"),
-    "the next version": (tensors({"__metadata__": {**OURS, "version": "2"}}), "it has version 2"),
-    "a version that is none": (tensors({"__metadata__": {**OURS, "version": "-1"}}), "its version is '-1'"),
+    "a header longer than the file": (tensors(b"{}", length=2**63), ("record-unreadable",)),
+    "a header of nothing": (tensors(b""), ("record-unreadable",)),
+    "a header longer than what is there": (
+        tensors(b"{}" + b" " * 9, length=12),
+        ("record-unreadable", "does not begin with the length"),
+    ),
+    "lists in lists": (tensors(b"[" * 30_000), ("record-unreadable", "nested too deeply")),
+    "objects in objects": (tensors(b'{"a":' * 30_000), ("record-unreadable", "nested too deeply")),
+    "no object": (tensors(b"[]"), ("record-unreadable",)),
+    "an array twice": (tensors(b'{"w":1,"w":2}'), ("record-unreadable", "'w'")),
+    "metadata twice": (tensors(b'{"__metadata__":{"a":"1","a":"2"}}'), ("record-unreadable", "'a'")),
+    "metadata that is none": (tensors({"__metadata__": 3}), ("record-unreadable",)),
+    "the next version": (tensors({"__metadata__": {**OURS, "version": "2"}}), ("record-unreadable", "2")),
+    "a version that is none": (tensors({"__metadata__": {**OURS, "version": "-1"}}), ("record-unreadable", "'-1'")),
     "keys that are none": (
         tensors({"__metadata__": {**OURS, "random_keys": '{"w": "key<fry>"}'}}),
-        "its random_keys are not",
+        ("record-unreadable", "random_keys"),
     ),
     "keys of another kind": (
         tensors({"__metadata__": {**OURS, "random_keys": '{"w": "float64"}'}, "w": entry("U32")}, b"1234"),
-        "its random_keys are not",
+        ("record-unreadable", "random_keys"),
     ),
-    "keys that nest": (tensors({"__metadata__": {**OURS, "random_keys": "[" * 30_000}}), "nested too deeply"),
-    "an array that is none": (tensors({"w": 3}), "'w' is no array"),
-    "an array with more": (tensors({"w": {**entry(), "x": 1}}, b"1234"), "'w' is no array"),
-    "a dtype that is none": (tensors({"w": entry("PY")}, b"1234"), "'w' has the dtype 'PY'; there are: BF16, BOOL"),
-    "a dtype that is a list": (tensors({"w": entry(["F32"])}, b"1234"), "has the dtype"),
-    "offsets that go back": (tensors({"w": entry(begin=4, end=0)}, b"1234"), "which are none"),
-    "offsets that are texts": (tensors({"w": entry(begin="0")}, b"1234"), "which are none"),
+    "keys that nest": (
+        tensors({"__metadata__": {**OURS, "random_keys": "[" * 30_000}}),
+        ("record-unreadable", "nested too deeply"),
+    ),
+    "an array that is none": (tensors({"w": 3}), ("record-unreadable", "'w'")),
+    "an array with more": (tensors({"w": {**entry(), "x": 1}}, b"1234"), ("record-unreadable", "'w'")),
+    "a dtype that is none": (tensors({"w": entry("PY")}, b"1234"), ("record-unreadable", "'w'", "'PY'", "BF16")),
+    "a dtype that is a list": (tensors({"w": entry(["F32"])}, b"1234"), ("record-unreadable", "has the dtype")),
+    "offsets that go back": (tensors({"w": entry(begin=4, end=0)}, b"1234"), ("record-unreadable", "which are none")),
+    "offsets that are texts": (tensors({"w": entry(begin="0")}, b"1234"), ("record-unreadable", "which are none")),
     "arrays that overlap": (
         tensors({"w": entry(), "v": entry(end=4)}, b"1234"),
-        "begins at byte 0, where byte 4 is next",
+        ("record-unreadable", "0", "4"),
     ),
-    "a hole": (tensors({"w": entry(begin=4, end=8)}, b"12345678"), "'w' begins at byte 4, where byte 0 is next"),
-    "more than the arrays": (tensors({"w": entry()}, b"12345678"), "goes on after its end"),
+    "a hole": (tensors({"w": entry(begin=4, end=8)}, b"12345678"), ("record-unreadable", "'w'", "4", "0")),
+    "more than the arrays": (tensors({"w": entry()}, b"12345678"), ("record-unreadable", "goes on after its end")),
     "an array beyond the end": (
         tensors({"w": entry(shape=[10**12], end=4 * 10**12)}, b"1234"),
-        "it is cut off: 'w' ends",
+        ("record-unreadable", "'w'"),
     ),
-    "an array that is cut off": (tensors({"w": entry(shape=[2], end=8)}, b"1234"), "it is cut off inside of 'w'"),
-    "a shape that does not fit": (tensors({"w": entry(shape=[2**61, 16])}, b"1234"), "and has 4 bytes"),
-    "no numbers in a huge shape": (tensors({"w": entry(shape=[0, 2**61, 2**61], end=0)}), "which no array has"),
+    "an array that is cut off": (tensors({"w": entry(shape=[2], end=8)}, b"1234"), ("record-unreadable", "'w'")),
+    "a shape that does not fit": (tensors({"w": entry(shape=[2**61, 16])}, b"1234"), ("record-unreadable", "4")),
+    "no numbers in a huge shape": (
+        tensors({"w": entry(shape=[0, 2**61, 2**61], end=0)}),
+        ("record-unreadable", "which no array has"),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", SAFETENSORS)
 def test_hostile_safetensors(case):
-    data, message = SAFETENSORS[case]
-    with pytest.raises(LearnerError, match=message) as caught:
+    data, expected = SAFETENSORS[case]
+    with raises_code(*expected) as caught:
         SafetensorsRecorder().from_bytes(data, MODEL)
     assert len(str(caught.value)) < 500
 
@@ -397,5 +428,5 @@ def test_what_is_unpacked_is_counted():
     buffer = np.zeros(120, np.uint8)
     assert Unpacked(file(), 100).readinto(buffer.data) == 100
     assert buffer.tobytes() == b"a" * 100 + bytes(20)
-    with pytest.raises(LearnerError, match=r"longer than 99 bytes when it is unpacked.*gunzip first"):
+    with raises_code("record-too-large", "99"):
         Unpacked(file(), 99).read()

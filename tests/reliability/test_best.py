@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,15 +12,21 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
-from runs import (
+
+import learner.checkpoint
+from learner import MetricEarlyStopping, RegressionOutput, load_checkpoint
+from learner.checkpoint import CheckpointStore
+from learner.metrics import CollectingMetric, LearningRate
+from tests.support.codes import raises_code
+from tests.support.runs import (
     STEPS,
     build_line,
-    build_net,
     checkpoint_bits,
     journal_of,
     line,
     line_step,
     model_bits,
+    noisy_step,
     quiet,
     saved_steps,
     scripted,
@@ -28,16 +35,11 @@ from runs import (
     tree_of,
     valid_data,
 )
-from stopped import CrashError, all_of, same, stopping_at
-
-import learner.checkpoint
-from learner import LearnerError, MetricEarlyStopping, NonFiniteError, RegressionOutput, load_checkpoint
-from learner.checkpoint import CheckpointStore
-from learner.metrics import CollectingMetric
+from tests.support.stopped import CrashError, all_of, same, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-LOSSES = 1.77, 1.3, 3.8, 2.22, 2.29, 1.63
+LOSSES = 1.77, 1.3, math.nan, 1.3, 2.29, 1.63  # of two best epochs the first counts, and NaN is none
 
 
 def constant_step(model, batch):
@@ -63,7 +65,7 @@ def test_the_best_of_short_epochs_with_the_defaults(tmp_path):
     builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
     models = models_of(builder)
     result = build(builder).fit(shuffled(), scripted(*LOSSES))
-    assert result.history["valid/Loss"] == pytest.approx(LOSSES)
+    assert result.history["valid/Loss"] == pytest.approx(LOSSES, nan_ok=True)
     assert saved_steps(tmp_path / "run") == [2 * STEPS, 6 * STEPS]
     assert model_bits(result.best_model) == models[2]
     loaded = load_checkpoint(tmp_path / "run")
@@ -78,31 +80,23 @@ def test_the_best_may_be_the_last_and_is_written_once(tmp_path):
     assert model_bits(result.best_model) == model_bits(result.model)
 
 
-def test_of_equal_epochs_the_first_is_the_best(tmp_path):
-    build(quiet(tmp_path / "run", saves=True).num_epochs(3)).fit(shuffled(), scripted(1.0, 1.0, 1.0))
-    assert load_checkpoint(tmp_path / "run").epoch == 1
-
-
-def test_nan_is_never_the_best(tmp_path):
-    build(quiet(tmp_path / "run", saves=True).num_epochs(3)).fit(shuffled(), scripted(math.nan, 2.0, math.nan))
-    assert load_checkpoint(tmp_path / "run").epoch == 2
-
-
 def test_the_best_is_there_whenever_a_checkpoint_is(tmp_path):
     """A run that is killed goes on from the newest, and trains again all that could be better than the best on disk."""
     builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=1, every_epochs=3).num_epochs(6)
-    build(builder).fit(shuffled(), scripted(1.77, 1.3, 3.8, 1.2, 2.29, 1.63))
+    build(builder).fit(shuffled(), scripted(math.nan, 1.3, 3.8, 1.2, 2.29, 1.63))
     assert saves_of(tmp_path / "run") == [2 * STEPS, 3 * STEPS, 4 * STEPS, 6 * STEPS]
     assert saved_steps(tmp_path / "run") == [4 * STEPS, 6 * STEPS]
 
 
-def test_no_more_than_the_newest_where_none_of_the_best_are_wanted(tmp_path):
+@pytest.mark.full
+def test_no_more_than_the_newest_without_best_checkpoints(tmp_path):
     builder = quiet(tmp_path / "run").with_file_checkpointer(keep_last=1, keep_best=0, every_epochs=3).num_epochs(6)
     build(builder).fit(shuffled(), scripted(*LOSSES))
     assert saves_of(tmp_path / "run") == [3 * STEPS, 6 * STEPS]
     assert saved_steps(tmp_path / "run") == [6 * STEPS]
 
 
+@pytest.mark.full
 def test_early_stopping_has_the_same_best(tmp_path):
     stopping = MetricEarlyStopping("valid/Loss", patience=3)
     builder = quiet(tmp_path / "run", saves=True).num_epochs(9).early_stopping(stopping)
@@ -122,30 +116,43 @@ def test_a_validation_inside_an_epoch_may_be_the_best(tmp_path):
 
 
 class OftenBest:
-    """The rate is the greatest in the first epoch, so that it is the best; all that a run may carry goes on."""
+    """The rate is the greatest in the first epoch, so that it is the best; momentum and random inputs go on."""
+
+    every_epochs = 100
 
     def build(self, directory, epochs=4):
-        builder = quiet(directory).num_epochs(epochs)
-        return builder.with_file_checkpointer(1, 1, monitor="train/Learning Rate", mode="max", every_epochs=100)
+        builder = quiet(directory).num_epochs(epochs).metric_train(LearningRate())
+        saves = {"monitor": "train/Learning Rate", "mode": "max", "every_epochs": self.every_epochs}
+        return builder.with_file_checkpointer(1, 1, **saves)
 
     def fit(self, builder):
-        return build_net(builder).fit(streamed(), valid_data())
+        schedule = optax.cosine_decay_schedule(2e-2, 5 * STEPS)
+        learner = builder.build(line(), optax.adam, schedule, train_step=noisy_step, valid_step=line_step)
+        return learner.fit(streamed(), valid_data())
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, compiled_once):
+def uninterrupted(tmp_path_factory, compiled_once):
+    """The directory of a run that nothing ended early, and all that it left."""
     directory = tmp_path_factory.mktemp("whole") / "run"
-    return all_of(directory, OftenBest().fit(OftenBest().build(directory)))
+    return directory, all_of(directory, OftenBest().fit(OftenBest().build(directory)))
 
 
-def test_what_a_whole_run_keeps(whole, tmp_path):
+@pytest.fixture
+def whole(uninterrupted):
+    return uninterrupted[1]
+
+
+def test_checkpoints_of_a_complete_run(whole, tmp_path):
     assert whole["checkpoints"] == [STEPS, 4 * STEPS]
     alone = OftenBest().fit(OftenBest().build(tmp_path / "run").with_file_checkpointer(None))
     assert model_bits(alone.model) == whole["model"]  # the copies change no bit
 
 
-@pytest.mark.parametrize("step", [STEPS, pytest.param(STEPS + 2, marks=pytest.mark.full)])
-def test_a_run_that_is_stopped_has_its_best_and_goes_on_to_the_bit(tmp_path, whole, step):
+@pytest.mark.full
+@pytest.mark.parametrize("step", [STEPS, STEPS + 2])
+def test_a_run_that_is_stopped_has_its_best_and_resumes_to_the_bit(tmp_path, whole, step):
+    """A run that fails has its best, too, and that is tested by default."""
     directory, kind = tmp_path / "run", OftenBest()
     kind.fit(stopping_at(kind.build(directory), step))
     assert saved_steps(directory) == sorted({STEPS, step})
@@ -153,11 +160,11 @@ def test_a_run_that_is_stopped_has_its_best_and_goes_on_to_the_bit(tmp_path, who
     same(all_of(directory, kind.fit(kind.build(directory).resume())), whole)
 
 
-def test_going_on_from_the_best_is_to_the_bit(tmp_path, whole):
-    directory, kind = tmp_path / "run", OftenBest()
-    kind.fit(kind.build(directory))
+def test_resumed_from_the_best_to_the_bit(tmp_path, uninterrupted):
+    whole, expected = uninterrupted
+    directory, kind = shutil.copytree(whole, tmp_path / "run"), OftenBest()
     before = checkpoint_bits(directory, STEPS)
-    same(all_of(directory, kind.fit(kind.build(directory).checkpoint("best"))), whole)
+    same(all_of(directory, kind.fit(kind.build(directory).checkpoint("best"))), expected)
     assert checkpoint_bits(directory, STEPS) == before
 
 
@@ -201,7 +208,7 @@ def test_a_run_whose_worker_fails_saves_its_best_first(tmp_path):
     assert load_checkpoint(tmp_path / "run").epoch == 2
 
 
-def test_numbers_that_explode_leave_the_best_and_the_message_names_it(tmp_path):
+def test_numbers_that_explode_leave_the_best_and_the_error_names_it(tmp_path):
     passes = []
 
     def make():
@@ -211,7 +218,8 @@ def test_numbers_that_explode_leave_the_best_and_the_message_names_it(tmp_path):
         return iter([{"x": x, "t": np.ones((4, 1), np.float32)}, {"x": x, "t": bad}])
 
     builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
-    with pytest.raises(NonFiniteError, match=r"The last checkpoint before it is .*checkpoint/4\b"):
+    checkpoint = str((tmp_path / "run" / "checkpoint" / "4").absolute())
+    with raises_code("step-nonfinite", step=8, epoch=4, checkpoint=checkpoint):
         build(builder).fit(make, scripted(*LOSSES))
     assert saved_steps(tmp_path / "run") == [4]
 
@@ -241,7 +249,7 @@ def test_the_memory_of_the_device_is_given_back(tmp_path, monkeypatch):
         return to_host(self)
 
     monkeypatch.setattr(learner.checkpoint.best.Snapshot, "to_host", moving)
-    monkeypatch.setattr("learner.training.saving.IN_PLACE", ())
+    monkeypatch.setattr("learner.training.save_decisions.IN_PLACE", ())
     builder = quiet(tmp_path / "run", saves=True).num_epochs(6)
     models = models_of(builder)
     result = build(builder).fit(shuffled(), scripted(*LOSSES))
@@ -254,7 +262,7 @@ def test_the_memory_of_the_device_is_given_back(tmp_path, monkeypatch):
 
 def test_without_checkpoints_the_best_model_says_so(tmp_path):
     result = build_line(quiet(tmp_path / "run")).fit(shuffled())
-    with pytest.raises(LearnerError, match=r"with_file_checkpointer\(None\) turns saving off"):
+    with raises_code("learner-best-not-kept"):
         _ = result.best_model
     assert "checkpoint" not in json.dumps(sorted(tree_of(tmp_path / "run")))
 
@@ -279,16 +287,17 @@ kind.fit(kind.build(sys.argv[1]).on_epoch_end(kill))
 class SavedRarely(OftenBest):
     """Every second epoch; the best is the first."""
 
+    every_epochs = 2
+
     def build(self, directory, epochs=5):
-        builder = quiet(directory).num_epochs(epochs)
-        return builder.with_file_checkpointer(1, 1, monitor="train/Learning Rate", mode="max", every_epochs=2)
+        return super().build(directory, epochs)
 
 
 @pytest.mark.full
 def test_a_run_that_is_killed_ends_with_the_best_of_all(tmp_path):
     """The best was written before the newest, so that nothing that could be the best is lost."""
     tests = Path(__file__).parents[1]
-    paths = [tests / "reliability", tests / "support", Path(learner.__file__).parents[1]]
+    paths = [tests / "reliability", Path(learner.__file__).parents[1]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run"], env=environment, timeout=200)
     assert done.returncode == -signal.SIGKILL

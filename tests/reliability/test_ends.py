@@ -8,7 +8,12 @@ import tempfile
 import traceback
 
 import pytest
-from runs import (
+
+from learner import Interrupter
+from learner.checkpoint import CheckpointStore
+from learner.data import DataLoaderBuilder, view
+from tests.support.codes import raises_code
+from tests.support.runs import (
     ROWS,
     STEPS,
     LastRow,
@@ -23,11 +28,7 @@ from runs import (
     shuffled,
     valid_data,
 )
-from stopped import all_of, same, some, stopping_at
-
-from learner import Interrupter, LearnerError
-from learner.checkpoint import CheckpointStore
-from learner.data import DataLoaderBuilder, view
+from tests.support.stopped import all_of, same, some, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -116,24 +117,28 @@ def test_a_stop_in_a_validation_and_other_splits_afterwards(tmp_path):
     assert len(result.history["train/Loss"]) == 2
 
 
-@pytest.mark.parametrize("steps", some([STEPS + 2, 2 * STEPS], {STEPS + 2}))
-def test_killed_before_the_summary(tmp_path, steps):
-    """After the last save, before the run had said that it ended."""
-    options = lambda b: b.num_steps(steps)  # noqa: E731
-    run(tmp_path / "run", options)
-    expected = all_of(tmp_path / "whole", run(tmp_path / "whole", options))
+@pytest.mark.full
+def test_killed_before_the_summary_at_the_end_of_an_epoch(tmp_path):
+    options = lambda b: b.num_steps(2 * STEPS)  # noqa: E731
+    expected = all_of(tmp_path / "run", run(tmp_path / "run", options))
     (tmp_path / "run" / "summary.json").unlink()
     same(all_of(tmp_path / "run", run(tmp_path / "run", options)), expected)
 
 
-def test_stopped_at_the_last_step(tmp_path):
-    """The step is made, its end is not: the validation and the epoch's line come when the run goes on."""
+@pytest.mark.full
+def test_stopped_at_the_last_step_and_killed_before_the_summary(tmp_path):
+    """The step is complete, its end is not: the validation and the epoch's line come when the run resumes. A run that
+    was killed after its last save and before `summary.json` ends again with the same.
+    """
     options = lambda b: b.num_steps(STEPS + 2)  # noqa: E731
     result = run(tmp_path / "run", lambda b: stopping_at(options(b), STEPS + 2))
     assert result.stopped_by == "interrupter: for the night"
     result = run(tmp_path / "run", options)
     assert result.stopped_by == "num_steps"
-    same(all_of(tmp_path / "run", result), all_of(tmp_path / "whole", run(tmp_path / "whole", options)))
+    expected = all_of(tmp_path / "whole", run(tmp_path / "whole", options))
+    same(all_of(tmp_path / "run", result), expected)
+    (tmp_path / "run" / "summary.json").unlink()
+    same(all_of(tmp_path / "run", run(tmp_path / "run", options)), expected)
 
 
 @pytest.fixture
@@ -164,7 +169,7 @@ def test_sigterm_in_the_last_save(tmp_path, monkeypatch, handlers):
 
 
 @pytest.mark.full
-def test_the_best_of_a_run_that_is_made_longer(tmp_path):
+def test_the_best_of_a_run_that_is_extended(tmp_path):
     """It was saved only because the run ended there."""
     make = lambda n: quiet(tmp_path / "run").num_epochs(n).with_file_checkpointer(keep_last=1, every_epochs=9).resume()  # noqa: E731
     build_line(make(1), 0.05).fit(batches(), valid_data())
@@ -195,7 +200,7 @@ def test_logs_that_were_allowed_are_healed(tmp_path):
     text = log.read_text()
     log.write_text(text[:-3])
     builder = lambda n, **allow: quiet(tmp_path / "run").num_steps(n).with_file_checkpointer().resume(**allow)  # noqa: E731
-    with pytest.raises(LearnerError, match="allow"):
+    with raises_code("resume-log-changed"):
         build_line(builder(STEPS + 3)).fit(shuffled())
     build_line(stopping_at(builder(STEPS + 4, allow="logs"), STEPS + 3)).fit(shuffled())
     build_line(builder(STEPS + 4)).fit(shuffled())
@@ -204,12 +209,12 @@ def test_logs_that_were_allowed_are_healed(tmp_path):
     assert [line.split(",")[1] for line in lines] == ["4", "4", "4", "final"]  # one of the first two was lost
 
 
-def test_nothing_of_ones_own_is_removed(tmp_path):
+def test_foreign_directories_stay(tmp_path):
     """Directories with numbers for names, where checkpoints are to go."""
     (tmp_path / "mine" / "10").mkdir(parents=True)
     (tmp_path / "mine" / "10" / "thesis.txt").write_text("x")
     for overwrite in (False, True):
-        builder = quiet(tmp_path / f"run-{overwrite}", overwrite=overwrite).num_epochs(2)
+        builder = quiet(tmp_path / f"run-{overwrite}", overwrite=overwrite).num_epochs(1 + overwrite)
         build_line(builder.with_file_checkpointer(directory=tmp_path / "mine")).fit(batches())
         assert (tmp_path / "mine" / "10" / "thesis.txt").read_text() == "x"
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["10", "12", "6"]

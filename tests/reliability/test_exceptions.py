@@ -10,16 +10,26 @@ import jax.numpy as jnp
 import optax
 import pytest
 from rich.console import Console
-from runs import ROWS, batches, checkpoint_bits, journal_of, line, line_step, logs_of, numbers_of, saved_steps
-from screens import HIDE, SHOW, Screen
-from stopped import some
 
 from learner import LearnerBuilder
 from learner.events import Listener, RunEnded, RunFailed
 from learner.loggers import MemoryLogger
 from learner.metrics import CollectingMetric, HostMetric, Metric
-from learner.metrics.base import Sum
+from learner.metrics.base import CompensatedSum
 from learner.renderers import RichRenderer
+from tests.support.runs import (
+    ROWS,
+    batches,
+    checkpoint_bits,
+    journal_of,
+    line,
+    line_step,
+    logs_of,
+    numbers_of,
+    saved_steps,
+)
+from tests.support.screens import HIDE, SHOW, Screen
+from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -44,7 +54,7 @@ class OwnMetric(Metric):
         self.fault = fault
 
     def init(self):
-        return Sum.zero()
+        return CompensatedSum.zero()
 
     def update(self, state, output, info):
         self.fault.reached("metric update")
@@ -208,7 +218,7 @@ HARMLESS = {
     "logger close": "OwnLogger",
     "renderer": "OwnRenderer",
 }
-FEW = {"train step on the device", "logger that exits"}
+FEW = {"logger that exits"}
 
 
 @pytest.mark.parametrize("where", some([*FATAL, *HARMLESS], FEW))

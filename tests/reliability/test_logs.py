@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import ROWS, STEPS, batches, build_line, journal_of, logs_of, numbers_of, quiet, shuffled
 
 import learner
 from learner import Interrupter, LearnerBuilder
@@ -18,6 +17,7 @@ from learner.cli.main import main
 from learner.loggers import RunFiles
 from learner.renderers import PlainRenderer
 from learner.runs.history import read_history
+from tests.support.runs import ROWS, STEPS, batches, build_line, journal_of, logs_of, numbers_of, quiet, shuffled
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -29,10 +29,10 @@ EACH, MOST = 0.003, 0.5  # seconds of the files' clock in a step, and those that
 PROGRAM = f"""
 import os, signal, sys
 from learner.loggers import RunFiles
-from runs import batches, build_line, quiet
+from tests.support.runs import batches, build_line, quiet
 
 now, init = [0.0], RunFiles.__init__
-RunFiles.__init__ = lambda files, directory, clock: init(files, directory, lambda: now[0])
+RunFiles.__init__ = lambda files, directory, clock, *rest: init(files, directory, lambda: now[0], *rest)
 
 def tick(info, model):
     now[0] += {EACH}
@@ -56,8 +56,7 @@ def test_kill9_log_loss(tmp_path, capsys):
     """A process that is killed after 1000 steps loses the lines of half a second, and torn lines harm nobody."""
     build = lambda name: quiet(tmp_path / name).num_epochs(EPOCHS).with_file_checkpointer()  # noqa: E731
     whole = build_line(build("whole")).fit(batches() * PASSES)
-    places = [str(Path(__file__).parents[1] / "support"), str(Path(learner.__file__).parents[1])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    environment = os.environ | {"PYTHONPATH": str(Path(learner.__file__).parents[1])}
     run = tmp_path / "run"
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(run)], env=environment, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -173,9 +172,9 @@ def test_not_a_tty(tmp_path, ends):
     start = next(i for i, line in enumerate(lines) if line.endswith("run: 20 epochs of 6 steps, 4 parameters"))
     assert lines[start - 1].startswith("compiled in ")
     lines = lines[start:]
-    told = [line.split()[1] for line in lines if line.startswith("epoch ")]
-    assert told == [f"{epoch}/20" for epoch in range(1, 21 - (ends == "badly"))]
-    rest = lines[1 + len(told) :]
+    epochs = [line.split()[1] for line in lines if line.startswith("epoch ")]
+    assert epochs == [f"{epoch}/20" for epoch in range(1, 21 - (ends == "badly"))]
+    rest = lines[1 + len(epochs) :]
     if ends == "badly":
         assert rest == ["failed at epoch 20, step 120: RuntimeError('\\x1b[31mred\\r\\n')"]
     else:

@@ -9,13 +9,28 @@ import numpy as np
 import optax
 import pytest
 from jax.errors import JaxRuntimeError
-from runs import ROWS, STEPS, batches, bits, build_line, journal_of, line, line_step, quiet, saved_steps, shuffled
 
 from learner import LearnerError, OutOfMemoryError
 from learner.metrics import CollectingMetric
 from learner.runs.history import History
+from learner.training.messages import Callback, StepsDispatched
 from learner.training.oom import MemoryFootprint, OomContext, explain_oom
-from learner.training.reporter import Callback, Reporter, StepsDispatched, StepTimeEstimator
+from learner.training.reporter import Reporter
+from learner.training.timing import StepTimeEstimator
+from tests.support.codes import raises_code
+from tests.support.runs import (
+    ROWS,
+    STEPS,
+    batches,
+    bits,
+    build_line,
+    journal_of,
+    line,
+    line_step,
+    quiet,
+    saved_steps,
+    shuffled,
+)
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -51,15 +66,16 @@ def build(directory, train_step=line_step, valid_step=line_step, change=lambda b
 
 def fails(do, *data):
     """The error of a run, which comes from the one of JAX and leaves nothing running."""
-    with pytest.raises(OutOfMemoryError) as caught:
+    with raises_code("device-out-of-memory") as caught:
         do(*data)
+    assert isinstance(caught.value, OutOfMemoryError)
     assert isinstance(caught.value.__cause__, JaxRuntimeError)
     assert "RESOURCE_EXHAUSTED" in str(caught.value.__cause__)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("learner")]
     return caught.value
 
 
-def goes_on(directory):
+def resumes(directory):
     """From the last checkpoint, with steps that have room, to the same end as a run that always had it."""
     resumed = build_line(options(directory).resume()).fit(batches(rows=ROWS), batches(10, 20))
     assert resumed.stopped_by == "num_epochs"
@@ -83,7 +99,6 @@ def test_oom_in_step(tmp_path):
     assert "JaxRuntimeError: RESOURCE_EXHAUSTED" in log  # and the whole of it
     assert journal_of(tmp_path / "run")[-1]["event"] == "error"
     assert saved_steps(tmp_path / "run") == [SAVED]
-    goes_on(tmp_path / "run")
 
 
 @pytest.mark.full
@@ -96,7 +111,7 @@ def test_in_validation(tmp_path):
     assert "Set a smaller batch size for the validation data: the metrics stay the same." in str(error)
     assert "grads_accumulation" not in str(error)
     assert saved_steps(tmp_path / "run") == [SAVED]
-    goes_on(tmp_path / "run")
+    resumes(tmp_path / "run")
 
 
 def test_a_training_step_before_a_validation(tmp_path):
@@ -128,7 +143,7 @@ def test_what_fails_after_a_step_that_failed(tmp_path, monkeypatch):
             raise JaxRuntimeError("RESOURCE_EXHAUSTED: there is no room for what follows either")
         return line_step(model, batch)
 
-    monkeypatch.setattr("learner.training.session.Reporter", Seen)
+    monkeypatch.setattr("learner.training.threads.Reporter", Seen)
     change = lambda builder: builder.valid_every(steps=1).steps_per_dispatch(1)  # noqa: E731
     error = fails(build(tmp_path / "run", greedy_step(4), valid_step, change).fit, batches(), batches(8))
     assert error.part == "train"
@@ -143,9 +158,8 @@ def test_splits_that_are_read_together():
     for split, values in (("train", jnp.zeros(3)), ("valid", none), ("train", none)):
         worker.put(StepsDispatched(split, 1, 1, 1, 1, 1, 1, 1, values))
     held.set()
-    with pytest.raises(OutOfMemoryError) as caught:
+    with raises_code("device-out-of-memory", part="valid"):
         worker.wait()
-    assert caught.value.part == "valid"
     worker.close()
 
 
@@ -198,7 +212,7 @@ def test_in_the_copy_of_a_save(tmp_path, monkeypatch):
     def copied(tree):
         return jax.tree.map(lambda x: x + greedy(x.ravel()[0]) if x.dtype == jnp.float32 else jnp.copy(x), tree)
 
-    monkeypatch.setattr("learner.training.executor._copied", copied)
+    monkeypatch.setattr("learner.training.executor._copy", copied)
     error = fails(build(tmp_path / "run").fit, batches(rows=ROWS))
     assert error.part == "checkpoint"
     assert re.match(r"out of memory in the copy of the state for a checkpoint\. A step has 1 micro-batch", str(error))
@@ -234,7 +248,7 @@ def test_batches_are_divided_evenly():
     assert advice(9, can_accumulate=False) == "Set a smaller batch size."
 
 
-def test_buffers_that_were_asked_for():
+def test_buffers_of_an_explicit_size():
     """Those that a run chooses have 64 MiB at most."""
     assert "steps_per_dispatch" not in advice(1, steps={"train": 16})
     assert advice(1, steps={"train": 17}).endswith(
@@ -250,9 +264,8 @@ def test_other_errors_pass():
 
 
 def test_the_inner_part_is_named():
-    with pytest.raises(OutOfMemoryError) as caught, OomContext("train"), OomContext("valid"):
+    with raises_code("device-out-of-memory", part="valid") as caught, OomContext("train"), OomContext("valid"):
         raise JaxRuntimeError("RESOURCE_EXHAUSTED: " + "x" * 300)
-    assert caught.value.part == "valid"
     assert str(caught.value) == f"out of memory in the validation 'valid'. The device says: {'x' * 200}..."
 
 

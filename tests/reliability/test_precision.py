@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import (
+
+from learner import LossScale, Policy, RegressionOutput, load_checkpoint
+from learner.metrics import Accuracy, GradientNorm
+from tests.support.codes import raises_code
+from tests.support.runs import (
     STEPS,
     Net,
     X,
@@ -17,18 +21,18 @@ from runs import (
     build_line,
     checkpoint_bits,
     line,
+    line_step,
     model_bits,
+    noisy_step,
     progress_of,
     quiet,
     saved_steps,
+    tamper,
     valid_data,
 )
-from stopped import all_of, same, some, stopping_at
+from tests.support.stopped import all_of, same, some, stopping_at
 
-from learner import LossScale, NonFiniteError, Policy, RegressionOutput, load_checkpoint
-from learner.metrics import Accuracy, GradientNorm
-
-pytestmark = pytest.mark.usefixtures("optimized", "compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def log_of(directory):
@@ -51,8 +55,8 @@ def build_large(builder, lr=1e-3):
 
 def overflows(directory):
     """The steps and scales that the log tells of."""
-    said = [text.split("gradients of step ")[1] for text in log_of(directory).splitlines() if "overflowed" in text]
-    return [(int(text.split()[0]), int(text.split()[-1])) for text in said]
+    lines = [text.split("gradients of step ")[1] for text in log_of(directory).splitlines() if "overflowed" in text]
+    return [(int(text.split()[0]), int(text.split()[-1])) for text in lines]
 
 
 def by_hand(start, every, epochs, lr=1e-3):
@@ -84,6 +88,7 @@ def by_hand(start, every, epochs, lr=1e-3):
     return params, scale, over
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dispatch", some([1, 32], {32}))
 def test_a_run_with_overflows(tmp_path, dispatch):
     """It is the loop by hand; each overflow is in the log, nothing of it is on the screen, and it is saved like any."""
@@ -105,17 +110,20 @@ def test_a_run_with_overflows(tmp_path, dispatch):
     assert result.stopped_by == "num_epochs"
 
 
-@pytest.mark.parametrize("stop", some([2, STEPS, STEPS + 3], {STEPS + 3}))
-@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_resumed_to_the_bit(tmp_path, stop, accumulate):
-    """With the scale in the middle of going up or down, dropout and statistics."""
+@pytest.mark.parametrize(
+    ("model", "accumulate", "stop"),
+    some([(line, 1, STEPS + 3), (Net, 1, 2), (Net, 2, STEPS), (Net, 2, 5)], {(line, 1, STEPS + 3)}),
+)
+def test_resumed_to_the_bit(tmp_path, model, accumulate, stop):
+    """With the scale in the middle of going up or down, random inputs, dropout and statistics."""
+    steps = {} if model is Net else {"train_step": noisy_step, "valid_step": line_step}
 
     def builder(name):
         return quiet(tmp_path / name).num_epochs(3).precision(scaled(2.0**24, every=3)).grads_accumulation(accumulate)
 
     def fit(builder):
-        builder.with_file_checkpointer(keep_last=2).metrics(Accuracy())
-        return builder.build(Net(), optax.adamw, 1e-2).fit(batches(), valid_data())
+        builder.with_file_checkpointer(keep_last=2).metrics(*([Accuracy()] if model is Net else []))
+        return builder.build(model(), optax.adamw, 1e-2, **steps).fit(batches(), valid_data())
 
     expected = all_of(tmp_path / "whole", fit(builder("whole")))
     fit(stopping_at(builder("run"), stop))
@@ -153,27 +161,27 @@ def test_it_ends_once_the_scale_is_1(tmp_path):
     assert np.abs(X[8:12]).max() > 1.2
     rows = [{**batch, "x": batch["x"] * 8} for batch in huge(65000.0)]
     builder = quiet(tmp_path / "run", saves=True).num_epochs(4).precision(scaled(4.0))
-    with pytest.raises(NonFiniteError, match=f"the gradient norm of step {2 * STEPS + 3} is not finite"):
+    with raises_code("step-nonfinite", quantity="gradient norm", step=2 * STEPS + 3):
         build_half(builder.with_file_checkpointer(every_steps=1, keep_last=99)).fit(rows)
     assert overflows(tmp_path / "run") == [(3, 2), (STEPS + 3, 1)]
     assert saved_steps(tmp_path / "run") == list(range(1, 2 * STEPS + 3))
 
 
 @pytest.mark.full
-def test_it_goes_on_by_skipping(tmp_path):
+def test_it_continues_by_skipping(tmp_path):
     rows = [{**batch, "x": batch["x"] * 8} for batch in huge(65000.0)]
     builder = quiet(tmp_path / "run").num_epochs(4).precision(scaled(2.0)).on_nonfinite("skip", 2)
     result = build_half(builder).fit(rows)
     assert result.stopped_by == "num_epochs"
     assert overflows(tmp_path / "run") == [(3, 1)]
-    said = [text for text in log_of(tmp_path / "run").splitlines() if "the gradient norm of step" in text]
-    assert [f"step {n * STEPS + 3} is not finite" in text for n, text in enumerate(said, 1)] == [True] * 3
+    lines = [text for text in log_of(tmp_path / "run").splitlines() if "the gradient norm of step" in text]
+    assert [f"step {n * STEPS + 3} is not finite" in text for n, text in enumerate(lines, 1)] == [True] * 3
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.full
 def test_a_loss_that_is_nan_ends_it_at_once(tmp_path, dtype):
-    with pytest.raises(NonFiniteError, match="the loss of step 3 is not finite"):
+    with raises_code("step-nonfinite", quantity="loss", step=3):
         build_large(quiet(tmp_path / "run").precision(dtype)).fit(huge(math.nan))
     assert not [step for step, _ in overflows(tmp_path / "run") if step >= 3]
 
@@ -184,20 +192,18 @@ def test_a_loss_that_is_nan_ends_it_at_once(tmp_path, dtype):
 @pytest.mark.full
 def test_it_is_in_the_log(tmp_path):
     build_line(quiet(tmp_path / "a").precision("bfloat16", "highest").remat("dots_saveable")).fit(batches())
-    said = "bfloat16 (parameters float32, outputs float32), matrix products highest, rematerialised by dots_saveable"
-    assert f"precision: {said}\n" in log_of(tmp_path / "a")
+    lines = "bfloat16 (parameters float32, outputs float32), matrix products highest, rematerialised by dots_saveable"
+    assert f"precision: {lines}\n" in log_of(tmp_path / "a")
     build_line(quiet(tmp_path / "b")).fit(batches())
     assert "precision: float32\n" in log_of(tmp_path / "b")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("first", "second"),
-    some(
-        [("float32", "bfloat16"), ("float32", "float16"), ("float16", "float32"), ("float16", scaled(8.0))],
-        [("float32", "float16")],
-    ),
+    [("float32", "bfloat16"), ("float32", "float16"), ("float16", "float32"), ("float16", scaled(8.0))],
 )
-def test_gone_on_with_another(tmp_path, first, second):
+def test_resumed_with_another(tmp_path, first, second):
     """The log says so. A loss scale begins anew, or is left, or goes on."""
 
     def saving(epochs):
@@ -209,8 +215,8 @@ def test_gone_on_with_another(tmp_path, first, second):
     names = {"float16": "float16 (parameters float32, outputs float32)", "float32": "float32"}
     names["bfloat16"] = names["float16"].replace("float16", "bfloat16")
     before, now = names[first], names.get(second, names["float16"])
-    said = f"precision: {before} -> {now}"
-    assert (said in log_of(tmp_path / "run")) is (before != now)
+    lines = f"precision: {before} -> {now}"
+    assert (lines in log_of(tmp_path / "run")) is (before != now)
     scales = [
         checkpoint_bits(tmp_path / "run", n * STEPS)["optim"].get("['extra']['loss_scale.scale']") for n in (1, 2)
     ]
@@ -223,8 +229,6 @@ def test_gone_on_with_another(tmp_path, first, second):
 @pytest.mark.full
 def test_a_run_of_before_there_was_a_choice(tmp_path):
     """Its checkpoints say nothing of precision, and mean float32."""
-    from runs import tamper
-
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9)).fit(batches())
     progress = json.loads(json.dumps(progress_of(tmp_path / "run", STEPS)))
     assert progress["fingerprint"]["settings"].pop("precision") == "float32"
@@ -236,12 +240,11 @@ def test_a_run_of_before_there_was_a_choice(tmp_path):
 @pytest.mark.full
 def test_parameters_of_another_dtype_are_another_model(tmp_path):
     """They are refused, as every array of another dtype is; `initial_from` takes them."""
-    from learner import LearnerError
-
     build_line(quiet(tmp_path / "run").with_file_checkpointer(keep_last=9)).fit(batches())
     kept = Policy(param="bfloat16", compute="bfloat16")
-    with pytest.raises(LearnerError, match=r"params/w: saved float32\[3, 1\], now bfloat16\[3, 1\]"):
+    with raises_code("resume-differs") as error:
         build_line(quiet(tmp_path / "run").precision(kept).num_epochs(2).resume()).fit(batches())
+    assert "params/w: saved float32[3, 1], now bfloat16[3, 1]" in str(error.value)
     result = build_line(quiet(tmp_path / "new").precision(kept).initial_from(tmp_path / "run")).fit(batches())
     assert result.model["w"].dtype == jnp.bfloat16
 
@@ -254,10 +257,9 @@ def test_a_checkpoint_of_float16_outside_of_its_run(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dispatch", some([1, 5], {5}))
-def test_the_size_of_a_dispatch_changes_no_bit(tmp_path, dispatch):
+def test_the_size_of_a_dispatch_changes_no_bit(tmp_path):
     def fit(name, k):
         builder = quiet(tmp_path / name).num_epochs(2).precision(scaled(2.0**24, every=2)).steps_per_dispatch(k)
         return model_bits(builder.build(Net(), optax.adamw, 1e-2).fit(batches()).model)
 
-    assert fit("a", dispatch) == fit("b", 32)
+    assert fit("a", 5) == fit("b", 32)

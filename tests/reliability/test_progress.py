@@ -1,15 +1,16 @@
-"""A checkpoint whose progress says what no run wrote, with checksums to match, is refused in words or makes no odds."""
+"""A checkpoint whose progress no run wrote, with checksums to match, is refused in words or makes no odds."""
 
 import copy
+import functools
 import math
 import random
 import shutil
 import warnings
 
 import pytest
-from runs import build_line, model_bits, progress_of, quiet, streamed, tamper, valid_data
 
 from learner import Interrupter, LearnerError, MetricEarlyStopping, ReduceOnPlateau
+from tests.support.runs import build_line, model_bits, progress_of, quiet, streamed, tamper, valid_data
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -49,14 +50,20 @@ def fit(builder):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory, compiled_once):
-    """A run that was stopped inside of its second epoch, its progress, and the model of the whole run."""
+    """A run that was stopped inside its second epoch, its progress, and a function that returns the model of the run
+    without the stop.
+    """
     directory, interrupter = tmp_path_factory.mktemp("stopped") / "run", Interrupter()
     stop = lambda info, model: interrupter.stop("here") if info.step == 8 else None  # noqa: E731
     fit(build(directory).interrupter(interrupter).every(8, stop))
     progress = progress_of(directory, 8)
     assert all((progress["position"]["batch"], progress["plateau"], progress["early_stopping"]))
-    whole = shutil.copytree(directory, directory.with_name("whole"))
-    return directory, progress, model_bits(fit(build(whole)).model)
+
+    @functools.cache
+    def resumed():
+        return model_bits(fit(build(shutil.copytree(directory, directory.with_name("resumed")))).model)
+
+    return directory, progress, resumed
 
 
 def places(value, path=()):
@@ -126,16 +133,18 @@ HARD = [  # each was an error of Python, NumPy or JAX
 ]
 
 
-def test_what_was_an_error_of_another_kind_is_refused(stopped, tmp_path):
-    directory, progress, whole = stopped
-    assert outcome(directory, progress, tmp_path) == whole
+@pytest.mark.full
+def test_malformed_progress_is_refused(stopped, tmp_path):
+    directory, progress, resumed = stopped
     for path, odd in HARD:
-        assert outcome(directory, changed(progress, path, odd), tmp_path) in ("refused", whole), (path, odd)
+        found = outcome(directory, changed(progress, path, odd), tmp_path)
+        assert found == "refused" or found == resumed(), (path, odd)
+    assert outcome(directory, progress, tmp_path) != "refused"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_value_is_refused_or_makes_a_run(stopped, tmp_path, seed):
     """Some of more than a thousand mutations; each trains for a second."""
     _, progress, _ = stopped
-    check(stopped, tmp_path, random.Random(seed).sample(mutations(progress), 20))
+    check(stopped, tmp_path, random.Random(seed).sample(mutations(progress), 16))

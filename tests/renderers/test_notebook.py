@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from learner import LearnerError
 from learner.events import EpochEnded, Message, MetricInfo, RunFailed, SplitEnded
 from learner.renderers import NotebookRenderer, default_renderer
 from learner.renderers.chart import COLOURS
 from learner.renderers.notebook import in_notebook
+from tests.support.codes import raises_code
 
 EVIL = '<script>alert(\'1\')</script> " onerror="x" & \x1b[31m'
 
@@ -299,7 +299,7 @@ def test_notebooks_are_known_by_their_shell(monkeypatch, shell, is_one):
 def test_elsewhere_it_is_refused(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not in_notebook()
-    with pytest.raises(LearnerError, match="this is none; elsewhere there are RichRenderer"):
+    with raises_code("renderer-notebook-missing", "RichRenderer"):
         NotebookRenderer()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import learner.renderers
 from learner.renderers import PlainRenderer, RichRenderer, default_renderer, print_summary, render_summary
-from learner.renderers.summary import _checkpoint
+from learner.renderers.summary_text import _checkpoint
 from learner.util.json_values import encode
 
 SUMMARY = [

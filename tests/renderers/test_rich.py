@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from rich.progress_bar import ProgressBar
-from screens import HIDE, SHOW, Screen
 
 from learner.events import EpochEnded, ListenerThread, Message, MetricInfo, RunFailed, RunStarted
 from learner.renderers import RichRenderer
+from tests.support.screens import HIDE, SHOW, Screen
 
 SUMMARY = {"stopped_by": "num_epochs", "epochs": 1, "steps": 1, "metrics": {}, "checkpoints": []}
 
@@ -272,7 +272,7 @@ def test_one_that_hangs_and_is_left_behind_keeps_nobody_from_printing(make, out,
     began = threading.Event()
     monkeypatch.setattr(renderer, "_on_steps", lambda _: (began.set(), renderer._draw()))
     outlet = ListenerThread(renderer, warnings.append)
-    with renderer._lock:
+    with renderer._area._lock:
         play.dispatch(SimpleNamespace(on_event=outlet.put), 1, 15, 15)
         assert began.wait(60)
         drawn = out.tell()
@@ -347,11 +347,12 @@ def test_a_low_terminal_has_the_losses_only(make, out, play):
     ]  # fmt: skip
 
 
-def test_a_window_that_gets_narrower_gets_other_columns(make, out, play):
-    renderer = make(width=80)
+def test_a_window_that_gets_narrower_gets_other_columns(out, clock, play):
+    console = Console(file=out, force_terminal=True, width=80)
+    renderer = RichRenderer(console, clock)
     play.start(renderer)
     play.epoch(renderer, 1)
-    renderer._console.width = 40
+    console.width = 40
     play.epoch(renderer, 2)
     renderer.close()
     assert [line.split() for line in Screen(out.getvalue()).lines()[3:]] == [
@@ -518,6 +519,7 @@ def test_without_a_terminal_there_is_no_bar(play, clock):
 
 
 PROGRAM = """
+import time
 from pathlib import Path
 import numpy as np
 from learner.events import MetricInfo, RunStarted, StepsEnded
@@ -526,7 +528,7 @@ renderer = default_renderer()
 assert type(renderer).__name__ == "RichRenderer"
 loss = np.float32([0.5])
 renderer.on_event(RunStarted(0.0, Path("runs/a"), 3, None, 45, (MetricInfo("train", "Loss"),), 10))
-renderer._drawn_at -= 1
+time.sleep(0.5)  # until it may draw again
 renderer.on_event(StepsEnded(0.0, "train", 1, 1, 1, 1, 45, 1, {"Loss": loss}, loss, 0.1))
 raise RuntimeError("nobody closed the renderer")
 """

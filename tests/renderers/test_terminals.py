@@ -7,9 +7,9 @@ import threading
 
 import pyte
 from rich.console import Console
-from terminals import Terminal
 
 from learner.renderers import RichRenderer
+from tests.support.terminals import Terminal
 
 PROGRAM = """
 import logging

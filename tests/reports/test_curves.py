@@ -1,10 +1,10 @@
 """The curves of a report, by hand."""
 
 import pytest
-from written import write_run, write_steps
 
 from learner.reports.curves import curves, seeds
 from learner.runs import find_runs
+from tests.support.written import write_run, write_steps
 
 
 def test_the_places_of_values(tmp_path):

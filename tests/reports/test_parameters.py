@@ -5,6 +5,7 @@ import json
 import pytest
 
 from learner.reports.parameters import Array, by_part, read_parameters
+from tests.support.codes import named_case
 from tests.support.runs import batches, build_line, quiet
 
 GOOD = {"path": "a.w", "shape": [2, 3], "dtype": "float32", "kind": "params", "trainable": True}
@@ -36,9 +37,8 @@ def test_sizes(dtype, size):
     assert Array("a", (5,), dtype).bytes == 5 * size
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_files_of_others(tmp_path):
+    cases = [
         "no JSON",
         "[" * 100_000,
         "[]",
@@ -52,10 +52,10 @@ def test_sizes(dtype, size):
         {"arrays": [{**GOOD, "shape": [2**52, 2**52]}]},
         {"arrays": [{**GOOD, "shape": [1] * 65}]},
         {"arrays": [{**GOOD, "dtype": None}]},
-    ],
-)
-def test_files_of_others(tmp_path, content):
-    assert write(tmp_path, content) == ()
+    ]
+    for content in cases:
+        with named_case(content):
+            assert write(tmp_path, content) == ()
 
 
 def test_no_file_and_no_link(tmp_path):

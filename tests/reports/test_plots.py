@@ -8,9 +8,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from learner import LearnerError
 from learner.reports.plots import Plot, refuse_path
 from learner.util.distribution import install_hint
+from tests.support.codes import raises_code
 
 RISING = Plot("a title", "the steps", "the rate", {"rate": ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])})
 
@@ -41,6 +41,7 @@ def test_points_that_are_not_finite_are_left_out():
     assert columns_of(holes.text(60, 15), [2, 11]) == columns_of(RISING.text(60, 15), [2, 11])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("values", [[0.5, 1e308], [1.7e308, -1.7e308], [1e308], [1e100, 1e100], [2e-310, 1e-310]])
 def test_absurd_numbers_do_not_hinder_a_plot(tmp_path, values, log):
@@ -58,7 +59,7 @@ def test_large_numbers_leave_room_for_the_lines(log):
     """As the largest of float32 do."""
     values = [1e30 if log else 0.0, 1e38, 3e38]
     text = Plot("a title", "x", "y", {"rate": ([1, 2, 3], values)}, log_y=log).text(60, 15)
-    assert "e+3" in text
+    assert re.search(r"e[+]?3", text)
     assert max(line.find("┤") for line in text.splitlines()) < 10
 
 
@@ -107,14 +108,14 @@ def test_a_file(tmp_path):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(LearnerError, match="cannot be written"):
+    with raises_code("report-not-written"):
         RISING.save(tmp_path / "nowhere" / "rate.png")
 
 
 @pytest.mark.parametrize("name", ["rate.jpg", "rate", "nowhere/rate.png"])
 def test_names_that_no_plot_can_have(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LearnerError, match=r"it needs the name of a \.png file in a directory that exists"):
+    with raises_code("report-output-path"):
         refuse_path(name)
     refuse_path("rate.png")
 
@@ -125,7 +126,5 @@ def test_names_that_no_plot_can_have(tmp_path, monkeypatch, name):
 )
 def test_a_package_that_is_missing(tmp_path, monkeypatch, package, use):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        LearnerError, match=re.escape(f"plots need {package}, which is not installed: {install_hint('plots')}")
-    ):
+    with raises_code("report-package-missing", package, install_hint("plots")):
         use(tmp_path)

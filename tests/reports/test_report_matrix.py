@@ -4,12 +4,12 @@ import base64
 import io
 
 import numpy as np
-from pages import Page
 from PIL import Image
-from written import write_run
 
 from learner.reports.report_matrix import confusion
 from learner.runs import find_runs
+from tests.support.pages import Page
+from tests.support.written import write_run
 
 SMALL = ["label  cat  dog\ncat      3    1\ndog      0   10", "label  cat  dog\ncat      4    0\ndog      5    5"]
 

@@ -2,11 +2,10 @@
 
 import json
 
-from pages import Page
-from written import write_run
-
 from learner.reports.report_model import parameter_tables
 from learner.runs import find_runs
+from tests.support.pages import Page
+from tests.support.written import write_run
 
 
 def array(path, shape, dtype="float32", **others):

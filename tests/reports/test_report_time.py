@@ -2,11 +2,10 @@
 
 import json
 
-from pages import Page
-from written import write_run
-
 from learner.reports.report_time import timing
 from learner.runs import find_runs
+from tests.support.pages import Page
+from tests.support.written import write_run
 
 SAID = {"compile": 4.0, "data": 1.0, "train": 30.0, "valid": 3.0, "save": 0, "other": 2.0}
 

@@ -4,10 +4,10 @@ import json
 import weakref
 
 import pytest
-from written import write_run
 
-from learner import LearnerError
 from learner.runs import compare, each_run, find_runs
+from tests.support.codes import raises_code
+from tests.support.written import write_run
 
 
 def config(rate, extra=""):
@@ -21,8 +21,8 @@ def runs(tmp_path):
         write_run(
             tmp_path / name, {"valid/Score": score, "valid/Loss": [1.0], "train/Loss": [2.0]}, config=config(rate)
         )
-        said = {"metrics": {"valid/Score": {"higher_is_better": True, "unit": ""}, "valid/Loss": {}, "train/Loss": {}}}
-        (tmp_path / name / "summary.json").write_text(json.dumps(said))
+        facts = {"metrics": {"valid/Score": {"higher_is_better": True, "unit": ""}, "valid/Loss": {}, "train/Loss": {}}}
+        (tmp_path / name / "summary.json").write_text(json.dumps(facts))
     return find_runs([tmp_path])
 
 
@@ -101,9 +101,9 @@ def test_hostile_names(tmp_path):
 
 
 def test_columns_and_metrics_that_there_are_not(runs):
-    with pytest.raises(LearnerError, match="no run has a metric 'Scor': did you mean 'Score'"):
+    with raises_code("run-metric-unknown", name="Scor"):
         compare(runs, ["Scor"])
-    with pytest.raises(LearnerError, match="there is no column 'second' to sort by: did you mean 'seconds'"):
+    with raises_code("run-column-unknown"):
         compare(runs, sort="second")
 
 

@@ -4,11 +4,13 @@ import threading
 
 import pytest
 
-from learner import Learner, LearnerError
 from learner.cli.main import main
 from learner.runs import control_files as asking
 from learner.runs.lock import locked
+from tests.support.codes import raises_code
 from tests.support.runs import batches, build_line, quiet, saved_steps
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def running(tmp_path):
         yield tmp_path
 
 
-def test_what_is_asked_is_taken_once_and_says_who(running):
+def test_a_request_is_consumed_once_and_names_who(running):
     path = asking.ask(running, "save")
     assert path == running / "save.ask"
     assert asking.pending(running) == ["save"]
@@ -29,7 +31,7 @@ def test_what_is_asked_is_taken_once_and_says_who(running):
     assert [path.name for path in running.iterdir()] == ["run.lock"]
 
 
-def test_it_can_be_asked_by_hand(tmp_path):
+def test_a_request_by_hand(tmp_path):
     (tmp_path / "stop.ask").touch()
     assert asking.consume(tmp_path)[0] == {"stop": "somebody"}
 
@@ -60,9 +62,10 @@ def test_links_are_not_followed(tmp_path):
 
 
 def test_wrong_words_and_runs_that_are_not_under_way(running, tmp_path_factory):
-    with pytest.raises(LearnerError, match=r"cannot be asked for 'sotp': did you mean 'stop'"):
+    with raises_code("run-request-unknown") as error:
         asking.ask(running, "sotp")
-    with pytest.raises(LearnerError, match="no run is under way"):
+    assert "did you mean 'stop'" in str(error.value)
+    with raises_code("run-not-running"):
         asking.ask(tmp_path_factory.mktemp("none"), "stop")
 
 
@@ -74,7 +77,7 @@ def test_the_command(running, capsys):
     assert "invalid choice: 'go'" in capsys.readouterr().err
 
 
-def test_several_are_asked_whatever_became_of_the_others(tmp_path, capsys):
+def test_requests_to_several_whatever_became_of_the_others(tmp_path, capsys):
     """Of a directory of runs those that are under way, and of those that are named each that can be."""
     for name in ("a", "b", "c"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -88,18 +91,18 @@ def test_several_are_asked_whatever_became_of_the_others(tmp_path, capsys):
 
 
 def test_a_directory_in_the_place_of_a_file_asks_for_nothing(tmp_path):
-    heard, told = [], []
-    requests = asking.ControlFilePoller(tmp_path, lambda *each: heard.append(each), told.append)
+    heard, warnings = [], []
+    requests = asking.ControlFilePoller(tmp_path, lambda *each: heard.append(each), warnings.append)
     (tmp_path / "stop.ask").mkdir()
     (tmp_path / "save.ask").touch()
     requests.look()
     requests.look()
     assert heard == [("save", "somebody")]
-    assert len(told) == 1
-    assert "stop.ask asks for nothing, as it cannot be removed" in told[0]
+    assert len(warnings) == 1
+    assert "stop.ask asks for nothing, as it cannot be removed" in warnings[0]
 
 
-def test_what_lies_there_when_a_run_begins_was_asked_of_another(tmp_path):
+def test_requests_from_before_the_run_are_removed(tmp_path):
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / "stop.ask").touch()
@@ -107,20 +110,22 @@ def test_what_lies_there_when_a_run_begins_was_asked_of_another(tmp_path):
     assert asking.pending(directory) == []
 
 
-def test_what_is_asked_while_a_run_begins_is_done(tmp_path, monkeypatch):
+def test_a_request_while_a_run_begins_is_served(tmp_path, monkeypatch):
     monkeypatch.setattr(asking, "POLL_SECONDS", 0.001)
     directory = tmp_path / "run"
 
-    class Asks(Learner):
-        def _placed(self):
-            asking.ask(directory, "stop")
-            return super()._placed()
+    learner = build_line(quiet(directory).num_epochs(1_000_000))
+    init = learner.definition.init_placed  # called while the directory is the run's and nothing is opened
 
-    learner = build_line(quiet(directory).num_epochs(1_000_000).learner_class(Asks))
+    def ask_and_init():
+        asking.ask(directory, "stop")
+        return init()
+
+    monkeypatch.setattr(learner.definition, "init_placed", ask_and_init)
     assert learner.fit(batches()).stopped_by.startswith("asked by ")
 
 
-def test_a_run_saves_and_stops_when_it_is_asked(tmp_path, monkeypatch):
+def test_a_run_saves_and_stops_on_request(tmp_path, monkeypatch):
     """It asks itself: for a checkpoint in the first epoch, to stop in the third."""
     monkeypatch.setattr(asking, "POLL_SECONDS", 0.001)
     directory, gone = tmp_path / "run", threading.Event()

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from written import write_run
 
-from learner import LearnerError
 from learner.runs import find_runs
+from tests.support.codes import raises_code
+from tests.support.written import write_run
 
 
 def test_a_directory_of_runs(tmp_path):
@@ -41,7 +41,7 @@ def test_links_do_not_lead_in_circles(tmp_path):
 
 def test_no_runs(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(LearnerError) as raised:
+    with raises_code("run-unreadable") as raised:
         find_runs([tmp_path / "nowhere", tmp_path / "empty"])
     assert "1. there is no directory" in str(raised.value)
     assert "2. " in str(raised.value)

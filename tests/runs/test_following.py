@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 import pytest
-from written import write_steps
 
 from learner.runs.following import GrowingSeries
 from learner.runs.series import epochs_in, step_values
+from tests.support.written import write_steps
 
 
 def whole(series, epochs, ends, limit=1 << 16):

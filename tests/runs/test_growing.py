@@ -10,7 +10,7 @@ def add(path, content):
         file.write(content)
 
 
-def test_each_line_once_when_it_is_whole(tmp_path):
+def test_each_line_once_when_it_is_complete(tmp_path):
     path = tmp_path / "a"
     lines = GrowingLines(path)
     assert lines.read() == (False, [])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.errors import LearnerError
 from learner.events import MetricInfo
 from learner.loggers import RunFiles
 from learner.runs.history import History, Point, read_history, summarize
+from tests.support.codes import raises_code
 
 NAN = math.nan
 
@@ -43,7 +43,7 @@ def test_what_it_gives_away_is_a_copy():
     assert history["valid/Loss"] == [0.5]
 
 
-def test_a_misspelt_key_is_told():
+def test_a_misspelt_key_is_named():
     with pytest.raises(KeyError, match="did you mean 'valid/Loss'"):
         history_of(0.5)["valid/loss"]
 
@@ -123,7 +123,7 @@ def test_the_journal_alone_has_the_history(tmp_path):
 
 
 def test_no_journal_no_history(tmp_path):
-    with pytest.raises(LearnerError, match=r"has no journal\.jsonl"):
+    with raises_code("run-not-a-run", directory=str(tmp_path)):
         read_history(tmp_path)
 
 
@@ -207,5 +207,5 @@ def test_a_summary_does_not_depend_on_where_the_run_is(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_no_history_is_refused(content):
-    with pytest.raises(LearnerError, match=r"the history .*is damaged"):
+    with raises_code("run-history-damaged"):
         History.from_json(content)

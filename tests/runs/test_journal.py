@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.errors import LearnerError
 from learner.runs.journal import read_journal
 from learner.util.json_values import decode, encode
+from tests.support.codes import raises_code
 
 
 @given(st.floats())
@@ -100,12 +100,12 @@ def test_lines_of_numbers_are_as_a_run_writes_them(tmp_path):
 def test_what_has_no_end_is_not_read(tmp_path, monkeypatch, make):
     make(tmp_path / "journal.jsonl")
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("this would never end"))
-    with pytest.raises(LearnerError, match="has no journal"):
+    with raises_code("run-not-a-run", directory=str(tmp_path)):
         read_journal(tmp_path)
 
 
 def test_a_directory_without_a_run_is_named(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path, tmp_path / "missing", tmp_path / "file"):
-        with pytest.raises(LearnerError, match=f"{place} has no journal"):
+        with raises_code("run-not-a-run", directory=str(place)):
             read_journal(place)

@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from runs import batches, build_line, quiet, tree_of
 
-from learner import LearnerError
 from learner.runs import lock
 from learner.runs.lock import locked
+from tests.support.codes import raises_code
+from tests.support.runs import batches, build_line, quiet, tree_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -32,10 +32,6 @@ def other(tmp_path):
         process.kill()
 
 
-def refusal(process):
-    return rf"is in use: process {process} on {platform.node()} trains there"
-
-
 def test_it_leaves_nothing(tmp_path):
     with locked(tmp_path):
         assert json.loads((tmp_path / "run.lock").read_text()) == {"host": platform.node(), "pid": os.getpid()}
@@ -43,14 +39,14 @@ def test_it_leaves_nothing(tmp_path):
 
 
 def test_twice_in_one_process(tmp_path):
-    with locked(tmp_path), pytest.raises(LearnerError, match=refusal(os.getpid())), locked(tmp_path):
+    with locked(tmp_path), raises_code("run-in-use", pid=os.getpid(), host=platform.node()), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass
 
 
 def test_another_process(tmp_path, other):
-    with pytest.raises(LearnerError, match=refusal(other.pid)), locked(tmp_path):
+    with raises_code("run-in-use", pid=other.pid, host=platform.node()), locked(tmp_path):
         pass
     other.communicate("\n")
     with locked(tmp_path):
@@ -76,7 +72,7 @@ def no_locks(monkeypatch):
 
 
 def test_without_locks_a_living_process_holds_it(tmp_path, other, no_locks):
-    with pytest.raises(LearnerError, match=refusal(other.pid)), locked(tmp_path):
+    with raises_code("run-in-use", pid=other.pid, host=platform.node()), locked(tmp_path):
         pass
     assert (tmp_path / "run.lock").exists()
 
@@ -97,7 +93,7 @@ def test_without_locks_a_file_that_says_nothing_does_not(tmp_path, no_locks, con
 
 def test_without_locks_another_machine_is_believed(tmp_path, no_locks):
     (tmp_path / "run.lock").write_text('{"host": "far-away", "pid": 1}')
-    with pytest.raises(LearnerError, match=r"process 1 on far-away.*remove .*run\.lock"), locked(tmp_path):
+    with raises_code("run-in-use", pid=1, host="far-away"), locked(tmp_path):
         pass
 
 
@@ -122,17 +118,17 @@ def test_what_is_no_lock_is_neither_changed_nor_removed(tmp_path, kind):
     mine.write_text("ssh-ed25519 AAAA me")
     OTHERS[kind](lock, mine)
     before, mode = tree_of(tmp_path), lock.lstat().st_mode
-    with pytest.raises(LearnerError, match=r"run\.lock is no lock of a run"), locked(lock.parent):
+    with raises_code("run-lock-malformed", path=str(lock)), locked(lock.parent):
         pass
     assert (tree_of(tmp_path), lock.lstat().st_mode) == (before, mode)
     assert not mine.with_name("nothing").exists()
-    with pytest.raises(LearnerError, match=r"run\.lock is no lock of a run"):
+    with raises_code("run-lock-malformed", path=str(lock)):
         build_line(quiet(lock.parent)).fit(batches())
     assert tree_of(tmp_path) == before
 
 
-@pytest.mark.parametrize(("resumes", "refusal"), [(False, "holds a run"), (True, "is in use")])
-def test_two_runs_same_dir(tmp_path, resumes, refusal):
+@pytest.mark.parametrize(("resumes", "code"), [(False, "directory-holds-run"), (True, "run-in-use")])
+def test_two_runs_same_dir(tmp_path, resumes, code):
     """The second one refuses, and the first one notices nothing."""
     errors = []
 
@@ -140,7 +136,7 @@ def test_two_runs_same_dir(tmp_path, resumes, refusal):
         if not errors:
             before = tree_of(tmp_path)
             builder = quiet(tmp_path / "run", saves=True)
-            with pytest.raises(LearnerError, match=refusal) as caught:
+            with raises_code(code) as caught:
                 build_line(builder.resume() if resumes else builder).fit(batches())
             errors.append(caught.value)
             assert tree_of(tmp_path) == before

@@ -4,11 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from written import write_run, write_steps
 
-from learner import LearnerError
-from learner.runs import Run
+from learner.runs import RunReader
 from learner.runs import series as module
+from tests.support.codes import raises_code
+from tests.support.written import write_run, write_steps
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def run(tmp_path):
     write_steps(directory, "Loss", 1, [1, 2, 3, 4])
     write_steps(directory, "Loss", 2, [5, "nan", "inf", 8])
     write_steps(directory, "Loss", 3, [9, 10])
-    return Run(directory)
+    return RunReader(directory)
 
 
 def test_each_step(run):
@@ -56,7 +56,7 @@ def test_a_metric_that_came_inside_of_an_epoch(run):
 def test_all_of_a_point_is_not_finite(tmp_path):
     directory = write_run(tmp_path / "a", {"train/Loss": [1.0]}, steps=2)
     write_steps(directory, "Loss", 1, ["nan", "-inf"])
-    series = Run(directory).steps("train/Loss", most=1)
+    series = RunReader(directory).steps("train/Loss", most=1)
     assert np.isnan([series.mean, series.low, series.high]).all()
 
 
@@ -84,7 +84,7 @@ def test_a_pipe_is_not_read(run):
 
 
 def test_no_points_at_all(run):
-    with pytest.raises(LearnerError, match="most is 0; it needs 1 or more"):
+    with raises_code("run-series-most-value", most=0):
         run.steps("train/Loss", most=0)
 
 

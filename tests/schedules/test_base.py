@@ -1,7 +1,6 @@
 """Lengths that are parts of a run."""
 
 import pytest
-from stopped import some
 
 from learner import LearnerError
 from learner.schedules import (
@@ -24,6 +23,8 @@ from learner.schedules import (
 )
 from learner.schedules.base import LengthNeededError
 from learner.schedules.resolve import rates, resolve
+from tests.support.codes import raises_code
+from tests.support.stopped import some
 
 # In a run of 120 steps, each epoch of 24, the two of a pair are the same.
 SAME = {
@@ -122,5 +123,5 @@ def test_what_does_not_fit_the_run(schedule, run, said):
 
 @pytest.mark.parametrize("name", ["num_steps", "steps_per_epoch"])
 def test_a_run_has_a_whole_number_of_steps(name):
-    with pytest.raises(LearnerError, match=f"{name} is 0; it needs a whole number, 1 or more"):
+    with raises_code("schedule-length-value", name, "0", "1"):
         Cosine(0.1).resolved(**{name: 0})

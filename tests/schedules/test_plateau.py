@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from learner import LearnerError, ReduceOnPlateau
+from learner import ReduceOnPlateau
+from tests.support.codes import raises_code
 
 NAN = math.nan
 
@@ -70,24 +71,24 @@ def test_it_goes_on_where_it_was(cut):
 
 
 @pytest.mark.parametrize(
-    ("lr", "options", "part"),
+    ("lr", "options", "code", "values"),
     [
-        (0.0, {}, "lr"),
-        (-1.0, {}, "lr"),
-        (math.inf, {}, "lr"),
-        ("fast", {}, "lr"),
-        (True, {}, "lr"),
-        (0.1, {"factor": 0.0}, "factor"),
-        (0.1, {"factor": 1.0}, "factor"),
-        (0.1, {"patience": -1}, "patience"),
-        (0.1, {"patience": 1.5}, "patience"),
-        (0.1, {"cooldown": -1}, "cooldown"),
-        (0.1, {"min_lr": 0.2}, "min_lr"),
-        (0.1, {"min_lr": -0.2}, "min_lr"),
-        (0.1, {"mode": "lowest"}, "mode"),
-        (0.1, {"min_delta": -1.0}, "min_delta"),
+        (0.0, {}, "schedule-plateau-lr", ()),
+        (-1.0, {}, "schedule-plateau-lr", ()),
+        (math.inf, {}, "schedule-plateau-lr", ()),
+        ("fast", {}, "schedule-plateau-lr", ()),
+        (True, {}, "schedule-plateau-lr", ()),
+        (0.1, {"factor": 0.0}, "schedule-plateau-factor", ()),
+        (0.1, {"factor": 1.0}, "schedule-plateau-factor", ()),
+        (0.1, {"patience": -1}, "schedule-plateau-number", ("patience",)),
+        (0.1, {"patience": 1.5}, "schedule-plateau-number", ("patience",)),
+        (0.1, {"cooldown": -1}, "schedule-plateau-number", ("cooldown",)),
+        (0.1, {"min_lr": 0.2}, "schedule-plateau-min-lr", ()),
+        (0.1, {"min_lr": -0.2}, "schedule-plateau-min-lr", ()),
+        (0.1, {"mode": "lowest"}, "metric-mode-unknown", ()),
+        (0.1, {"min_delta": -1.0}, "metric-min-delta-value", ()),
     ],
 )
-def test_a_wrong_value_is_named(lr, options, part):
-    with pytest.raises(LearnerError, match=part):
+def test_a_wrong_value_is_named(lr, options, code, values):
+    with raises_code(code, *values):
         ReduceOnPlateau(lr, **options)

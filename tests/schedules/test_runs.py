@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import STEPS, batches, build_line, logs_of, progress_of, quiet, tamper, valid_data
-from stopped import all_of, same, stopping_at
 
 from learner import LearnerError
 from learner.events import Message
 from learner.loggers import MemoryLogger
 from learner.metrics import LearningRate
 from learner.schedules import Cosine, Linear, MultiStep, Sequence, Step
+from tests.support.codes import raises_code
+from tests.support.runs import STEPS, batches, build_line, logs_of, progress_of, quiet, tamper, valid_data
+from tests.support.stopped import all_of, same, stopping_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -43,7 +44,7 @@ def log_of(directory):
         pytest.param(lambda b: b.num_epochs(2), None, Linear(0.1), line_down(12), marks=pytest.mark.full),
         (lambda b: b.num_epochs(2).grads_accumulation(4), None, Linear(0.1), line_down(4)),
         pytest.param(lambda b: b.num_steps(8), None, Linear(0.1), line_down(8), marks=pytest.mark.full),
-        (lambda b: b.num_epochs(1).num_steps(8), None, Linear(0.1), line_down(6)),
+        pytest.param(lambda b: b.num_epochs(1).num_steps(8), None, Linear(0.1), line_down(6), marks=pytest.mark.full),
         (lambda b: b.num_steps(5), lambda: iter(batches()), Linear(0.1), line_down(5)),
         pytest.param(
             lambda b: b.num_epochs(2).grads_accumulation(2),
@@ -52,11 +53,12 @@ def log_of(directory):
             [0.1, 0.1, 0.1, 0.05, 0.05, 0.05],
             marks=pytest.mark.full,
         ),
-        (
+        pytest.param(
             lambda b: b.num_epochs(1),
             None,
             Sequence([Linear(0.0, 0.1), Linear(0.1)], [0.5], "fraction"),
             [0, 0.1 / 3, 0.2 / 3, 0.1, 0.2 / 3, 0.1 / 3],
+            marks=pytest.mark.full,
         ),
     ],
     ids=["epochs", "accumulation", "steps", "both", "an iterator", "by epoch", "by fraction"],
@@ -110,7 +112,7 @@ def test_steps_by_hand_learn_it_from_the_training_data(tmp_path):
         np.testing.assert_allclose(found.params[name], expected.params[name], rtol=1e-6)
     without = build_line(quiet(tmp_path / "run"), Linear(0.1))
     for use in (without.init, lambda: without.train_step(state, batches()[0])):
-        with pytest.raises(LearnerError, match=r"give it to build\(..., train=\), set num_steps\(n\), or use"):
+        with raises_code("schedule-length-needed"):
             use()
     assert float(build_line(quiet(tmp_path / "run").num_steps(3), Linear(0.1)).init().lr_scale) == 1.0
 
@@ -193,6 +195,7 @@ def test_a_warmup_is_only_in_the_log(tmp_path):
     assert f"INFO  {said}\n" in log_of(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_run_of_its_own_length_says_nothing(tmp_path):
     _, memory = rates_of(quiet(tmp_path / "run"), Cosine(0.1, over=6))
     assert memory.of(Message) == []

@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from runs import batches, build_line, line, line_step, quiet
 
 from learner import LearnerError
 from learner.optimizers import Clipped, Ema
 from learner.steps.extra import accepting, extra_arguments, filter_kwargs
 from learner.steps.optimizer import check_optimizer
+from tests.support.runs import batches, build_line, line, line_step, quiet
 
 PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.ones((4,))}
 ASCENT = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))

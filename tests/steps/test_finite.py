@@ -8,13 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from learner import ClassificationOutput, LearnerBuilder, NonFiniteError, SegmentationOutput, SequenceOutput
+from learner import ClassificationOutput, LearnerBuilder, SegmentationOutput, SequenceOutput
 from learner.models.adapters import adapter_of
-from learner.steps.definition import step_fn
 from learner.steps.finite import KINDS, LABELS, LOSS, WEIGHT, NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import has_wrong_labels
-from learner.steps.step import Step
+from learner.steps.step import StepFunctions
+from learner.steps.step_definition import step_fn
+from tests.support.codes import raises_code
 
 CLASSES = 3
 X = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
@@ -103,8 +104,10 @@ def classify(model, batch):
 def a_step(policy="skip", **more):
     nothing = MetricCollection.of([])
     train = step_fn(None, "train_step", classify)
-    family = adapter_of({"w": jnp.ones((2, CLASSES))})
-    return Step(family, train, None, None, nothing, nothing, optimizer=optax.sgd, watch=NonFinitePolicy(policy), **more)
+    adapter = adapter_of({"w": jnp.ones((2, CLASSES))})
+    return StepFunctions(
+        adapter, train, None, None, nothing, nothing, optimizer=optax.sgd, watch=NonFinitePolicy(policy), **more
+    )
 
 
 def batch_of(*labels, scale=1.0):
@@ -140,20 +143,20 @@ def test_the_mark_names_the_cause(batches, expected):
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("batch", "code", "values"),
     [
-        (BAD, r"the loss of step 2 is not finite, because its batch has labels outside of 0\.\.C-1.*Give the labels"),
-        (batch_of(0, 1, 2, 0, scale=np.nan), r"the weight of step 2 is not finite .*Give the output a weight"),
+        (BAD, "step-nonfinite", ("2", "0..C-1", "Give the labels")),
+        (batch_of(0, 1, 2, 0, scale=np.nan), "step-nonfinite", ("2", "Give the output a weight")),
     ],
     ids=["labels", "weight"],
 )
-def test_a_run_ends_with_what_to_do(tmp_path, batch, message):
+def test_a_run_ends_with_what_to_do(tmp_path, batch, code, values):
     learner = (
         LearnerBuilder(tmp_path)
         .renderer(None)
         .build({"w": jnp.ones((2, CLASSES))}, optax.sgd, 0.1, train_step=classify)
     )
-    with pytest.raises(NonFiniteError, match=message) as caught:
+    with raises_code(code, *values) as caught:
         learner.fit([GOOD, batch, GOOD])
     assert "learning rate" not in str(caught.value)
 

@@ -8,11 +8,11 @@ import optax
 import pytest
 from jax.extend.core import Primitive
 from jax.sharding import Mesh, PartitionSpec
-from spread import KINDS
-from stopped import some
 
 from learner import LearnerBuilder
 from learner.steps.flops import Flops, flops_of, step_flops
+from tests.support.spread import KINDS
+from tests.support.stopped import some
 
 X, W = jnp.ones((8, 3)), jnp.ones((3, 3))
 ONCE = 2 * 8 * 3 * 3 + 8 * 3  # a product and a function of each number
@@ -77,7 +77,13 @@ def test_each_device_has_its_part():
     assert counted(parts, X, W) == Flops(ONCE)
 
 
-CASES = list(itertools.product((1, 2), ("SAME", "VALID", [(1, 1), (0, 1)]), (1, 2), (1, 2), (1, 3)))
+KINDS_OF_CONVOLUTIONS = (1, 2), ("SAME", "VALID", [(1, 1), (0, 1)]), (1, 2), (1, 2), (1, 3)
+# Half of all combinations: each value of an option is there with each value of another one.
+CASES = [
+    tuple(values[i] for values, i in zip(KINDS_OF_CONVOLUTIONS, chosen, strict=True))
+    for chosen in itertools.product(*(range(len(values)) for values in KINDS_OF_CONVOLUTIONS))
+    if sum(chosen) % 2 == 1
+]
 SOME = {(2, "SAME", 1, 1, 1), (1, "VALID", 1, 2, 3)}
 
 
@@ -105,7 +111,7 @@ def test_convolutions_are_as_xla_counts_them(stride, padding, spread, apart, gro
 
 @pytest.mark.parametrize(
     ("kind", "accumulate"),
-    some([*itertools.product(("mlp", "cnn", "transformer"), (1, 3))], {("mlp", 3), ("cnn", 1)}),
+    some([*itertools.product(("mlp", "cnn", "transformer"), (1, 3))], {("cnn", 3)}),
 )
 def test_steps_have_about_as_many_as_xla_counts(tmp_path, kind, accumulate):
     """It counts a comparison, too, and functions such as `exp` apart."""
@@ -113,7 +119,7 @@ def test_steps_have_about_as_many_as_xla_counts(tmp_path, kind, accumulate):
     learner = builder.build(KINDS[kind].make(0.0), optax.adam, 0.1)
     state, rows = jax.eval_shape(learner.init), KINDS[kind].data(24, 1)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)), rows)
-    step = learner._step
+    step = learner.definition.step
     lowered = jax.jit(lambda state, *batches: step.unrolled_step(state, list(batches))).lower(
         state, *[batch] * accumulate
     )

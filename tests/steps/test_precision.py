@@ -10,8 +10,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from small_models import BATCH, CASES, make_list, other_batch
-from stopped import some
 
 from learner import (
     ClassificationOutput,
@@ -28,6 +26,9 @@ from learner.models.adapters import adapter_of
 from learner.steps.finite import NonFinitePolicy
 from learner.steps.precision import DTYPES, FLOAT32, PRESETS, policy_of
 from learner.util.trees import named_leaves
+from tests.support.codes import raises_code
+from tests.support.small_models import BATCH, CASES, make_list, other_batch
+from tests.support.stopped import some
 
 HALF = ("bfloat16", "float16")
 
@@ -58,7 +59,7 @@ def dtypes_of(tree):
 # -- what is cast ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", some(CASES, [c for c in CASES if c.name in ("nnx", "linen", "dict")]), ids=str)
+@pytest.mark.parametrize("case", some(CASES, [c for c in CASES if c.name == "linen"]), ids=str)
 def test_float32_is_the_program_without_the_option(case, tmp_path):
     plain = LearnerBuilder(tmp_path / "plain").build(case.make(), optax.adamw, 0.1, **case.steps)
     set_ = LearnerBuilder(tmp_path / "set").precision("float32").build(case.make(), optax.adamw, 0.1, **case.steps)
@@ -103,7 +104,7 @@ STATISTICS = {  # what is neither a parameter nor a constant of the model
 
 # Equinox's BatchNorm itself refuses rows of another dtype than its statistics.
 MIXING = [case for case in CASES if case.name != "equinox_state"]
-CHOSEN = [(case, d) for case in MIXING for d in HALF if (case.name, d) in {("nnx", "bfloat16"), ("dict", "float16")}]
+CHOSEN = [(case, d) for case in MIXING for d in HALF if (case.name, d) == ("dict", "float16")]
 
 
 @pytest.mark.parametrize(("case", "dtype"), some([(case, d) for case in MIXING for d in HALF], CHOSEN), ids=str)
@@ -351,7 +352,7 @@ def test_the_same_as_a_loop_by_hand(tmp_path, of, model, step, dtype):
     assert any(np.abs(x - named_leaves(exact)[n]).max() > 1e-4 for n, x in named_leaves(params).items())
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", some(HALF, ["bfloat16"]))
 def test_validation_by_hand(tmp_path, dtype):
     learner = build(tmp_path, mlp(), dtype, train_step=mlp_step, valid_step=mlp_step)
     values = jax.jit(learner.valid_step)(learner.init(), images(3))
@@ -389,8 +390,8 @@ def test_a_step_that_computes_its_own_gradients(tmp_path):
     learner = build(tmp_path, mlp(), "bfloat16", lr=1.0, train_step=step)
     (before, after), _ = trained(learner, images(0))
     assert set(seen[-1].values()) == {"bfloat16"}
-    micro = learner._step.accumulate_micro_batch
-    acc, _ = jax.eval_shape(micro, before, learner._step.begin(before), images(0), jnp.int32(0))
+    micro = learner.definition.step.accumulate_micro_batch
+    acc, _ = jax.eval_shape(micro, before, learner.definition.step.begin(before), images(0), jnp.int32(0))
     assert set(dtypes_of(acc.grads).values()) == {"float32"}
     loss, params, _ = mlp_by_hand("bfloat16")
     grads = jax.jit(jax.grad(lambda params: loss(params, {}, images(0))[0]))(params)
@@ -409,7 +410,7 @@ def test_optimizers_that_evaluate_the_loss_again(tmp_path, dtype):
     assert losses[-1] < 0.5 * losses[0]
     loss, params, _ = mlp_by_hand(dtype)
     state = learner.init()
-    value = jax.jit(learner._step.value_fn(state, images(0)))(params)
+    value = jax.jit(learner.definition.step.value_fn(state, images(0)))(params)
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, jax.jit(loss)(params, {}, images(0))[0], rtol=1e-6)
 
@@ -462,7 +463,7 @@ def scales_by_hand(numbers, start, every):
 NUMBERS = [1.0, 100.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 100.0, 100.0, 50.0, 1.0]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", some([1, 2], [2]))
 def test_the_scale_goes_down_and_up_at_the_right_steps(tmp_path, accumulate):
     """A step that overflowed changes nothing but the scale and the count of steps."""
     policy = Policy(compute="float16", loss_scale=LossScale(1024.0, every=3))
@@ -497,7 +498,7 @@ def test_statistics_of_a_step_that_overflowed_are_not_kept(tmp_path):
 def test_the_decision_is_made_when_all_gradients_are_summed(tmp_path):
     """What several devices add to one another comes between a micro-batch and the end of the step."""
     learner = build(tmp_path, ONE, "float16", train_step=product)
-    step, state = learner._step, learner.init()
+    step, state = learner.definition.step, learner.init()
     acc, _ = step.accumulate_micro_batch(state, step.begin(state), number(1.0), jnp.int32(0))
     assert float(acc.grads["w"]) == 1.0
     other = dataclasses.replace(acc, grads={"w": acc.grads["w"] + jnp.inf})
@@ -579,7 +580,7 @@ def test_overflows_do_not_count_among_skipped_steps():
 # -- matrix products ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("matmul", [None, "default", "high", "highest"])
+@pytest.mark.parametrize("matmul", some([None, "default", "high", "highest"], ["high"]))
 def test_the_precision_of_matrix_products(tmp_path, matmul):
     learner = build(tmp_path, Cnn(), "float32", matmul=matmul)
     for step in (learner.train_step, learner.valid_step):
@@ -595,30 +596,33 @@ def test_the_precision_of_matrix_products(tmp_path, matmul):
 # -- wrong input -------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "no dtype": (lambda: Policy(compute="float8"), "compute of Policy is 'float8'; it needs 'float32' or 'bfloat16'"),
-    "an integer": (lambda: Policy(output=jnp.int32), "output of Policy is .*int32.*; it needs"),
-    "nothing": (lambda: Policy(param=None), "param of Policy is None"),
-    "parameters in float16": (lambda: Policy(param="float16"), "param of Policy is 'float16': small updates"),
+    "no dtype": (
+        lambda: Policy(compute="float8"),
+        ("precision-dtype-unknown", "compute", "'float8'", "'float32'", "'bfloat16'"),
+    ),
+    "an integer": (lambda: Policy(output=jnp.int32), ("precision-dtype-unknown", "output", "int32")),
+    "nothing": (lambda: Policy(param=None), ("precision-dtype-unknown", "param", "None")),
+    "parameters in float16": (lambda: Policy(param="float16"), ("precision-float16-params",)),
     "a scale that is none": (
         lambda: Policy(compute="float16", loss_scale=8.0),
-        r"loss_scale of Policy is 8.0; it needs LossScale\(...\) or None",
+        ("precision-loss-scale-type", "8.0"),
     ),
-    "a scale of float32": (lambda: Policy(loss_scale=LossScale()), "everything is float32 here"),
-    "no power of two": (lambda: LossScale(1000.0), "start of LossScale is 1000.0; it needs a power of two"),
-    "below 1": (lambda: LossScale(0.5), "start of LossScale is 0.5"),
-    "a text": (lambda: LossScale("8"), "start of LossScale is '8'"),
-    "too large": (lambda: LossScale(2.0**25), r"from 1 to 2\*\*24"),
-    "true": (lambda: LossScale(True), "start of LossScale is True"),
-    "no steps": (lambda: LossScale(every=0), "every of LossScale is 0; it needs a whole number, 1 or more"),
-    "half a step": (lambda: LossScale(every=1.5), "every of LossScale is 1.5"),
-    "no policy": (lambda: policy_of("half"), r"precision got 'half'; it needs 'float32' or .*Policy\(param"),
+    "a scale of float32": (lambda: Policy(loss_scale=LossScale()), ("precision-loss-scale-unneeded",)),
+    "no power of two": (lambda: LossScale(1000.0), ("precision-loss-scale-start", "1000.0")),
+    "below 1": (lambda: LossScale(0.5), ("precision-loss-scale-start", "0.5")),
+    "a text": (lambda: LossScale("8"), ("precision-loss-scale-start", "'8'")),
+    "too large": (lambda: LossScale(2.0**25), ("precision-loss-scale-start",)),
+    "true": (lambda: LossScale(True), ("precision-loss-scale-start", "True")),
+    "no steps": (lambda: LossScale(every=0), ("precision-loss-scale-every", "0")),
+    "half a step": (lambda: LossScale(every=1.5), ("precision-loss-scale-every", "1.5")),
+    "no policy": (lambda: policy_of("half"), ("precision-policy-unknown", "'half'", "'float32'")),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_input(what):
-    make, message = WRONG[what]
-    with pytest.raises(LearnerError, match=message):
+    make, expected = WRONG[what]
+    with raises_code(*expected):
         make()
 
 
@@ -662,7 +666,7 @@ def test_update_casts_for_itself(tmp_path):
 def test_every_library_has_its_frozen_part():
     """The booleans have the shape of the state that they are about."""
     for case in CASES:
-        family = adapter_of(case.make())
-        assert jax.tree.structure(family.frozen) == jax.tree.structure(family.model_state), case.name
+        adapter = adapter_of(case.make())
+        assert jax.tree.structure(adapter.frozen) == jax.tree.structure(adapter.model_state), case.name
         if case.name == "equinox_state":  # all that it carries is in its State
-            assert set(jax.tree.leaves(family.frozen)) == {False}
+            assert set(jax.tree.leaves(adapter.frozen)) == {False}

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from stopped import some
 
-from learner import LearnerBuilder, RegressionOutput
+from learner import LearnerBuilder
 from learner.metrics import CollectingMetric, LearningRate, MeanAbsoluteError
-from learner.steps.program import BatchBuffer, Programs, ResidentBatches, has_convolution
+from learner.steps.buffers import BatchBuffer, ResidentBatches
+from learner.steps.program import Programs, has_convolution
 from learner.training.compilation import CompileTimes
+from tests.support.runs import regression_step
+from tests.support.stopped import some
 
 # -- a line through three inputs, by hand ------------------------------------------------------------------------------
 
@@ -25,10 +27,6 @@ DATA = {
 }
 ORDER = _rng.permutation(ROWS).astype(np.int32)
 START = _rng.normal(size=(3, 2)).astype(np.float32)
-
-
-def line_step(model, batch):
-    return RegressionOutput.from_predictions(batch["x"] @ model["w"], batch["y"])
 
 
 def micro_batch(index: int) -> dict[str, np.ndarray]:
@@ -82,8 +80,10 @@ class Lab:
     def __post_init__(self):
         builder = LearnerBuilder("unused").grads_accumulation(self.accumulate)
         builder.metrics(MeanAbsoluteError(), Predictions()).metric_train(LearningRate())
-        learner = builder.build({"w": jnp.asarray(START)}, optax.sgd, RATE, train_step=line_step, valid_step=line_step)
-        self.step, self.state = learner._step, learner.init()
+        learner = builder.build(
+            {"w": jnp.asarray(START)}, optax.sgd, RATE, train_step=regression_step, valid_step=regression_step
+        )
+        self.step, self.state = learner.definition.step, learner.init()
         self.tree = jax.tree.structure(self.state)
         self.programs = Programs(self.step, self.tree)
         names = ("train", "train_tail", "train_single", "begin", "add", "add_tail", "finish")
@@ -157,7 +157,7 @@ def feeds(made: Lab, streams: bool, first: int, count: int) -> tuple[Any, Any]:
 
 
 both_feeds = pytest.mark.parametrize("streams", [False, True], ids=["rows", "stack"])
-accumulations = pytest.mark.parametrize("accumulate", some(GROUPS, {1, 3}))
+accumulations = pytest.mark.parametrize("accumulate", some(GROUPS, {3}))
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def raw(x: Any) -> Any:
 
 @both_feeds
 @pytest.mark.parametrize(
-    ("accumulate", "group"), some([(1, (5,)), (2, (5,)), (2, (4, 5)), (3, (3, 4, 5))], {(1, (5,)), (3, (3, 4, 5))})
+    ("accumulate", "group"), some([(1, (5,)), (2, (5,)), (2, (4, 5)), (3, (3, 4, 5))], {(3, (3, 4, 5))})
 )
 def test_a_ragged_micro_batch_ends_its_step(accumulate, group, streams):
     made, full = lab(accumulate), len(group) - 1
@@ -256,17 +256,17 @@ def test_update_is_dispatched_like_a_step():
     """Of two loops and a ragged batch, with gradient descent written as an update."""
 
     def update(state, batch, lr, rng):
-        output, grads = jax.value_and_grad(lambda w: line_step({"w": w}, batch).loss)(state["w"])
-        made = line_step(state, batch)
+        output, grads = jax.value_and_grad(lambda w: regression_step({"w": w}, batch).loss)(state["w"])
+        made = regression_step(state, batch)
         return {"w": state["w"] - lr * grads}, dataclasses.replace(made, loss=output)
 
     builder = LearnerBuilder("unused").metrics(MeanAbsoluteError(), LearningRate())
     learner = builder.build({"w": jnp.asarray(START)}, None, RATE, update=update)
     made = lab(1)
     state = learner.init()
-    programs = Programs(learner._step, jax.tree.structure(state))
+    programs = Programs(learner.definition.step, jax.tree.structure(state))
     train, tail = jax.jit(programs.train), jax.jit(programs.train_tail)
-    leaves, epoch = jax.tree.leaves(state), jax.jit(learner._step.train_metrics.fresh)()
+    leaves, epoch = jax.tree.leaves(state), jax.jit(learner.definition.step.train_metrics.fresh)()
     leaves, epoch, cursor, _ = train(leaves, epoch, made.rows(), i32(0), i32(2))
     leaves, epoch, cursor, values = train(leaves, epoch, made.rows(), cursor, i32(3))
     leaves, epoch, cursor, last = tail(leaves, epoch, made.rows(), cursor, i32(0))
@@ -274,11 +274,11 @@ def test_update_is_dispatched_like_a_step():
     state = programs.tree.unflatten(leaves)
     np.testing.assert_allclose(state.params["w"], expected.w, rtol=1e-5, atol=1e-6)
     assert (state.step, cursor) == (6, 6)
-    names = learner._step.train_metrics.step_names
+    names = learner.definition.step.train_metrics.step_names
     np.testing.assert_allclose(values.numbers[:3, names.index("Loss")], expected.losses[2:5], rtol=1e-5)
     np.testing.assert_allclose(last.numbers[0, names.index("Loss")], expected.losses[5], rtol=1e-5)
     assert last.weights.tolist() == [2]
-    loss = learner._step.train_metrics.totals(epoch)["Loss"]
+    loss = learner.definition.step.train_metrics.totals(epoch)["Loss"]
     np.testing.assert_allclose(loss, np.average(expected.losses, weights=expected.weights), rtol=1e-5)
 
 

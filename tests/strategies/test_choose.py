@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from learner.errors import LearnerError
 from learner.strategies import Replicated, Sharded, SingleDevice, choose_devices
+from tests.support.codes import raises_code
 
 
 @pytest.mark.parametrize(
@@ -26,22 +26,22 @@ def test_devices_are_chosen_by_number_by_id_or_by_themselves(devices, expected):
 
 
 @pytest.mark.parametrize(
-    ("devices", "message"),
+    ("devices", "code", "fields"),
     [
-        (9, r"devices asks for 9, and there are 8: cpu:0, cpu:1"),
-        (0, r"devices is 0; it needs a number of devices, \"all\""),
-        (-1, r"devices asks for -1"),
-        ([], r"devices is \[\]"),
-        (True, r"devices is True"),
-        ("some", r"devices is 'some'"),
-        (1.0, r"devices is 1\.0"),
-        (["cpu"], r"devices is \['cpu'\]"),
-        ([0, 8], r"there is no device with the id 8; there are: cpu:0"),
-        ([1, jax.devices()[1]], r"devices names .* twice"),
+        (9, "device-too-few", {"devices": 9}),
+        (0, "device-choice-malformed", {"devices": 0}),
+        (-1, "device-too-few", {"devices": -1}),
+        ([], "device-choice-malformed", {"devices": "[]"}),
+        (True, "device-choice-malformed", {"devices": True}),
+        ("some", "device-choice-malformed", {"devices": "some"}),
+        (1.0, "device-choice-malformed", {"devices": 1.0}),
+        (["cpu"], "device-choice-malformed", {"devices": "['cpu']"}),
+        ([0, 8], "device-unknown", {"device": 8}),
+        ([1, jax.devices()[1]], "device-twice", {}),
     ],
 )
-def test_what_is_no_device_is_an_error(devices, message):
-    with pytest.raises(LearnerError, match=message):
+def test_unusable_devices_are_refused(devices, code, fields):
+    with raises_code(code, **fields):
         choose_devices(devices)
 
 
@@ -59,13 +59,13 @@ def test_strategies_take_numbers_and_ids_too():
 
 @pytest.mark.parametrize("make", [Replicated, lambda devices: Sharded(devices=devices)])
 @pytest.mark.parametrize(
-    ("devices", "message"), [([0, 0], "twice"), ([8], "no device with the id 8"), (9, "asks for 9")]
+    ("devices", "code"), [([0, 0], "device-twice"), ([8], "device-unknown"), (9, "device-too-few")]
 )
-def test_strategies_refuse_what_is_no_device(make, devices, message):
-    with pytest.raises(LearnerError, match=message):
+def test_strategies_refuse_unusable_devices(make, devices, code):
+    with raises_code(code):
         make(devices)
 
 
 def test_one_device_is_refused_in_the_same_way():
-    with pytest.raises(LearnerError, match="no device with the id 8"):
+    with raises_code("device-unknown", device=8):
         SingleDevice(8)

@@ -11,7 +11,7 @@ import pytest
 from learner import LearnerBuilder, RegressionOutput
 from learner.steps.outputs import weighted_mean
 from learner.strategies import Replicated, Sharded, SingleDevice
-from learner.training.dispatch_plan import warning_of_pairs
+from learner.training.startup import warning_of_pairs
 from learner.training.step_checks import rows_on_two_axes
 
 ROWS, WIDTH = 8, 8  # the same by chance
@@ -61,7 +61,7 @@ def knows_its_rows(model, batch):
 def step_of(train, accumulate=1):
     builder = LearnerBuilder("unused").grads_accumulation(accumulate)
     learner = builder.build(model(), optax.sgd, 0.1, train_step=train)
-    return learner._step, jax.eval_shape(learner.init)
+    return learner.definition.step, jax.eval_shape(learner.init)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,7 @@ def fit(directory, strategy, accumulate=1):
     return result.history["train/Loss"][0], [line for line in log.splitlines() if "rows on two axes" in line]
 
 
+@pytest.mark.full
 def test_sharded_has_the_numbers_of_one_device_and_replicated_warns(tmp_path):
     expected = float(in_batch_negatives(model(), BATCH).loss)
     alone, quiet = fit(tmp_path / "one", SingleDevice())

@@ -1,6 +1,7 @@
 """Errors by their codes."""
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +17,29 @@ HEAD = "# All messages of errors, as `code: template`. To renew: python tests/su
 
 
 @contextlib.contextmanager
-def raises_code(code: str, **fields: Any) -> Iterator[pytest.ExceptionInfo[LearnerError]]:
-    """Expect an error of this code, alone or among several problems; of its fields, those that are given."""
+def raises_code(code: str, /, *values: str, **fields: Any) -> Iterator[pytest.ExceptionInfo[LearnerError]]:
+    """Expect an error of this code, alone or among several problems; of its fields, those that are given. `values` are
+    the user's own names and values that the message must have, where no field holds them.
+    """
     with pytest.raises(LearnerError) as raised:
         yield raised
     error = raised.value
     assert code in (error.code, *error.codes), f"{error.code}: {error}"
     assert {name: error.fields.get(name) for name in fields} == fields, f"{error.fields}: {error}"
+    assert [value for value in values if value not in str(error)] == [], str(error)
 
 
+@contextlib.contextmanager
+def named_case(case: object) -> Iterator[None]:
+    """Name the case of a looping test in its failure."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {str(case)[:300]}")
+        raise
+
+
+@functools.cache
 def documented() -> Any:
     """Return the module that writes the page of errors."""
     spec = importlib.util.spec_from_file_location("documented_errors", ROOT / "docs" / "errors.py")

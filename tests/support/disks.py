@@ -15,10 +15,9 @@ import sys
 import threading
 from pathlib import Path
 
-from runs import batches, build_line, quiet
-
 from learner.checkpoint import CheckpointStore
 from learner.events import Listener, Message, Saved
+from tests.support.runs import batches, build_line, quiet
 
 SECONDS = 60
 

@@ -1,4 +1,4 @@
-"""Trains the run that has everything, saved after each step, and kills itself in the middle of a save.
+"""Trains a run that is saved after each step, and kills itself in the middle of a save.
 
     python killed.py DIRECTORY STEP CALL
 
@@ -11,13 +11,27 @@ import signal
 import sys
 from pathlib import Path
 
-from everything import EveryRun
+import optax
 
 from learner.checkpoint import CheckpointStore
+from tests.support.runs import STEPS, LastRow, line, line_step, noisy_step, quiet, shuffled, valid_data
 
 CALLS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "open"}
-OPTIONS = {"keep_last": 1, "keep_best": 0, "every_steps": 1}
 SAVE, FSYNC = CheckpointStore.save, os.fsync
+
+
+class KilledRun:
+    """A small model with random inputs, moments, shuffled data, and metrics in flight."""
+
+    end = STEPS
+
+    def build(self, directory):
+        builder = quiet(directory).num_epochs(1).metrics(LastRow())
+        return builder.with_file_checkpointer(keep_last=1, keep_best=0, every_steps=1)
+
+    def fit(self, builder):
+        learner = builder.build(line(), optax.adam, 0.05, train_step=noisy_step, valid_step=line_step)
+        return learner.fit(shuffled(), valid_data())
 
 
 class Killer:
@@ -54,5 +68,5 @@ if __name__ == "__main__":
     sys.addaudithook(killer.audit)
     os.fsync = killer.fsync
     CheckpointStore.save = lambda *arguments: killer.save(*arguments)
-    run = EveryRun()
-    run.fit(run.build(sys.argv[1], **OPTIONS))
+    run = KilledRun()
+    run.fit(run.build(sys.argv[1]))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from learner import LearnerError, connect
+from learner import LearnerError, init_distributed
 from learner.distributed import process_group as module
 from learner.distributed.process_group import hosts
 
@@ -87,8 +87,8 @@ def fine():
         client.blocking_key_value_get("heard", 5_000)
     here.all_gather_json(None)
     say("heard", len(HEARD))
-    say("again", refusal(connect))
-    say("another", refusal(connect, f"localhost:{PORT}", COUNT + 1, INDEX))
+    say("again", refusal(init_distributed))
+    say("another", refusal(init_distributed, f"localhost:{PORT}", COUNT + 1, INDEX))
     before = time.perf_counter()
     for _ in range(100):
         here.all_gather_json("go on")
@@ -155,5 +155,5 @@ def stuck():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, hear)
-    connect(f"localhost:{PORT}", COUNT, INDEX, heartbeat=60 if WHAT == "stuck" else 6)
+    init_distributed(f"localhost:{PORT}", COUNT, INDEX, heartbeat=60 if WHAT == "stuck" else 6)
     {"fine": fine, "late": late, "stuck": stuck, "last": lambda: killed(COUNT - 1), "first": lambda: killed(0)}[WHAT]()

@@ -8,24 +8,25 @@ import threading
 from pathlib import Path
 
 import jax
-from runs import ROWS, batches, line, line_step
+
+from tests.support.runs import ROWS, batches, line, line_step
 
 PHASE = os.environ.get("PHASE")
 ACCUMULATE, EPOCHS = 2, 4  # three steps an epoch, the last one of a ragged micro-batch
 CONFIG = {
     "directory": "run",
     "num_epochs": EPOCHS,
-    "model": "phases.line",
+    "model": "tests.support.phases.line",
     "optimizer": "SGD",
     "lr": 0.05,
-    "train": "phases.Train",
-    "valid": "phases.Valid",
-    "train_step": "phases.train_step",
-    "valid_step": "phases.line_step",
+    "train": "tests.support.phases.Train",
+    "valid": "tests.support.phases.Valid",
+    "train_step": "tests.support.phases.train_step",
+    "valid_step": "tests.support.phases.line_step",
     "grads_accumulation": ACCUMULATE,
     "steps_per_dispatch": 2,
-    "every": {"steps": 1, "fn": "phases.after_step"},
-    "on_epoch_end": "phases.after_epoch",
+    "every": {"steps": 1, "fn": "tests.support.phases.after_step"},
+    "on_epoch_end": "tests.support.phases.after_epoch",
     "with_file_checkpointer": {"keep_last": 9},
     "renderer": None,
 }

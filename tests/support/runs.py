@@ -1,4 +1,7 @@
-"""Small runs that several test files train, and what a run leaves, read without the code under test."""
+"""Small runs that several test files train, and what a run leaves, read without the code under test.
+
+The linear models of all tests are here, as plain dicts; `small_models` has one model of each library.
+"""
 
 import json
 from pathlib import Path
@@ -21,14 +24,31 @@ T = (X @ np.float32([[1.0], [-2.0], [0.5]]) + np.float32(0.3)).astype(np.float32
 Y = _rng.integers(0, 3, EVEN).astype(np.int32)
 
 
-def line():
-    """The smallest model: a line through three inputs."""
-    return {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1,))}
+def line(inputs=3, outputs=1, *, bias=True, value=0.0):
+    """Return the smallest model, the parameters of a linear map, with all weights of one value."""
+    model = {"w": jnp.full((inputs, outputs), value, jnp.float32)}
+    return {**model, "b": jnp.zeros((outputs,))} if bias else model
+
+
+def line_predictions(model, x):
+    """Return `x @ w + b` for rows, and for sequences of rows; for `x @ w` without a bias."""
+    predictions = x @ model["w"]
+    return predictions + jnp.expand_dims(model["b"], range(predictions.ndim - 1)) if "b" in model else predictions
 
 
 def line_step(model, batch):
-    predictions = batch["x"] @ model["w"] + model["b"][None]
-    return RegressionOutput.from_predictions(predictions, batch["t"])
+    """Regression on `t`."""
+    return RegressionOutput.from_predictions(line_predictions(model, batch["x"]), batch["t"])
+
+
+def regression_step(model, batch):
+    """Regression on `y`, for data of a test's own."""
+    return RegressionOutput.from_predictions(line_predictions(model, batch["x"]), batch["y"])
+
+
+def class_step(model, batch):
+    """Classification: the outputs of the line are logits of the labels `y`."""
+    return ClassificationOutput.from_logits(line_predictions(model, batch["x"]), batch["y"])
 
 
 def noisy_step(model, batch, rng):
@@ -150,6 +170,12 @@ def numbers_of(directory):
     return [{k: v for k, v in line.items() if k != "time"} for line in lines]
 
 
+def numbers_in(text):
+    """Return the steps' values and weights in a metric file, and the fields of its last line."""
+    *steps, last = [line.split(",") for line in text.splitlines()]
+    return np.float64([value for value, _ in steps]), np.float64([weight for _, weight in steps]), last
+
+
 def saved_steps(directory):
     return sorted(int(p.name) for p in Path(directory).glob("checkpoint/*") if p.name.isdigit())
 
@@ -170,7 +196,8 @@ def checkpoint_bits(directory, step):
 
     place = Path(directory).absolute() / "checkpoint" / str(step)
     with ocp.StandardCheckpointer() as reader:
-        return {item: bits(reader.restore(place / item)) for item in ("model", "optim", "scheduler")}
+        state = reader.restore(place / "state")
+        return {part: bits(state[part]) for part in ("model", "optim", "scheduler")}
 
 
 def progress_of(directory, step):

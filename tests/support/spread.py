@@ -17,7 +17,7 @@ from learner.metrics import Accuracy, CollectingMetric, GradientNorm
 
 COMPILED = []
 # Placing and saving what is split takes a few of JAX's own, for each shape; copies are shared between runs.
-NOT_COUNTED = ("jit(slice)", "jit(_multi_slice)", "jit(copy)", "jit(_copied)")
+NOT_COUNTED = ("jit(slice)", "jit(_multi_slice)", "jit(copy)", "jit(_copy)")
 
 
 def _heard(event, seconds, fun_name="", **_):

@@ -1,10 +1,10 @@
 """Runs that are stopped or that crash, and all that has to be the same in the end."""
 
 import pytest
-from runs import checkpoint_bits, logs_of, model_bits, numbers_of, progress_of, saved_steps
 
 from learner import Interrupter
 from learner.runs.history import read_history
+from tests.support.runs import checkpoint_bits, logs_of, model_bits, numbers_of, progress_of, saved_steps
 
 
 class CrashError(Exception):

@@ -1,6 +1,7 @@
 """Traced train steps of all models, and with all optimizers: run as a program it prints the fingerprint of each."""
 
 import dataclasses
+import functools
 import json
 import sys
 
@@ -8,17 +9,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from small_models import BATCH, CASES
 
 from learner import Linen, RegressionOutput
 from learner.metrics import MeanAbsoluteError
 from learner.models.adapters import adapter_of
-from learner.steps.definition import StepDefinition, step_fn
-from learner.steps.fingerprint import jaxpr_fingerprint
 from learner.steps.finite import NonFinitePolicy
 from learner.steps.measure import MetricCollection
 from learner.steps.precision import policy_of
-from learner.steps.step import Step
+from learner.steps.program_fingerprint import jaxpr_fingerprint
+from learner.steps.step import StepFunctions
+from learner.steps.step_definition import StepDefinition, step_fn
+from tests.support.small_models import BATCH, CASES
 
 
 def warmup(peak=0.1, steps=10):
@@ -73,7 +74,7 @@ def halved_step(model, batch):
 def step_of(model, train, optimizer=optax.adam, schedule=None, metrics=(), **more):
     measure = MetricCollection.of(list(metrics))
     definition = StepDefinition(adapter_of(model), train, None, None, measure, MetricCollection.of([]), **more)
-    return Step.of(definition, optimizer, schedule)
+    return StepFunctions.of(definition, optimizer, schedule)
 
 
 def dropout_step(rate=0.5, train=linen_step, **more):
@@ -87,32 +88,33 @@ def fingerprint(step, batch=BATCH):
     return jaxpr_fingerprint(jax.make_jaxpr(lambda state, batch: step.unrolled_step(state, [batch]))(state, batch))
 
 
-def of_models():
-    found = {}
-    for case in CASES:
-        model = case.make()
-        found[case.name] = fingerprint(step_of(model, step_fn(model, "train_step", case.step)))
-    return found
+def of_model(case):
+    model = case.make()
+    return fingerprint(step_of(model, step_fn(model, "train_step", case.step)))
 
 
-def of_settings():
-    found = {name: fingerprint(dropout_step(optimizer=optimizer)) for name, optimizer in OPTIMIZERS.items()}
-    found |= {name: fingerprint(dropout_step(schedule=schedule)) for name, schedule in SCHEDULES.items()}
-    return found | {
-        "dropout 0.4": fingerprint(dropout_step(0.4)),
-        "absolute errors": fingerprint(dropout_step(train=l1_step)),
-        "half the loss": fingerprint(dropout_step(train=halved_step)),
-        "products in bfloat16": fingerprint(dropout_step(matmul="bfloat16")),
-        "products in float32": fingerprint(dropout_step(matmul="highest")),
-        "bfloat16": fingerprint(dropout_step(policy=policy_of("bfloat16"))),
-        "with a metric": fingerprint(dropout_step(metrics=[MeanAbsoluteError()])),
-        "skips": fingerprint(dropout_step(watch=NonFinitePolicy("skip"))),
-        "other rows": fingerprint(dropout_step(), jax.tree.map(lambda x: x[:4], BATCH)),
-    }
+def of_dropout(*given, **more):
+    return lambda: fingerprint(dropout_step(*given, **more))
+
+
+PROGRAMS = {
+    **{case.name: functools.partial(of_model, case) for case in CASES},
+    **{name: of_dropout(optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()},
+    **{name: of_dropout(schedule=schedule) for name, schedule in SCHEDULES.items()},
+    "dropout 0.4": of_dropout(0.4),
+    "absolute errors": of_dropout(train=l1_step),
+    "half the loss": of_dropout(train=halved_step),
+    "products in bfloat16": of_dropout(matmul="bfloat16"),
+    "products in float32": of_dropout(matmul="highest"),
+    "bfloat16": of_dropout(policy=policy_of("bfloat16")),
+    "with a metric": of_dropout(metrics=[MeanAbsoluteError()]),
+    "skips": of_dropout(watch=NonFinitePolicy("skip")),
+    "other rows": lambda: fingerprint(dropout_step(), jax.tree.map(lambda x: x[:4], BATCH)),
+}
 
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    json.dump(of_models() | of_settings(), sys.stdout)
+    json.dump({name: PROGRAMS[name]() for name in sys.argv[1:] or PROGRAMS}, sys.stdout)

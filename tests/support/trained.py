@@ -1,6 +1,7 @@
 """One of several processes that train: `python trained.py COORDINATOR COUNT INDEX DIRECTORY KIND OPTIONS`.
 
-It writes what its run left to `DIRECTORY/left-INDEX.npz`, and prints how it ended. A count of 0: it is alone.
+It writes what its run left to `DIRECTORY/left-INDEX.npz`, and prints how it ended. `train` with a count of 0 is a run
+of one process, on one device, inside of the caller's.
 """
 
 import json
@@ -8,20 +9,17 @@ import os
 import signal
 import sys
 
-COORDINATOR, COUNT, INDEX, DIRECTORY, KIND = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:6]
-GIVEN = json.loads(sys.argv[6])
 
+def train(coordinator, count, index, directory, kind, given):
+    from learner import init_distributed
 
-def main():
-    from learner import connect
-
-    if COUNT:
-        connect(COORDINATOR, COUNT, INDEX, heartbeat=GIVEN.pop("heartbeat", 100.0))
+    if count:
+        init_distributed(coordinator, count, index, heartbeat=given.pop("heartbeat", 100.0))
 
     import jax
     import numpy as np
     import optax
-    import spread
+    from flax import nnx
     from jax.experimental import multihost_utils
 
     from learner import LearnerBuilder, LearnerError
@@ -30,70 +28,64 @@ def main():
     from learner.loggers import JsonLines
     from learner.metrics import Accuracy, GradientNorm, Perplexity
     from learner.strategies import Sharded, fsdp
-    from learner.training.stopping import Interrupter, MetricEarlyStopping
+    from learner.training.stopping import MetricEarlyStopping
+    from tests.support import spread
 
-    options = {"accumulate": 1, "epochs": 2, "batch": 24, "rows": 125, "rules": None, "lr": 0.2, **GIVEN}
-    case = spread.KINDS[KIND]
-    interrupter = Interrupter()
+    options = {"accumulate": 1, "epochs": 2, "batch": 24, "rows": 125, "rules": None, "lr": 0.2, **given}
+    case = spread.KINDS[kind]
 
     def hook(info, model):
         at = options.get("at") or {}
-        if at.get("process") != INDEX or at.get("step") != info.step:
+        if at.get("process") != index or at.get("step") != info.step:
             return
-        if at["what"] == "interrupt":
-            interrupter.stop("enough")
-        elif at["what"] == "raise":
+        if at["what"] == "raise":
             raise ValueError("the hook of this process does not work")
-        else:
-            os.kill(os.getpid(), getattr(signal, at["what"]))
+        os.kill(os.getpid(), getattr(signal, at["what"]))
 
-    builder = LearnerBuilder(DIRECTORY).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(None)
+    builder = LearnerBuilder(directory).metrics(Accuracy(), spread.Order()).metric_train(GradientNorm()).renderer(None)
     builder.num_epochs(options["epochs"]).grads_accumulation(options["accumulate"]).every(1, hook)
-    builder.metric_loggers(JsonLines(every_steps=1)).interrupter(interrupter).seed(options.get("seeds", [0] * 9)[INDEX])
+    builder.metric_loggers(JsonLines(every_steps=1)).seed(options.get("seeds", [0] * 9)[index])
     builder.with_file_checkpointer(**{"keep_last": 9, "keep_best": 0, **options.get("save", {})})
     if options["rules"] == "fsdp":
         builder.strategy(Sharded(rules=fsdp(1)))
-    elif jax.device_count() > 1 or COUNT:
+    elif count:
         builder.strategy(Sharded())
     if options.get("resume"):
         builder.resume()
-    if options.get("perplexity") == INDEX:
+    if options.get("perplexity") == index:
         builder.metrics(Perplexity())
     if "early" in options:
         builder.early_stopping(MetricEarlyStopping("valid/Loss", patience=options["early"], min_delta=9.0))
     if options.get("profile"):
         builder.profile(tuple(options["profile"]))
     if options.get("limits"):
-        builder.with_time_limit(options["limits"][INDEX])
+        builder.with_time_limit(options["limits"][index])
     if "nonfinite" in options:
         builder.on_nonfinite(options["nonfinite"])
-    beta = options.get("betas", [0.9] * 9)[INDEX]  # of a function whose settings nobody can read
+    beta = options.get("betas", [0.9] * 9)[index]  # of a function whose settings nobody can read
     learner = builder.build(lambda: case.make(0.0), lambda lr: optax.adam(lr, b1=beta), options["lr"])
     arrays = case.data(options["rows"], 1)
     if "bad" in options:
         arrays["x"][options["bad"]] = np.nan
-    train = DataLoaderBuilder().batch_size(options["batch"]).shuffle(3).build(arrays)
+    data = DataLoaderBuilder().batch_size(options["batch"]).shuffle(3).build(arrays)
     valid = DataLoaderBuilder().batch_size(options["batch"]).build(case.data(37, 2))
     if options.get("own"):
-        rows = options["batch"] // max(COUNT, 1)
-        whole = [jax.tree.map(lambda x, i=i: x[i * 24 : (i + 1) * 24], arrays) for i in range(5)]
-        mine = [jax.tree.map(lambda x: x[INDEX * rows : (INDEX + 1) * rows], batch) for batch in whole]
-        train = PerProcess(mine)
+        rows = options["batch"] // max(count, 1)
+        batches = [jax.tree.map(lambda x, i=i: x[i * 24 : (i + 1) * 24], arrays) for i in range(5)]
+        data = PerProcess([jax.tree.map(lambda x: x[index * rows : (index + 1) * rows], batch) for batch in batches])
     try:
-        result = learner.fit(train, valid)
+        result = learner.fit(data, valid)
     except LearnerError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
         leave(str(error))  # or process 0 could be gone before the others have heard
         sys.exit(2)
-    state = result.model
-    from flax import nnx
-
-    leaves = nnx.state(state, nnx.Any(nnx.Param, nnx.BatchStat))
-    if COUNT:
+    leaves = nnx.state(result.model, nnx.Any(nnx.Param, nnx.BatchStat))
+    if count:
         leaves = multihost_utils.process_allgather(leaves, tiled=True)
     history = {f"history {key}": np.asarray(values) for key, values in result.history.items()}
-    np.savez(f"{DIRECTORY}/left-{INDEX}.npz", **spread.leaves_of(leaves), **history)
+    np.savez(f"{directory}/left-{index}.npz", **spread.leaves_of(leaves), **history)
     print(json.dumps({"stopped_by": result.stopped_by, "steps": result.summary["steps"]}), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5], json.loads(sys.argv[6]))

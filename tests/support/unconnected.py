@@ -1,13 +1,12 @@
-"""What `connect` says where there is nobody to connect to. Prints one JSON a line."""
+"""What `init_distributed` says where there is nobody to connect to. Prints one JSON a line."""
 
 import json
 import os
 import socket
 
-from processes import free_port
-
-from learner import LearnerError, connect
+from learner import LearnerError, init_distributed
 from learner.distributed.process_group import hosts
+from tests.support.processes import free_port
 
 for name in list(os.environ):
     if name.startswith(("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "JAX_COORDINATOR")):
@@ -16,7 +15,7 @@ for name in list(os.environ):
 
 def say(name, *arguments, **named):
     try:
-        connect(*arguments, **named)
+        init_distributed(*arguments, **named)
     except LearnerError as error:
         print(json.dumps([name, str(error)]), flush=True)
 
@@ -28,5 +27,5 @@ with socket.socket(socket.AF_INET6) as taken:
     taken.bind(("::", port))
     taken.listen()
     say("taken", f"localhost:{port}", 2, 0, timeout=1)
-connect(f"localhost:{port}", 1, 0)
+init_distributed(f"localhost:{port}", 1, 0)
 print(json.dumps(["in the end", [hosts().index, hosts().count]]))

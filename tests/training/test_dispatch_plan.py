@@ -11,21 +11,17 @@ import optax
 import pytest
 from flax import nnx
 
-from learner import LearnerBuilder, LearnerError, RegressionOutput
+from learner import LearnerBuilder, RegressionOutput
 from learner.data import DataLoaderBuilder
 from learner.metrics import Accuracy, CollectingMetric, LearningRate
 from learner.records import CompactRecorder
 from learner.strategies import SingleDevice
-from learner.training.dispatch_plan import (
-    check_recordable,
-    decide_dispatch,
-    describe,
-    feeder_for,
-    make_runner,
-    monitor_of,
-)
+from learner.training.dispatch_plan import decide_dispatch, feeder_for, make_runner
 from learner.training.feed import group as feed_module
-from learner.training.preflight import read_inputs
+from learner.training.inputs import read_inputs
+from learner.training.monitors import monitor_of
+from learner.training.startup import check_recordable, describe
+from tests.support.codes import raises_code
 
 
 def linear(model, batch):
@@ -87,10 +83,10 @@ def decided(data, step=linear, strategy=None, accumulate=1, k=None, metrics=(), 
         builder.steps_per_dispatch(k)
     learner = builder.build({"w": np.eye(3, dtype=np.float32)}, optax.sgd, 0.1, train_step=step, valid_step=step)
     strategy = strategy or SingleDevice()
-    inputs = read_inputs(learner._options, data, stream(), strategy)
-    feeder, plan = feeder_for(inputs, split, strategy, learner._options, pytest.fail)
-    runner = make_runner(learner._step, learner.init(), strategy)
-    return plan, decide_dispatch(runner, feeder, plan, learner._options, split, strategy)
+    inputs = read_inputs(learner.definition.options, data, stream(), strategy)
+    feeder, plan = feeder_for(inputs, split, strategy, learner.definition.options, pytest.fail)
+    runner = make_runner(learner.definition.step, learner.init(), strategy)
+    return plan, decide_dispatch(runner, feeder, plan, learner.definition.options, split, strategy)
 
 
 # -- how steps are dispatched ------------------------------------------------------------------------------------------
@@ -135,7 +131,7 @@ def test_elsewhere_a_convolution_loops():
     assert decided(resident(), convolution, Elsewhere())[1].loop is True
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 1000])
+@pytest.mark.parametrize("k", [1, 2, 1000])
 @pytest.mark.parametrize("make", [resident, stream])
 def test_what_is_set_limits_a_dispatch(make, k):
     plan, how = decided(make(), k=k)
@@ -144,7 +140,7 @@ def test_what_is_set_limits_a_dispatch(make, k):
     assert how.why.startswith("as set; ")
 
 
-@pytest.mark.parametrize("k", [None, 1, 2, 5])
+@pytest.mark.parametrize("k", [None, 1, 5])
 def test_what_is_set_chooses_no_program(k, monkeypatch):
     """A loop rounds otherwise than the same step alone."""
     assert decided(resident(), convolution, k=k)[1].loop is False
@@ -191,11 +187,11 @@ def test_the_traced_program_is_not_traced_again():
 
     builder = LearnerBuilder("unused")
     learner = builder.build({"w": np.eye(3, dtype=np.float32)}, optax.sgd, 0.1, train_step=step)
-    inputs = read_inputs(learner._options, resident(8), None, SingleDevice())
+    inputs = read_inputs(learner.definition.options, resident(8), None, SingleDevice())
     strategy = SingleDevice()
-    feeder, plan = feeder_for(inputs, "train", strategy, learner._options, pytest.fail)
-    runner = make_runner(learner._step, learner.init(), strategy)
-    decide_dispatch(runner, feeder, plan, learner._options, "train", strategy)
+    feeder, plan = feeder_for(inputs, "train", strategy, learner.definition.options, pytest.fail)
+    runner = make_runner(learner.definition.step, learner.init(), strategy)
+    decide_dispatch(runner, feeder, plan, learner.definition.options, "train", strategy)
     seen = len(traces)
     dispatches = feeder.open(1, 0, 0, 1)
     runner.train(runner.start("train"), next(dispatches))
@@ -225,7 +221,7 @@ def test_the_monitor_and_its_direction(checkpointer, splits, expected):
     else:
         builder.with_file_checkpointer(**checkpointer)
     learner = builder.build({"w": np.zeros((3, 3))}, optax.sgd, 0.1, train_step=linear)
-    assert monitor_of(learner._options, splits) == expected
+    assert monitor_of(learner.definition.options, splits) == expected
 
 
 # -- what the log says -------------------------------------------------------------------------------------------------
@@ -237,7 +233,7 @@ def test_the_log_says_what_the_run_is(caplog):
     learner = builder.build(model, optax.sgd, 0.1, train_step=linear)
     log = logging.getLogger("tests.describe")
     with caplog.at_level(logging.INFO, "tests.describe"):
-        count = describe(log, learner._options, learner._step, learner.init(), SingleDevice())
+        count = describe(log, learner.definition.options, learner.definition.step, learner.init(), SingleDevice())
     assert count == 3 * 5 + 5 + 5 + 5
     text = "\n".join(caplog.messages)
     for part in (f"jax {jax.__version__}", f"numpy {np.__version__}", "learner 0", "python 3"):
@@ -252,7 +248,8 @@ def test_the_log_says_what_the_run_is(caplog):
 def test_the_log_does_not_speak_of_devices_that_were_chosen(caplog):
     learner = LearnerBuilder("unused").devices(1).build({"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=linear)
     with caplog.at_level(logging.INFO, "tests.describe"):
-        describe(logging.getLogger("tests.describe"), learner._options, learner._step, learner.init(), SingleDevice())
+        definition, log = learner.definition, logging.getLogger("tests.describe")
+        describe(log, definition.options, definition.step, learner.init(), SingleDevice())
     assert "devices and one is used" not in caplog.text
 
 
@@ -267,7 +264,5 @@ def test_a_model_that_no_process_has_whole_is_not_recorded():
     check_recordable(options, state)
     check_recordable(options, dataclasses.replace(several, params={"b": everywhere}))
     check_recordable(LearnerBuilder("unused")._options, several)
-    with pytest.raises(
-        LearnerError, match=r"1 of their arrays lie in parts .*\(params.a\): leave it out, and use learner"
-    ):
+    with raises_code("checkpoint-record-distributed", "1", "params.a"):
         check_recordable(options, several)

@@ -5,16 +5,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import batches, build_line, journal_of
 
 from learner import LearnerBuilder
 from learner.training.agreement import description
 from learner.training.options import Options, option
+from tests.support.runs import batches, build_line, journal_of
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class MoreOptions(Options):
     smoothing: float = option(0.0, journal="label_smoothing", agreement="smoothing", resume="label smoothing")
     unrecorded: int = 0
@@ -22,8 +22,7 @@ class MoreOptions(Options):
 
 class MoreBuilder(LearnerBuilder):
     def label_smoothing(self, value):
-        self._options.smoothing = value
-        return self
+        return self._set(smoothing=value)
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_processes_agree_on_a_new_option():
 
 def agreed(options):
     step = SimpleNamespace(
-        family=SimpleNamespace(params={}), optimizer=None, policy=None, matmul=None, remat=None, watch=None
+        adapter=SimpleNamespace(params={}), optimizer=None, policy=None, matmul=None, remat=None, watch=None
     )
     inputs = SimpleNamespace(first_batches={})
     strategy = SimpleNamespace(description="one device")

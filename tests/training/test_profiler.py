@@ -4,17 +4,19 @@ import json
 import jax
 import pytest
 
-from learner import LearnerError
 from learner.cli.main import main
 from learner.metrics import IterationSpeed
 from learner.training.directory import remove_run
+from tests.support.codes import raises_code
 from tests.support.runs import batches, build_line, quiet
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 PARTS = ("device", "data", "listeners", "host")
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory):
+def profiled(tmp_path_factory, compiled_once):
     directory = tmp_path_factory.mktemp("profiled") / "run"
     result = build_line(quiet(directory).num_epochs(4).profile((5, 12))).fit(batches())
     return directory, result
@@ -68,7 +70,7 @@ def test_a_profile_that_cannot_be_written_costs_the_run_nothing(tmp_path):
     result = build_line(quiet(tmp_path / "run").num_epochs(2).profile((2, 4))).fit(batches())
     assert result.stopped_by == "num_epochs"
     assert "no step was profiled: the directory" in (tmp_path / "run" / "experiment.log").read_text()
-    with pytest.raises(LearnerError, match="is a file"):
+    with raises_code("profile-refused", "is a file"):
         build_line(quiet(tmp_path / "other")).profile(batches(), directory=tmp_path / "run" / "profile")
 
 
@@ -130,7 +132,7 @@ def test_a_learner_profiles_without_a_run(tmp_path):
     again = learner.profile(batches(), steps=(2, None), directory=tmp_path / "there")
     assert again.last >= 2 + 10
     assert learner.fit(batches()).summary["epochs"] == 2
-    with pytest.raises(LearnerError, match="it needs two numbers"):
+    with raises_code("profile-steps-value"):
         learner.profile(batches(), steps=(8, 3))
 
 

@@ -1,12 +1,12 @@
 """The ordered worker: what goes in comes out in order, or as an error in the loop's thread. Nothing ever hangs."""
 
+import concurrent.futures
 import dataclasses
 import errno
 import functools
 import itertools
 import os
 import threading
-import time
 import traceback
 import types
 
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.errors import LearnerError
 from learner.events import EpochEnded, EpochStarted, Listener, Message, SplitEnded, StepsEnded
 from learner.metrics import (
     CollectingMetric,
@@ -28,17 +27,14 @@ from learner.metrics import (
 )
 from learner.runs.history import History
 from learner.runs.metric_logs import RunFiles
-from learner.steps.program import StepOutputs
-from learner.training import reporter as worker_module
-from learner.training.reporter import (
-    Callback,
-    EpochFinished,
-    InFlightLimiter,
-    Reporter,
-    SplitFinished,
-    StepsDispatched,
-    StepTimeEstimator,
-)
+from learner.steps.buffers import StepOutputs
+from learner.training import reporter as reporter_module
+from learner.training import step_reader
+from learner.training.in_flight import InFlightLimiter
+from learner.training.messages import Callback, EpochFinished, Query, SplitFinished, StepsDispatched
+from learner.training.reporter import Reporter
+from learner.training.timing import DispatchTime, StepTimeEstimator
+from tests.support.codes import raises_code
 
 WAIT = 30  # seconds after which something that should have happened is said to hang
 
@@ -96,13 +92,11 @@ class ResidentBatches(CollectingMetric):
 def start():
     workers = []
 
-    def make(*metrics, files=None, outlets=(), collected=None, history=None, **told):
+    def make(*metrics, files=None, listeners=(), history=None, estimator=None, **arguments):
         by_split = {split: metrics or (Loss(),) for split in ("train", "valid")}
-        workers.append(
-            Reporter(
-                by_split, files, history or History(), outlets, StepTimeEstimator(), lambda: 5.0, collected, **told
-            )
-        )
+        estimator = estimator or StepTimeEstimator()
+        reporter = Reporter(by_split, files, history or History(), listeners, estimator, lambda: 5.0, **arguments)
+        workers.append(reporter)
         return workers[-1]
 
     yield make
@@ -156,22 +150,20 @@ class Seconds(HostMetric):
 def test_what_came_before_steps_is_not_their_time(start):
     """A hook, or a validation, before the loop began to work for them."""
     seconds = Seconds()
-    worker = start(Loss(), seconds)
-    vars(worker)["_last"] -= 1000
-    put_all(worker, dataclasses.replace(made(1, 0.5), since=time.perf_counter() - 10))
-    assert 10 <= seconds.last < 500
+    now = [0.0]
+    worker = start(Loss(), seconds, now=lambda: now[0])
+    now[0] = 1000.0
+    put_all(worker, dataclasses.replace(made(1, 0.5), time=DispatchTime(since=990.0)))
+    assert seconds.last == 10
 
 
 def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
     """It was away; what ended meanwhile took as long as steps did before."""
     seconds = Seconds()
-    worker = start(Loss(), seconds)
-    worker._pace.per_step = 50.0
-
-    def long_ago():
-        vars(worker)["_last"] -= 1000
-
-    put_all(worker, Callback(long_ago), made(1, 0.5, 0.25))
+    now, estimator = [0.0], StepTimeEstimator()
+    estimator.measured(1, 50.0)
+    worker = start(Loss(), seconds, estimator=estimator, now=lambda: now[0])
+    put_all(worker, Callback(lambda: now.__setitem__(0, 1000.0)), made(1, 0.5, 0.25))
     assert seconds.last == 100
 
 
@@ -179,8 +171,8 @@ def test_what_the_worker_did_otherwise_is_not_the_time_of_steps(start):
 
 
 def test_items_come_out_in_order_and_fill_files_history_and_listeners(start):
-    files, outlet, seen = Files(), ListenerThread(), []
-    worker = start(files=files, outlets=[outlet])
+    files, listener, seen = Files(), ListenerThread(), []
+    worker = start(files=files, listeners=[listener])
     worker.put(EpochStarted(1.0, 1, 3))
     worker.put(made(1, 0.5, 0.25))
     worker.put(made(3, 0.125))
@@ -199,16 +191,16 @@ def test_items_come_out_in_order_and_fill_files_history_and_listeners(start):
     ]
     assert seen == [1]
     kinds = [EpochStarted, StepsEnded, SplitEnded, StepsEnded, SplitEnded, EpochEnded]
-    assert [kind for kind, _ in itertools.groupby(map(type, outlet.events))] == kinds
+    assert [kind for kind, _ in itertools.groupby(map(type, listener.events))] == kinds
     assert {key: worker.history[key] for key in worker.history} == {"train/Loss": [0.1], "valid/Loss": [0.75]}
 
 
 def test_events_say_which_steps_they_are_about(start):
-    outlet = ListenerThread()
-    worker = start(outlets=[outlet])
+    listener = ListenerThread()
+    worker = start(listeners=[listener])
     worker.put(StepsDispatched("train", 2, 31, 2, 6, 7, 9, 32, values_of(0.5, 0.25)))
     worker.wait()
-    (event,) = outlet.events
+    (event,) = listener.events
     told = event.split, event.epoch, event.first, event.count, event.in_epoch, event.total, event.step, event.time
     assert told == ("train", 2, 31, 2, 7, 9, 32, 5.0)
     assert (event.values["Loss"].tolist(), event.weights.tolist()) == ([0.5, 0.25], [1, 2])
@@ -216,8 +208,8 @@ def test_events_say_which_steps_they_are_about(start):
 
 
 def test_validations_inside_an_epoch_are_journalled_and_do_not_count_as_the_epochs_own(start):
-    files, outlet = Files(), ListenerThread()
-    worker = start(files=files, outlets=[outlet])
+    files, listener = Files(), ListenerThread()
+    worker = start(files=files, listeners=[listener])
     worker.put(SplitFinished("valid", 1, 5, 5, {"Loss": jnp.float32(0.5)}))
     worker.put(SplitFinished("train", 1, 8, None, {"Loss": jnp.float32(0.25)}))
     worker.put(EpochFinished(1, 8))
@@ -228,7 +220,7 @@ def test_validations_inside_an_epoch_are_journalled_and_do_not_count_as_the_epoc
         ("close_split", "train", 1, {"Loss": 0.25}, None),
         ("epoch", {"epoch": 1, "step": 8, "values": {"train/Loss": 0.25}}),
     ]
-    assert outlet.events[-1].values == {"train/Loss": 0.25}
+    assert listener.events[-1].values == {"train/Loss": 0.25}
 
 
 def test_numbers_of_hooks_are_a_split_of_their_own(start):
@@ -274,14 +266,16 @@ def test_close_does_what_is_queued(start):
 
 
 def test_dispatches_that_wait_together_are_one_event_for_each_split_and_epoch(start):
-    files, outlet = Files(), ListenerThread()
-    worker = start(files=files, outlets=[outlet])
+    files, listener = Files(), ListenerThread()
+    worker = start(files=files, listeners=[listener])
     gate = held(worker)
     for item in (made(4, 0.5, 0.25), made(6, 0.125), made(7, 0.75, epoch=2), made(1, 1.0, split="valid")):
         worker.put(item)
     gate.set()
     worker.wait()
-    told = [(e.split, e.epoch, e.first, e.count, e.in_epoch, e.step, e.values["Loss"].tolist()) for e in outlet.events]
+    told = [
+        (e.split, e.epoch, e.first, e.count, e.in_epoch, e.step, e.values["Loss"].tolist()) for e in listener.events
+    ]
     assert told == [
         ("train", 1, 4, 3, 6, 6, [0.5, 0.25, 0.125]),
         ("train", 2, 7, 1, 7, 7, [0.75]),
@@ -304,10 +298,10 @@ def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, mo
     worker.put(EpochStarted(1.0, 2, 3))
     assert handed == [4, 3]
     worker.put(made(7, 0.5))
-    monkeypatch.setitem(vars(worker), "flight", types.SimpleNamespace(full=False, acquire=int, release=print))
+    monkeypatch.setitem(vars(worker), "limiter", types.SimpleNamespace(full=False, acquire=int, release=print))
     worker.acquire()
     assert handed == [4, 3]
-    worker.flight.full = True
+    worker.limiter.full = True
     worker.acquire()
     assert handed == [4, 3, 1]
     monkeypatch.undo()
@@ -387,19 +381,19 @@ WAITED_FOR_BATCHES = [(0.0, 0.0, 0.0, 0.5), (0.0, 3.0, 2.5, 3.5)]
 )
 def test_speeds_leave_out_compiling_and_waiting_for_batches(start, monkeypatch, dispatches, seconds, together):
     """Each dispatch has two steps, 10 rows and 1 + 2 tokens."""
-    now, read, outlet = [0.0], worker_module._read, ListenerThread()
+    now, read, listener = [0.0], step_reader.fetch, ListenerThread()
 
     def arrives(made):
-        now[0] = next(ended for since, dispatched, _, ended in dispatches if dispatched == made[-1].dispatched)
+        now[0] = next(ended for since, dispatched, _, ended in dispatches if dispatched == made[-1].time.dispatched)
         return read(made)
 
-    monkeypatch.setattr(worker_module, "_read", arrives)
+    monkeypatch.setattr(step_reader, "fetch", arrives)
     metrics = Loss(), IterationSpeed(), RowsPerSecond(), TokensPerSecond()
-    worker = start(*metrics, outlets=[outlet], now=lambda: now[0])
+    worker = start(*metrics, listeners=[listener], now=lambda: now[0])
     gate = held(worker) if together else None
     for number, (since, dispatched, apart, _) in enumerate(dispatches):
-        item = dataclasses.replace(made(1 + 2 * number, 0.5, 0.5), rows=10, since=since, apart=apart)
-        worker.put(dataclasses.replace(item, dispatched=dispatched))
+        item = dataclasses.replace(made(1 + 2 * number, 0.5, 0.5), rows=10, time=DispatchTime(since, apart, dispatched))
+        worker.put(item)
         if gate is None:
             worker.wait()
     if gate is not None:
@@ -408,8 +402,24 @@ def test_speeds_leave_out_compiling_and_waiting_for_batches(start, monkeypatch, 
     found = [worker.history[f"train/{name}"][0] for name in SPEEDS]
     np.testing.assert_allclose(found, [4 / seconds, 20 / seconds, 6 / seconds], rtol=1e-6)
     assert worker.spent["train"] == pytest.approx(seconds)
-    steps = [event for event in outlet.events if isinstance(event, StepsEnded)]
+    steps = [event for event in listener.events if isinstance(event, StepsEnded)]
     assert sum(event.seconds for event in steps) == dispatches[-1][3]  # what has passed, for progress bars
+
+
+def test_steps_that_end_while_the_loop_waits_take_as_long_as_their_values(start, monkeypatch):
+    """All of their time was waiting for batches: what is known of them is how long their values took."""
+    now, read = [2.0], step_reader.fetch
+
+    def arrives(made):
+        now[0] += 0.25
+        return read(made)
+
+    monkeypatch.setattr(step_reader, "fetch", arrives)
+    worker = start(Loss(), RowsPerSecond(), now=lambda: now[0])
+    time = DispatchTime(since=2.0, overhead=9.0, dispatched=2.25)
+    worker.put(dataclasses.replace(made(1, 0.5, 0.5), rows=10, time=time))
+    put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
+    assert worker.history["train/Rows per Second"] == [10 / 0.25]
 
 
 class Unknown(Loss):
@@ -501,9 +511,7 @@ def test_rows_of_several_shapes_are_refused(start):
     worker = start(Loss(), ResidentBatches())
     for first, length in ((1, 2), (2, 3)):
         worker.put(made(first, 0.5, buffer=1, tail=[({"x": jnp.ones((4, length))},)]))
-    with pytest.raises(
-        LearnerError, match=r"Rows collects rows of several shapes in the train split, \[\(2,\), \(3,\)\]"
-    ):
+    with raises_code("metric-row-shapes-differ", "[(2,), (3,)]", name="Rows", split="train"):
         put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
 
 
@@ -538,14 +546,14 @@ def test_a_full_disk_surfaces_through_the_real_files(start, tmp_path, monkeypatc
     worker.put(made(1, 0.5))
     worker.wait()
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(LearnerError, match=r"is full.*No space left on device: '.*Loss\.log'"):
+    with raises_code("run-disk-full", "No space left on device", "Loss.log"):
         put_all(worker, SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
 
 
 def test_after_an_error_nothing_more_is_delivered(start):
-    files, outlet, done = Files(), ListenerThread(), []
+    files, listener, done = Files(), ListenerThread(), []
     files.steps = failing_writer
-    worker = start(files=files, outlets=[outlet])
+    worker = start(files=files, listeners=[listener])
     gate = threading.Event()
     worker.put(Callback(lambda: gate.wait(WAIT)))
     worker.put(made(1, 0.5))
@@ -556,7 +564,7 @@ def test_after_an_error_nothing_more_is_delivered(start):
         worker.wait()
     worker.put_nowait(Callback(lambda: done.append(2)))
     worker.close()
-    assert (done, outlet.events, files.calls) == ([], [], [])
+    assert (done, listener.events, files.calls) == ([], [], [])
     with pytest.raises(OSError, match="No space left"):
         worker.check()
 
@@ -578,6 +586,51 @@ def test_a_failed_computation_surfaces_in_the_loop(start):
     worker = start()
     with pytest.raises(RuntimeError, match="deleted"):
         put_all(worker, StepsDispatched("train", 1, 1, 1, 1, 1, 1, 1, deleted))
+
+
+# -- queries -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_is_answered_at_its_place_in_the_order(start):
+    worker, answer = start(), concurrent.futures.Future()
+    gate = held(worker)
+    worker.put(SplitFinished("train", 1, 1, None, {"Loss": jnp.float32(0.5)}))
+    worker.put(Query(lambda: worker.history["train/Loss"].copy(), answer))
+    worker.put(SplitFinished("train", 2, 2, None, {"Loss": jnp.float32(0.25)}))
+    gate.set()
+    assert answer.result(WAIT) == [0.5]
+
+
+def test_a_query_that_was_cancelled_is_not_run(start):
+    worker, answer, calls = start(), concurrent.futures.Future(), []
+    answer.cancel()
+    put_all(worker, Query(lambda: calls.append(1), answer))
+    assert calls == []
+
+
+@pytest.mark.parametrize("when", ["before", "in", "after"])
+def test_a_reporter_that_fails_fails_its_queries(start, when):
+    """Whoever waits for the answer must not hang, also where the query comes after the failure."""
+
+    def fail():
+        raise OSError("broken")
+
+    worker, answer = start(), concurrent.futures.Future()
+    query = Query(fail if when == "in" else lambda: 1, answer)
+    if when == "before":
+        gate = held(worker)
+        worker.put(Callback(fail))
+        worker.put(query)
+        gate.set()
+    elif when == "in":
+        worker.put(query)
+    else:
+        with pytest.raises(OSError, match="broken"):
+            put_all(worker, Callback(fail))
+        worker.put_nowait(query)
+    assert str(answer.exception(WAIT)) == "broken"
+    with pytest.raises(OSError, match="broken"):
+        worker.wait()
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -602,7 +655,7 @@ def blocked(start, monkeypatch):
     """A worker that is held by `gate`, and a thread that puts more than it takes."""
     spaces = []
     monkeypatch.setattr(
-        worker_module.threading, "Semaphore", lambda value: spaces.append(Blocking(value)) or spaces[-1]
+        reporter_module.threading, "Semaphore", lambda value: spaces.append(Blocking(value)) or spaces[-1]
     )
     worker, gate, entered, count, errors = start(), threading.Event(), threading.Event(), [], []
 
@@ -705,10 +758,10 @@ def test_flight_starts_with_two_as_long_as_nothing_is_known():
     flight.acquire()
     thread = threading.Thread(target=lambda: (flight.acquire(), third.set()), daemon=True)
     thread.start()
-    assert flight._flying == 2
+    assert flight._in_flight == 2
     flight.release(1, 10.0)
     assert third.wait(WAIT)
-    assert flight._flying == 2
+    assert flight._in_flight == 2
 
 
 def test_fast_dispatches_may_fly_64_at_a_time():
@@ -735,10 +788,10 @@ def test_a_worker_that_fails_lets_the_loop_go(start):
     files.steps = failing_writer
     worker = start(files=files)
     for number in (1, 2):
-        worker.flight.acquire()
+        worker.limiter.acquire()
         if number == 2:
             worker.put(made(1, 0.5))
-    thread = threading.Thread(target=lambda: [worker.flight.acquire() for _ in range(100)], daemon=True)
+    thread = threading.Thread(target=lambda: [worker.limiter.acquire() for _ in range(100)], daemon=True)
     thread.start()
     thread.join(WAIT)
     assert not thread.is_alive()
@@ -779,12 +832,13 @@ def test_steps_that_waited_for_a_compilation_count_only_until_others_are_known()
 
 
 def test_the_worker_measures_the_pace(start):
-    worker = start()
-    assert worker._pace.steps == 1
+    estimator = StepTimeEstimator()
+    worker = start(estimator=estimator)
+    assert estimator.steps == 1
     for first in range(1, 40):
         worker.put(made(first, 0.5))
         worker.wait()
-    assert worker._pace.steps > 1
+    assert estimator.steps > 1
 
 
 def test_one_read_for_all_dispatches_that_are_queued(start, monkeypatch):
@@ -800,11 +854,11 @@ def test_one_read_for_all_dispatches_that_are_queued(start, monkeypatch):
 
 
 def test_listeners_may_be_any_number(start):
-    outlets = [ListenerThread(), ListenerThread()]
-    worker = start(outlets=outlets)
+    listeners = [ListenerThread(), ListenerThread()]
+    worker = start(listeners=listeners)
     worker.put(Message(0.0, 20, "hello"))
     worker.wait()
-    assert [[event.text for event in outlet.events] for outlet in outlets] == [["hello"]] * 2
+    assert [[event.text for event in listener.events] for listener in listeners] == [["hello"]] * 2
     assert isinstance(Listener(), Listener)
 
 

@@ -5,7 +5,11 @@ import shutil
 import numpy as np
 import optax
 import pytest
-from runs import (
+
+from learner import LearningResult, RegressionOutput
+from learner.runs.history import History
+from tests.support.codes import raises_code
+from tests.support.runs import (
     ROWS,
     Net,
     batches,
@@ -20,9 +24,6 @@ from runs import (
     shuffled,
     valid_data,
 )
-
-from learner import LearnerError, LearningResult, RegressionOutput
-from learner.runs.history import History
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -78,19 +79,6 @@ def test_the_best_model_is_as_it_was_given_and_in_eval_mode(tmp_path):
     assert result.best_model.norm.use_running_average
 
 
-def test_the_best_may_be_the_last(tmp_path):
-    result = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2)).fit(batches(), valid_data())
-    assert result.history["valid/Loss"][1] < result.history["valid/Loss"][0]
-    assert model_bits(result.best_model) == model_bits(result.model)
-
-
-def test_without_checkpoints_there_is_no_best_model(tmp_path):
-    result = build_line(quiet(tmp_path / "run").with_file_checkpointer(None)).fit(batches())
-    with pytest.raises(LearnerError, match=r"with_file_checkpointer\(None\) turns saving off.* use result.model"):
-        _ = result.best_model
-    assert not (tmp_path / "run" / "checkpoint").exists()
-
-
 def test_a_result_does_not_hang_on_its_directory(tmp_path):
     """The model and the history are in memory; only the best model is read from the disk."""
     given = line()
@@ -99,5 +87,5 @@ def test_a_result_does_not_hang_on_its_directory(tmp_path):
     assert np.isfinite(result.model["w"]).all()
     assert model_bits(result.model) != model_bits(given)
     assert len(result.history["train/Loss"]) == 1
-    with pytest.raises(LearnerError, match="the best model cannot be read: there is no checkpoint in "):
+    with raises_code("learner-best-unreadable", "there is no checkpoint in"):
         _ = result.best_model

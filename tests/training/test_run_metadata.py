@@ -10,7 +10,6 @@ import flax
 import jax
 import optax
 import pytest
-from runs import batches, build_line, journal_of, quiet
 
 from learner.events import RunStarted
 from learner.loggers import MemoryLogger
@@ -19,6 +18,7 @@ from learner.schedules import Cosine
 from learner.training import run_metadata
 from learner.training.run_metadata import commit, environment
 from learner.util.distribution import VERSION
+from tests.support.runs import batches, build_line, journal_of, quiet
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -11,9 +11,10 @@ import pytest
 from learner import LearnerError, RunWriter
 from learner.cli.main import main
 from learner.metrics import Accuracy
-from learner.runs import Run
+from learner.runs import RunReader
 from learner.runs.history import read_history
 from learner.runs.lock import is_locked
+from tests.support.codes import raises_code
 
 
 def write(directory, epochs=(1, 2, 3), **options):
@@ -27,7 +28,7 @@ def write(directory, epochs=(1, 2, 3), **options):
 
 def test_a_loop_by_hand_leaves_a_run(tmp_path):
     write(tmp_path / "run", config={"lr": 0.1, "renderer": "rich"})
-    run = Run(tmp_path / "run")
+    run = RunReader(tmp_path / "run")
     assert str(run.status) == "ended: the end of the loop"
     assert run.config == {"lr": 0.1}
     assert (run.epochs, run.step) == (3, 6)
@@ -54,8 +55,8 @@ def test_the_commands_read_it(tmp_path, monkeypatch, capsys):
 def test_while_it_trains_the_directory_is_locked(tmp_path):
     with RunWriter(tmp_path) as run:
         assert is_locked(tmp_path)
-        assert str(Run(tmp_path).status) == "running"
-        with pytest.raises(LearnerError, match="resume_at=STEP"):
+        assert str(RunReader(tmp_path).status) == "running"
+        with raises_code("directory-holds-run"):
             RunWriter(tmp_path)
         with pytest.raises(LearnerError), RunWriter(tmp_path, resume_at=0):
             pass
@@ -67,7 +68,7 @@ def test_while_it_trains_the_directory_is_locked(tmp_path):
 def test_a_loop_that_continues_has_each_epoch_once(tmp_path):
     write(tmp_path)
     write(tmp_path, epochs=(2, 3, 4), resume_at=2)
-    run = Run(tmp_path)
+    run = RunReader(tmp_path)
     assert run.history["valid/Accuracy"] == [0.1, 0.2, 0.3, 0.4]
     assert [point.epoch for point in run.points("train/Loss")] == [1, 2, 3, 4]
     assert [point.step for point in run.points("train/Loss")] == [2, 4, 6, 8]
@@ -86,27 +87,27 @@ def test_resume_at_0_starts_afresh_also_where_nothing_is(tmp_path):
 def test_an_exception_of_the_loop_is_written_and_raised(tmp_path):
     with pytest.raises(ZeroDivisionError), RunWriter(tmp_path) as run:
         run.end_epoch(1, {"train": {"Loss": 1 / 0}})
-    assert str(Run(tmp_path).status) == "failed: ZeroDivisionError('division by zero')"
+    assert str(RunReader(tmp_path).status) == "failed: ZeroDivisionError('division by zero')"
     assert not is_locked(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "code", "values"),
     [
-        (lambda run: run.step({"Loss": [1, 2]}), "the value of Loss is a list; it needs one number"),
-        (lambda run: run.step({"Loss": 1}, split="test"), "the split is 'test'"),
-        (lambda run: run.end_epoch(1, {"../x": {"Loss": 1}}), "the split is '../x'"),
-        (lambda run: run.end_epoch(1, {"train": {"Loss": None}}), "the value of Loss is a NoneType"),
+        (lambda run: run.step({"Loss": [1, 2]}), "run-value-type", ("Loss", "list")),
+        (lambda run: run.step({"Loss": 1}, split="test"), "run-split-unknown", ("test",)),
+        (lambda run: run.end_epoch(1, {"../x": {"Loss": 1}}), "run-split-unknown", ("../x",)),
+        (lambda run: run.end_epoch(1, {"train": {"Loss": None}}), "run-value-type", ("Loss", "NoneType")),
     ],
 )
-def test_wrong_values(tmp_path, call, message):
-    with pytest.raises(LearnerError, match=message), RunWriter(tmp_path) as run:
+def test_wrong_values(tmp_path, call, code, values):
+    with raises_code(code, *values), RunWriter(tmp_path) as run:
         call(run)
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, True, "2"])
 def test_a_wrong_step(tmp_path, step):
-    with pytest.raises(LearnerError, match="resume_at is"):
+    with raises_code("resume-at-value"):
         RunWriter(tmp_path, resume_at=step)
 
 
@@ -121,4 +122,4 @@ def test_an_interrupt_ends_the_run(tmp_path):
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True)
     assert ran.returncode in (1, 130, -signal.SIGINT)
-    assert str(Run(tmp_path / "run").status) == "ended: ctrl-c"
+    assert str(RunReader(tmp_path / "run").status) == "ended: ctrl-c"

@@ -5,11 +5,11 @@ import signal
 import threading
 
 import pytest
-from runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
 
-from learner import LearnerError
 from learner.training.feed.prefetch import Prefetcher
 from learner.training.signals import of_a_command, on_signals
+from tests.support.codes import raises_code
+from tests.support.runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -199,22 +199,22 @@ def test_sigterm_ends_the_program_after_the_save(tmp_path, handler):
 
 
 def test_on_sigterm_knows_two_words(tmp_path):
-    with pytest.raises(LearnerError, match=r"'die'; it needs 'exit' or 'return'"):
+    with raises_code("builder-choice-unknown", "'exit'", "'return'", value="die"):
         quiet(tmp_path / "run").on_sigterm("die")
 
 
 def test_usr1_saves_and_goes_on(tmp_path):
     def build(name):
-        return quiet(tmp_path / name).num_epochs(3).with_file_checkpointer(keep_last=9)
+        return quiet(tmp_path / name).num_epochs(2).with_file_checkpointer(keep_last=9)
 
     result = build_line(build("asked").every(steps=1, fn=at_step(STEPS + 2, lambda: press(USR1)))).fit(shuffled())
-    assert saved_steps(tmp_path / "asked") == [STEPS, STEPS + 2, 2 * STEPS, 3 * STEPS]
+    assert saved_steps(tmp_path / "asked") == [STEPS, STEPS + 2, 2 * STEPS]
     plain = build_line(build("plain")).fit(shuffled())
     assert (result.stopped_by, result.history.to_json()) == ("num_epochs", plain.history.to_json())
     assert logs_of(tmp_path / "asked") == logs_of(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("number", NAMES)
+@pytest.mark.parametrize("number", [INT, pytest.param(TERM, marks=pytest.mark.full)])
 def test_data_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch, number):
     """The loader hangs in the middle of an epoch: the run ends where it stands, and is saved there."""
     given_up, close = threading.Event(), Prefetcher.close

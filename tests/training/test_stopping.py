@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from learner import Interrupter, LearnerError, MetricEarlyStopping
+from learner import Interrupter, MetricEarlyStopping
+from tests.support.codes import raises_code
 
 NAN = math.nan
 
@@ -63,20 +64,20 @@ def test_it_goes_on_where_it_was(cut):
 
 
 @pytest.mark.parametrize(
-    ("options", "part"),
+    ("options", "code", "values"),
     [
-        ({"patience": 0}, "patience"),
-        ({"patience": True}, "patience"),
-        ({"patience": 2.0}, "patience"),
-        ({"warmup": -1}, "warmup"),
-        ({"mode": "lower"}, "mode"),
-        ({"min_delta": -0.1}, "min_delta"),
-        ({"min_delta": NAN}, "min_delta"),
-        ({"min_delta": "a lot"}, "min_delta"),
+        ({"patience": 0}, "stopping-number-value", ("patience",)),
+        ({"patience": True}, "stopping-number-value", ("patience",)),
+        ({"patience": 2.0}, "stopping-number-value", ("patience",)),
+        ({"warmup": -1}, "stopping-number-value", ("warmup",)),
+        ({"mode": "lower"}, "metric-mode-unknown", ()),
+        ({"min_delta": -0.1}, "metric-min-delta-value", ()),
+        ({"min_delta": NAN}, "metric-min-delta-value", ()),
+        ({"min_delta": "a lot"}, "metric-min-delta-value", ()),
     ],
 )
-def test_a_wrong_value_is_named(options, part):
-    with pytest.raises(LearnerError, match=part):
+def test_a_wrong_value_is_named(options, code, values):
+    with raises_code(code, *values):
         MetricEarlyStopping("valid/Loss", **options)
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from phases import CONFIG
-from runs import STEPS, batches, bits, build_line, journal_of, quiet, saved_steps
 
 import learner
 from learner.cli.main import main
@@ -21,6 +19,8 @@ from learner.events import Listener, Message
 from learner.loggers import MemoryLogger
 from learner.training.feed.prefetch import Prefetcher
 from learner.training.watchdog import EXIT, Watchdog, stacks
+from tests.support.phases import CONFIG
+from tests.support.runs import STEPS, batches, bits, build_line, journal_of, quiet, saved_steps
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -44,7 +44,7 @@ class SingleProcess:
     def at(self, now, steps):
         """What it does at a time, after so many steps."""
         self.now, self.steps, self.did = now, steps, []
-        self.dog.look()
+        self.dog.check()
         return self.did
 
 
@@ -94,7 +94,7 @@ def test_a_report_that_fails_or_hangs_keeps_it_from_nothing(monkeypatch):
         now[0] = 0.0
         dog = Watchdog(10, lambda: 0, report, lambda reason: None, lambda: now[0], did.append)
         for now[0] in (10, 20):
-            dog.look()
+            dog.check()
     assert did == [EXIT, EXIT]
     released.set()
 
@@ -144,7 +144,7 @@ class Stall:
     def __init__(self, directory, monkeypatch):
         self.directory, self.now, self.hangs, self.reports = directory, 0.0, 0, 0
         self.over = threading.Event()
-        monkeypatch.setattr("learner.training.session.Watchdog", partial(Watchdog, clock=self.clock))
+        monkeypatch.setattr("learner.training.supervision.Watchdog", partial(Watchdog, clock=self.clock))
 
     def clock(self):
         if self.reports < self.hangs:
@@ -210,7 +210,7 @@ def test_a_loader_that_hangs_and_goes_on(tmp_path, monkeypatch):
     long, short = notices.texts[:2]
     assert long.startswith("no step ended for 1 s; the stacks of all threads:\nthread MainThread:\n")
     assert re.search(r"thread learner-data:\n(  .*\n)*  .* in the_loader\n    stall\.hang_here\(\)\n", long)
-    assert "thread learner-worker:\n" in long
+    assert "thread learner-reporter:\n" in long
     assert "learner-watchdog" not in long
     assert short == "no step ended for 1 s; where each thread is stands in experiment.log"
     assert notices.texts[2:] == [notices.texts[2], short]
@@ -235,7 +235,7 @@ def test_in_the_log(tmp_path, monkeypatch):
 
 
 def test_the_run_ends(tmp_path, monkeypatch):
-    """By data that never come: it is left with a checkpoint, as by a signal, and goes on to the same end."""
+    """By data that never come: it ends with a checkpoint, as by a signal (`test_resume.py` resumes those)."""
     stall = Stall(tmp_path / "run", monkeypatch)
     stuck = threading.Event()
 
@@ -247,15 +247,8 @@ def test_the_run_ends(tmp_path, monkeypatch):
                 return
             yield batch
 
-    close = Prefetcher.close
-
-    def closing(ahead):
-        """The thread of such data would be waited for, for some seconds."""
-        ahead._closed.set()
-        stuck.set()
-        close(ahead)
-
-    monkeypatch.setattr(Prefetcher, "close", closing)
+    close = Prefetcher.close  # which waits for the thread of the data, for some seconds
+    monkeypatch.setattr(Prefetcher, "close", lambda ahead: (stuck.set(), close(ahead)))
     logger, _ = own_logger(stall)
     builder = quiet(tmp_path / "run", saves=True).num_epochs(2).steps_per_dispatch(1).application_logger(logger)
     result = build_line(builder.watchdog(1, then="end")).fit(never)
@@ -264,9 +257,6 @@ def test_the_run_ends(tmp_path, monkeypatch):
     assert (last["event"], last["stopped_by"]) == ("stop", result.stopped_by)
     assert saved_steps(tmp_path / "run") == [last["step"]]
     assert 0 < last["step"] <= 4
-    resumed = build_line(quiet(tmp_path / "run", saves=True).num_epochs(2).resume()).fit(lambda: iter(batches()))
-    whole = build_line(quiet(tmp_path / "whole").num_epochs(2)).fit(batches())
-    assert bits(resumed.model) == bits(whole.model)
 
 
 def test_validation_counts(tmp_path, monkeypatch):
@@ -278,7 +268,7 @@ def test_validation_counts(tmp_path, monkeypatch):
             super().__init__(seconds, ended, *rest)
             counts.append(ended)
 
-    monkeypatch.setattr("learner.training.session.Watchdog", Counting)
+    monkeypatch.setattr("learner.training.supervision.Watchdog", Counting)
     seen = []
     builder = quiet(tmp_path / "run").watchdog(3600).on_epoch_end(lambda info, model: seen.append(counts[0]()))
     build_line(builder.num_epochs(2)).fit(batches(), batches(8))
@@ -305,7 +295,7 @@ def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
     module = types.ModuleType("hanging")
     module.hook = hook
     monkeypatch.setitem(sys.modules, "hanging", module)
-    monkeypatch.setattr("learner.training.session.Watchdog", made)
+    monkeypatch.setattr("learner.training.supervision.Watchdog", made)
     monkeypatch.chdir(tmp_path)
     config = CONFIG | {"watchdog": {"seconds": 1, "then": "end"}, "every": {"steps": 1, "fn": "hanging.hook"}}
     Path("config.yaml").write_text(yaml.safe_dump(config))
@@ -321,10 +311,10 @@ STUCK = """\
 import functools, os, threading, time
 import learner.training.session
 from learner.training.watchdog import Watchdog
-from phases import *
+from tests.support.phases import *
 
 stuck = threading.Event()
-learner.training.session.Watchdog = functools.partial(Watchdog, clock=lambda: time.monotonic() * stuck.is_set())
+learner.training.supervision.Watchdog = functools.partial(Watchdog, clock=lambda: time.monotonic() * stuck.is_set())
 
 
 def in_c(info, model):
@@ -339,7 +329,7 @@ def in_c(info, model):
 def started(directory, config):
     (directory / "stuck.py").write_text(STUCK)
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    places = [str(directory), str(Path(__file__).parents[1] / "support"), str(Path(learner.__file__).parents[1])]
+    places = [str(directory), str(Path(learner.__file__).parents[1])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     words = [sys.executable, "-m", "learner", "fit", "config.yaml"]
     return subprocess.run(words, cwd=directory, env=environment, text=True, capture_output=True, timeout=SECONDS)

@@ -92,3 +92,19 @@ def test_no_text_names_the_other_project_of_the_index():
         assert re.findall(r"(?<![\w/-])learner\[[a-z,-]+\]", text) == [], path
         named = re.findall(r"install_hint\([\"'](\w+)[\"']\)", text) + re.findall(r"the extra `(\w+)`", text)
         assert set(named) <= set(extras), path
+
+
+def test_the_documentation_lists_every_dependency():
+    """With its extra. Those of tests and documentation, and the package's own extras, are left out."""
+    name = lambda requirement: re.match(r"[\w-]+", requirement)[0]  # noqa: E731
+    extras = PROJECT["project"]["optional-dependencies"]
+    for_users = extras.keys() - {"docs", "test", "test-full", "dev"}
+    expected = {(name(each), "") for each in PROJECT["project"]["dependencies"]}
+    expected |= {(name(each), extra) for extra in for_users for each in extras[extra] if name(each) != "learner-jax"}
+    required, optional = (ROOT / "docs" / "dependencies.md").read_text().split("\n## ")[1:3]
+    listed = {(row[1], "") for row in re.finditer(r"^\| ([a-zA-Z][\w-]+) \|", required, re.MULTILINE)} - {
+        ("Package", "")
+    }
+    for row in re.finditer(r"^\| ([a-z][\w, -]+) \| (`.+?`) \|", optional, re.MULTILINE | re.IGNORECASE):
+        listed |= {(package, extra) for package in row[1].split(", ") for extra in re.findall(r"`([\w-]+)`", row[2])}
+    assert listed == expected

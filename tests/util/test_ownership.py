@@ -56,15 +56,15 @@ def test_a_thread_may_take_over():
 def test_parts_of_a_run_have_owners():
     timer = StepTimer(StepTimeEstimator(), TimeBreakdown(lambda: 0.0))
     run = Run(*[None] * 3, Position(), *[None] * 8)
-    for write in (timer.begin, lambda: setattr(run, "tally", None)):
+    for write in (timer.begin, lambda: setattr(run, "accumulator", None)):
         assert len(errors_of(write)) == 1
 
 
 def test_the_reporter_owns_itself():
     reporter = Reporter({}, None, {}, (), StepTimeEstimator())
     reporter.wait()
-    with pytest.raises(AssertionError, match="sets halted of a Reporter"):
-        reporter.halted = None
+    with pytest.raises(AssertionError, match="sets log of a Reporter"):
+        reporter.log = None
     reporter.close()
 
 

@@ -1,16 +1,17 @@
-"""Where data comes from: files of many formats, and data of other libraries. Nothing is downloaded."""
+"""Sources of data: files of many formats, and data of other libraries. Nothing is downloaded."""
 
-from learner.data.sources.arrays import numpy_arrays
+from learner.data.dataset import as_dataset
 from learner.data.sources.cifar import cifar10, cifar100
 from learner.data.sources.columnar import arrow, parquet
-from learner.data.sources.columns import Table
 from learner.data.sources.database import SQLiteTable
 from learner.data.sources.delimited import csv
-from learner.data.sources.foreign import ForeignDataset, as_dataset
+from learner.data.sources.foreign import ForeignDataset
 from learner.data.sources.idx import fashion_mnist, mnist, read_idx
-from learner.data.sources.images import ImageFolder
-from learner.data.sources.jsonl import json_lines
-from learner.data.sources.text import Lines, TextWindows
+from learner.data.sources.image_folder import ImageFolder
+from learner.data.sources.ndjson import json_lines
+from learner.data.sources.numpy_files import numpy_arrays
+from learner.data.sources.table_arrays import Table
+from learner.data.sources.text_files import Lines, TextWindows
 
 __all__ = [
     "ForeignDataset",

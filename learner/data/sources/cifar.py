@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.data.dataset import ArrayDataset
-from learner.data.sources.files import most_bytes, opened, published, read_exactly
-from learner.data.sources.idx import check_labels, check_split, pixels
+from learner.data.array_dataset import ArrayDataset
+from learner.data.sources.idx import SPLITS, check_labels, pixels
+from learner.data.sources.input_files import check_split, most_bytes, opened, published, read_exactly
 from learner.errors import LearnerError
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version, unpacked)"
@@ -16,33 +16,33 @@ LARGEST = 2**28  # bytes of one file, unpacked; the published ones have up to 15
 
 
 def cifar10(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
-    """CIFAR-10: 50,000 photographs to train on and 10,000 others, 32 by 32 pixels, in ten classes.
+    """Return CIFAR-10: 50,000 photographs for training and 10,000 others, 32 by 32 pixels, in ten classes.
 
     Args:
       directory: with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, packed by gzip or not.
       split: "train", or "valid" for the 10,000 others ("test" is the same).
-      scaled: whether pixels are float32 from 0 to 1; otherwise they are bytes, which take a quarter of the memory.
+      scaled: return pixels as float32 from 0 to 1; otherwise as bytes, which take a quarter of the memory.
 
     Returns:
       `image` float32 (or uint8) `[rows, 32, 32, 3]` (red, green, blue last), and `label` int32 `[rows]`, 0 to 9:
       airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck.
 
     Raises:
-      LearnerError: an unknown split, files that are missing (it says where to get them) or damaged. Nothing is
+      LearnerError: an unknown split, files that are missing (the message has the address) or damaged. Nothing is
         downloaded.
 
     >>> cifar10("/no/such/place", "train")
     Traceback (most recent call last):
     learner.errors.LearnerError: cifar10: /no/such/place is no directory; get the files from https://www.cs.toronto...
     """
-    check_split("cifar10", split)
+    check_split("cifar10", split, SPLITS)
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] if split == "train" else ["test_batch.bin"]
     labels, images = _read("cifar10", directory, names, (10,), scaled)
     return ArrayDataset({"image": images, "label": labels[:, 0]})
 
 
 def cifar100(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
-    """CIFAR-100: as CIFAR-10, in a hundred classes, which form twenty groups.
+    """Return CIFAR-100: as CIFAR-10, in a hundred classes, which form twenty groups.
 
     Args:
       directory: with `train.bin` and `test.bin`, packed by gzip or not.
@@ -59,7 +59,7 @@ def cifar100(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
     Traceback (most recent call last):
     learner.errors.LearnerError: cifar100 has no split 'tets': did you mean 'test'?
     """
-    check_split("cifar100", split)
+    check_split("cifar100", split, SPLITS)
     names = ["train.bin"] if split == "train" else ["test.bin"]
     labels, images = _read("cifar100", directory, names, (20, 100), scaled)
     return ArrayDataset({"image": images, "label": labels[:, 1].copy(), "group": labels[:, 0].copy()})
@@ -68,7 +68,7 @@ def cifar100(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
 def _read(
     what: str, directory: str, names: Sequence[str], classes: Sequence[int], scaled: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels int32 `[rows, len(classes)]`, and images."""
+    """Return labels int32 `[rows, len(classes)]`, and images."""
     paths = published(directory, [[name, f"{name}.gz"] for name in names], what, CIFAR)
     rows = np.concatenate([_rows(path, len(classes)) for path in paths])
     labels = rows[:, : len(classes)].astype(np.int32)

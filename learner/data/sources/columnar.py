@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.columns import Table, table
-from learner.data.sources.files import MemoryBudget, PathLike, needed, present
+from learner.data.sources.input_files import MemoryBudget, PathLike, needed, present
+from learner.data.sources.table_arrays import Table, table
 from learner.errors import LearnerError
 
 ARROW_MAGIC = b"ARROW1\0\0"
@@ -24,7 +24,7 @@ def parquet(
     missing: float | None = None,
     max_memory: int | None = None,
 ) -> Table:
-    """The columns of a Parquet file, in memory. Columns that no field needs are not read.
+    """Return the columns of a Parquet file, in memory. Only columns of fields are read.
 
     Args:
       path: of the file.
@@ -59,7 +59,7 @@ def parquet(
         with formats.ParquetFile(found) as file:
             budget.require(_claimed(file, columns))
             # A text that is there once in the file, for millions of rows, stays there once in memory.
-            texts = [each.name for each in file.schema_arrow if types.is_string(each.type)]
+            texts = [column.name for column in file.schema_arrow if types.is_string(column.type)]
         with formats.ParquetFile(found, memory_map=True, read_dictionary=texts) as file:
             content = file.read(columns=list(columns))
         budget.reserve(content.nbytes)
@@ -77,7 +77,7 @@ def arrow(
     missing: float | None = None,
     max_memory: int | None = None,
 ) -> Table:
-    """The columns of an Arrow file (IPC, Feather 2) or stream. Plain numbers in one piece stay on the disk.
+    """Return the columns of an Arrow file (IPC, Feather 2) or stream. Plain numbers in one chunk stay on the disk.
 
     Args, Returns, Raises: as for `parquet`.
 
@@ -125,16 +125,16 @@ def _claimed(file: Any, columns: Sequence[str]) -> int:
     """
     rows = file.read(columns=[]).num_rows  # views no part of a row group but its length
     leaves = [file.schema.column(number) for number in range(len(file.schema))]
-    wanted_leaves = [
+    selected = [
         number for number, leaf in enumerate(leaves) if any(f"{leaf.path}.".startswith(f"{name}.") for name in columns)
     ]
-    # Of plain numbers the length says it all. Texts and lists are of any size: a scan decodes them piece by piece.
+    # The length gives the size of plain numbers. Texts and lists have any size: a scan decodes them chunk by chunk.
     varied = [
         number
-        for number in wanted_leaves
+        for number in selected
         if leaves[number].max_repetition_level > 0 or leaves[number].physical_type == "BYTE_ARRAY"
     ]
-    total = rows * WIDEST * (len(wanted_leaves) - len(varied))
+    total = rows * WIDEST * (len(selected) - len(varied))
     if varied:
         file.scan_contents(varied)
     for group in map(file.metadata.row_group, range(file.num_row_groups)) if varied else ():
@@ -208,12 +208,12 @@ def _readable(path: Path) -> Iterator[None]:
             code="data-file-unreadable",
             path=path,
         ) from None
-    except Exception as error:  # a damaged file is told by errors of many kinds
+    except Exception as error:  # a damaged file raises errors of many kinds
         raise LearnerError(f"{path} cannot be read: {error}", code="data-file-unreadable", path=path) from error
 
 
 def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
-    """A column as a NumPy array of numbers, or as a list of texts, lists and `None`."""
+    """Return a column as a NumPy array of numbers, or as a list of texts, lists and `None`."""
     types = pyarrow.types
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if types.is_string(kind) or types.is_large_string(kind):
@@ -239,7 +239,7 @@ def _cells(column: Any, pyarrow: Any, budget: MemoryBudget, name: str) -> Any:
 
 
 def _texts(chunk: Any, types: Any, budget: MemoryBudget) -> list[str | None]:
-    """The texts of a piece of a column. Equal ones are one object."""
+    """Return the texts of a chunk of a column. Equal ones are one object."""
     encoded = chunk if types.is_dictionary(chunk.type) else chunk.dictionary_encode()
     budget.reserve(NUMBER * len(encoded.dictionary) + 4 * encoded.dictionary.nbytes)
     known = encoded.dictionary.to_pylist()
@@ -247,7 +247,7 @@ def _texts(chunk: Any, types: Any, budget: MemoryBudget) -> list[str | None]:
 
 
 def _length(array: Any, types: Any) -> int:
-    """The number of values in an array, and in all lists in it."""
+    """Return the number of values in an array, and in all lists in it."""
     total = len(array)
     while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
         array = array.values

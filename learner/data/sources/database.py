@@ -14,7 +14,7 @@ import numpy as np
 from learner.data.dataset import Dataset
 from learner.data.indices import item_number
 from learner.data.sources.column_spec import ColumnSpec, Fields, Labels, parse_columns
-from learner.data.sources.files import MemoryBudget, PathLike, present
+from learner.data.sources.input_files import MemoryBudget, PathLike, present
 from learner.errors import LearnerError, near
 
 ROWID = ("rowid", "_rowid_", "oid")
@@ -22,12 +22,11 @@ KEY = 64  # bytes of a value in Python
 
 
 class SQLiteTable(Dataset):
-    """The rows of a table or view in an SQLite database, each read when it is asked for.
+    """The rows of a table or view in an SQLite database, each read on access.
 
     Rows are in the order of their `rowid`, of the primary key in a table `WITHOUT ROWID`, or of `key`. These keys are
     read once and stay in memory, 8 bytes a row where they are integers. The database is opened for reading only, once
-    in each thread and each process. Rows that are added later are not seen; one that is removed is an error when it is
-    asked for.
+    in each thread and each process. Rows that are added later are ignored; access to a removed one is an error.
 
     Args:
       path: of the database.
@@ -36,12 +35,11 @@ class SQLiteTable(Dataset):
         is a field.
       dtypes: types of fields by NumPy's names. A column of blobs with a type is an array of such numbers. Default: by
         the column's declared type int32 (INT), float32 (other numbers), bytes (BLOB) and texts (CHAR, CLOB, TEXT).
-      labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all that there are,
-        sorted.
-      missing: the number in place of NULL. Default: NULL is an error.
-      where: which rows: an SQL expression, such as `split = 'train'`.
+      labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all texts, sorted.
+      missing: the number that replaces NULL. Default: NULL is an error.
+      where: selects rows: an SQL expression, such as `split = 'train'`.
       key: the column, or columns, whose values identify a row, in the order of the rows. They are in no two rows, and
-        not NULL. Default: the rowid, or the primary key where there is none.
+        not NULL. Default: the rowid, or the primary key if there is none.
       max_memory: the most that the keys of all rows, or a single cell, may take, in bytes. Default: 1000 times the
         database's size, at least 512 MiB.
 
@@ -79,11 +77,11 @@ class SQLiteTable(Dataset):
         self._name = f"{self._path}, table {table!r}"
         budget = MemoryBudget(self._path, max_memory)
         self._opened = _Connections(self._path, budget.limit)
-        with self._told():
+        with self._readable():
             types = self._columns(table)
             self._spec = parse_columns(self._name, list(types), fields, dtypes, labels, missing)
             self._dtypes = {field: _dtype(self._spec, field, types) for field in self._spec.fields}
-            self._key = self._own_key(table) if key is None else self._given_key(table, key, list(types), budget)
+            self._key = self._default_key(table) if key is None else self._given_key(table, key, list(types), budget)
             self._keys = self._read_keys(table, where, budget)
             self.labels = {field: self._names(table, field) for field in self._spec.labels}
             self._codes = {f: {name: i for i, name in enumerate(names)} for f, names in self.labels.items()}
@@ -102,11 +100,11 @@ class SQLiteTable(Dataset):
         key = self._keys[item_number(index, len(self), "SQLiteTable")]
         values = key if isinstance(key, tuple) else (int(key),)
         place = f"{', '.join(self._key)} {', '.join(map(repr, values))}"
-        with self._told():
-            found = self._opened.get().execute(self._query, values).fetchone()
-        if found is None:
+        with self._readable():
+            row = self._opened.get().execute(self._query, values).fetchone()
+        if row is None:
             raise LearnerError(f"{self._name}: the row with {place} is gone", code="data-row-gone", place=place)
-        cells = dict(zip(self._spec.columns, found, strict=True))
+        cells = dict(zip(self._spec.columns, row, strict=True))
         return {field: self._item(field, cells, place) for field in self._spec.fields}
 
     def _item(self, field: str, cells: dict[str, Any], row: str) -> Any:
@@ -145,7 +143,7 @@ class SQLiteTable(Dataset):
             ) from error
 
     def _columns(self, table: str) -> dict[str, str]:
-        """Their declared types by name."""
+        """Return the declared types of the columns by name."""
         database = self._opened.get()
         types = {row[1]: str(row[2]).upper() for row in database.execute(f"PRAGMA table_info({_quoted(table)})")}
         if not types:
@@ -157,8 +155,8 @@ class SQLiteTable(Dataset):
             )
         return types
 
-    def _own_key(self, table: str) -> list[str]:
-        """The columns, as SQL, that identify the rows of a table by themselves: its rowid, or its primary key."""
+    def _default_key(self, table: str) -> list[str]:
+        """Return the columns, as SQL, that identify the rows of a table by default: its rowid, or its primary key."""
         database = self._opened.get()
         kinds = "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE AND type = 'view'"
         if not database.execute(kinds, (table,)).fetchall():
@@ -191,8 +189,8 @@ class SQLiteTable(Dataset):
                     code="data-column-unknown",
                     name=name,
                 )
-        found = list(map(_quoted, names))
-        listed, source = ", ".join(found), _quoted(table)
+        quoted = list(map(_quoted, names))
+        listed, source = ", ".join(quoted), _quoted(table)
         # A view may have more rows than any memory, or no end of them. So they are counted before they are sorted.
         limit = budget.limit // KEY + 1
         ((count,),) = self._opened.get().execute(f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {limit})")
@@ -204,10 +202,10 @@ class SQLiteTable(Dataset):
                 f"{self._name}: several rows have the key {', '.join(map(repr, values))} ({listed})",
                 code="data-key-twice",
             )
-        return found
+        return quoted
 
     def _read_keys(self, table: str, where: str | None, budget: MemoryBudget) -> Any:
-        """The keys of all rows in their order: an array of integers, or a list of tuples."""
+        """Return the keys of all rows in their order: an array of integers, or a list of tuples."""
         listed, condition = ", ".join(self._key), f" WHERE {where}" if where is not None else ""
         query = f"SELECT {listed} FROM {_quoted(table)}{condition} ORDER BY {listed}"
         if len(self._key) == 1:
@@ -226,17 +224,17 @@ class SQLiteTable(Dataset):
         return keys
 
     def _names(self, table: str, field: str) -> tuple[str, ...]:
-        said = self._spec.labels[field]
-        if said is not None:
-            return tuple(map(str, said))
-        found: set[str] = set()
+        labels = self._spec.labels[field]
+        if labels is not None:
+            return tuple(map(str, labels))
+        names: set[str] = set()
         for name in map(_quoted, self._spec.of(field)):
             query = f"SELECT DISTINCT {name} FROM {_quoted(table)} WHERE {name} IS NOT NULL"
-            found |= {str(row[0]) for row in self._opened.get().execute(query)}
-        return tuple(sorted(found))
+            names |= {str(row[0]) for row in self._opened.get().execute(query)}
+        return tuple(sorted(names))
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _readable(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -244,7 +242,7 @@ class SQLiteTable(Dataset):
 
 
 class _Connections:
-    """A connection for each thread of each process: SQLite's may be used by one alone."""
+    """A connection for each thread of each process: SQLite forbids to share one."""
 
     def __init__(self, path: Path, longest: int) -> None:
         self._path, self._longest = path, longest
@@ -254,15 +252,15 @@ class _Connections:
         if getattr(self._own, "process", None) != os.getpid():
             self._own.open = _Connection(self._path, self._longest)
             self._own.process = os.getpid()
-        found: sqlite3.Connection = self._own.open.connection
-        return found
+        connection: sqlite3.Connection = self._own.open.connection
+        return connection
 
     def __reduce__(self) -> Any:
         return type(self), (self._path, self._longest)
 
 
 class _Connection:
-    """Closed when it is not needed any more, which may be by another thread."""
+    """A connection that is closed with its last reference, possibly by another thread."""
 
     def __init__(self, path: Path, longest: int) -> None:
         self.connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
@@ -279,13 +277,13 @@ def _quoted(name: str) -> str:
 
 
 def _dtype(spec: ColumnSpec, field: str, types: dict[str, str]) -> np.dtype[Any] | None:
-    """Of a field; `None` where its cells stay texts or bytes. The rules are SQLite's for declared types."""
+    """Return the type of a field, None for texts and bytes, by SQLite's rules for declared types."""
     declared = [types[name] for name in spec.of(field)]
     if field in spec.dtypes:
         return spec.dtypes[field]
-    if field in spec.labels or all("INT" in each for each in declared):
+    if field in spec.labels or all("INT" in name for name in declared):
         return np.dtype(np.int32)
-    if any(part in each for each in declared for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
+    if any(part in name for name in declared for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
         return None
     return np.dtype(np.float32)
 
@@ -295,7 +293,7 @@ def _numbers(cell: Any, dtype: np.dtype[Any]) -> np.ndarray:
         return np.frombuffer(cell, dtype)
     if isinstance(cell, str):
         raise TypeError(f"{cell[:40]!r} is a text")
-    made = np.array(cell, dtype)
-    if dtype.kind != "f" and made != cell:
+    array = np.array(cell, dtype)
+    if dtype.kind != "f" and array != cell:
         raise ValueError(f"{cell!r}")
-    return made
+    return array

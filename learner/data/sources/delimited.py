@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.columns import MOST_PROBLEMS, Table, table
-from learner.data.sources.files import MemoryBudget, PathLike, opened, present, undecodable
+from learner.data.sources.input_files import MemoryBudget, PathLike, opened, present, undecodable
+from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, table
 from learner.errors import LearnerError, one_error
 
 LONGEST = 2**26  # characters of a line
@@ -29,19 +29,19 @@ def csv(
     encoding: str = "utf-8",
     max_memory: int | None = None,
 ) -> Table:
-    """The columns of a CSV file, in memory.
+    """Return the columns of a CSV file, in memory.
 
     Args:
       path: of the file, plain or packed by gzip.
       fields: for each field of an item its column, or a list of columns, which become one array `[rows, columns]`;
         or a list of columns, which keep their names. Default: every column is a field.
-      dtypes: types of fields by NumPy's names. Default: int32 (int64 where they need it) where all cells are whole
-        numbers, otherwise float32.
-      labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all that there are,
-        sorted; or a list of such fields. Give the texts where several files must agree.
-      missing: the number in place of an empty cell, such as `nan`. Default: an empty cell is an error.
+      dtypes: types of fields by NumPy's names. Default: int32 (int64 if they need it) if all cells are integers,
+        otherwise float32.
+      labels: fields whose cells are texts, to be numbered: the texts in their order, or `None` for all texts, sorted;
+        or a list of such fields. Give the texts if several files must agree.
+      missing: the number that replaces an empty cell, such as `nan`. Default: an empty cell is an error.
       delimiter: between cells, a single character.
-      names: of the columns, where the file has no row of names.
+      names: of the columns, if the file has no row of names.
       encoding: of the file.
       max_memory: the most that the cells may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
 
@@ -80,7 +80,7 @@ def csv(
 def _rows(
     path: Path, delimiter: str, names: list[str] | None, encoding: str, budget: MemoryBudget
 ) -> tuple[list[str], list[list[str]], list[int]]:
-    """The names of the columns, the cells of each row, and the line where it ends."""
+    """Return the names of the columns, the cells of each row, and the line in which it ends."""
     problems: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -120,10 +120,10 @@ def _rows(
 
 
 class _Lines:
-    """The lines of a file. Quoted cells may hold ends of lines, so the length is limited by row.
+    """Yields the lines of a file. Quoted cells may contain line ends, so the length is limited by row.
 
     Attributes:
-      characters: that were read of the current row; whoever reads a whole row sets it back.
+      characters: read of the current row; the reader of rows resets it after each.
     """
 
     def __init__(self, text: io.TextIOWrapper, path: Path, budget: MemoryBudget) -> None:
@@ -159,9 +159,9 @@ def _header(path: Path, row: Sequence[str]) -> list[str]:
     columns = [name.removeprefix("\ufeff").strip() for name in row]
     twice = sorted(name for name, count in collections.Counter(columns).items() if count > 1)
     if twice or "" in columns:
-        wrong = f"has {twice[0]!r} twice" if twice and twice[0] else "has a column without a name"
+        problem = f"has {twice[0]!r} twice" if twice and twice[0] else "has a column without a name"
         raise LearnerError(
-            f"{path}: its first row {wrong}; without a row of names, give names=", code="data-csv-header", path=path
+            f"{path}: its first row {problem}; without a row of names, give names=", code="data-csv-header", path=path
         )
     return columns
 
@@ -171,7 +171,7 @@ def _nothing(path: Path) -> list[int]:
 
 
 def _parsed(column: list[str | None]) -> list[Any]:
-    """Cells as numbers; as they are where some are none."""
+    """Return cells as numbers, except those that are none."""
     for kind in (int, _float):
         try:
             return [None if cell is None else kind(cell) for cell in column]

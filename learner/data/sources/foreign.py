@@ -1,39 +1,26 @@
-"""Data of other libraries, known by what they can do: none of them is imported here.
+"""Adapters for data of other libraries, recognized without importing them.
 
     scikit-learn's bunches        `load_digits()`: the arrays that have a row for each example
     Hugging Face datasets         `load_dataset(...)["train"]`: items are dicts by column
     PyTorch datasets              with `__len__` and `__getitem__`: items are often tuples
     `tf.data`                     batches, from `as_numpy_iterator()`
 
-PyTorch's and Grain's loaders, generators and all else that gives batches is read as it is (`learner.data.source`).
+Iterables of batches, such as PyTorch's and Grain's loaders and generators, need none (`learner.data.source`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from learner.data.dataset import ArrayDataset, Dataset
-from learner.data.dataset import as_dataset as own_dataset
+from learner.data.array_dataset import ArrayDataset
+from learner.data.batch_arrays import as_array, is_array
+from learner.data.dataset import Dataset, adapter
 from learner.errors import LearnerError, near
 
 
-def as_dataset(data: Any) -> Any:
-    """Return data of other libraries as a `Dataset`, a dict or an array as an `ArrayDataset`, and all else that has a
-    length and an index as it is.
-
-    Raises:
-      LearnerError: none of these, or nothing in it.
-
-    >>> from sklearn.datasets import load_digits
-    >>> as_dataset(load_digits())
-    ArrayDataset(1797 rows: data float64 [64], images float64 [8, 8], target int64 [])
-    """
-    return own_dataset(adapt(data))
-
-
+@adapter
 def adapt(data: Any) -> Any:
     """Return data of other libraries as a `Dataset` or batches of NumPy arrays, and everything else unchanged.
 
@@ -58,20 +45,20 @@ def adapt(data: Any) -> Any:
 
 
 class ForeignDataset(Dataset):
-    """A dataset of PyTorch or Hugging Face, or anything with a length and an index, with NumPy arrays in its items.
+    """A dataset of PyTorch or Hugging Face, or any object with a length and an index, with NumPy arrays in its items.
 
-    Loaders make one by themselves; say it to choose or to name fields.
+    Loaders create one automatically; create it yourself to select or name fields.
 
     Args:
-      dataset: what is read.
-      fields: names for the parts of items that are tuples or lists, in their order; or which ones to keep of items that
-        are dicts. Default: items keep their form.
+      dataset: the data.
+      fields: names for the parts of items that are tuples or lists, in order; or the fields to keep of items that are
+        dicts. Default: items keep their form.
 
     Attributes:
       labels: the names of the labels of a Hugging Face dataset, by field.
 
     Raises:
-      LearnerError: no length and no index, or (when an item is read) fields that it has not.
+      LearnerError: no length and no index, or (when an item is read) missing fields.
 
     >>> pairs = ForeignDataset([([1.0, 2.0], 0), ([3.0, 4.0], 1)], fields=["x", "label"])
     >>> pairs[1]
@@ -98,7 +85,7 @@ class ForeignDataset(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         item = self._data[int(index)]
-        return jax.tree.map(as_array, item if self._fields is None else self._named(item), is_leaf=_is_array)
+        return jax.tree.map(as_array, item if self._fields is None else self._named(item), is_leaf=is_array)
 
     def _named(self, item: Any) -> dict[str, Any]:
         assert self._fields is not None
@@ -124,7 +111,7 @@ class ForeignDataset(Dataset):
 
 
 class NumpyBatches:
-    """Batches of NumPy arrays from what has `as_numpy_iterator`, as `tf.data` has; anew in each epoch."""
+    """Batches of NumPy arrays from data with `as_numpy_iterator`, such as `tf.data`; each epoch is a new iterator."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -136,51 +123,20 @@ class NumpyBatches:
         return len(self._data)
 
 
-def as_array(value: Any) -> Any:
-    """The leaf of an item or of a batch as NumPy has it: tensors, images and lists of numbers as arrays.
-
-    Numbers, texts and bytes stay as they are, and so does what NumPy cannot read. A tensor of PyTorch may need its
-    gradient, and may be on another device.
-
-    >>> as_array([1, 2]), as_array(3), as_array("text")
-    (array([1, 2]), 3, 'text')
-    """
-    if isinstance(value, np.ndarray | np.generic | int | float | complex | str | bytes | None):
-        return value
-    if callable(getattr(value, "detach", None)) and callable(getattr(value, "numpy", None)):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # which NumPy lacks
-            return value.float().numpy().astype(jnp.bfloat16)
-        return value.numpy()
-    if _is_array(value):
-        return np.asarray(value)
-    return value
-
-
-def _is_array(value: Any) -> bool:
-    """Return True if NumPy can make an array of it, by a protocol or from a list of numbers."""
-    if isinstance(value, list):
-        return bool(value) and not isinstance(value[0], dict | str | bytes) and _regular(value)
-    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-
-
-def _regular(value: list[Any]) -> bool:
-    try:
-        return np.array(value).dtype.kind in "biufc"
-    except (ValueError, TypeError, RuntimeError):
-        return False
-
-
 def _in_numpy(dataset: Any) -> Any:
-    """A Hugging Face dataset gives NumPy arrays rather than lists, unless its user has said what it gives."""
-    said = getattr(dataset, "format", None)
-    if isinstance(said, Mapping) and said.get("type") is None and callable(getattr(dataset, "with_format", None)):
+    """Set a Hugging Face dataset to return NumPy arrays rather than lists, unless its user has set a format."""
+    settings = getattr(dataset, "format", None)
+    if (
+        isinstance(settings, Mapping)
+        and settings.get("type") is None
+        and callable(getattr(dataset, "with_format", None))
+    ):
         return dataset.with_format("numpy")
     return dataset
 
 
 def _bunch(data: Mapping[str, Any]) -> ArrayDataset:
-    """The arrays of one of scikit-learn's bunches with as many rows as `data`."""
+    """Return the arrays of a bunch of scikit-learn that have as many rows as `data`."""
     rows = getattr(data.get("data"), "shape", (None,))[0]
     if rows is None:
         raise LearnerError(

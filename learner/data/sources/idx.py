@@ -5,9 +5,9 @@ import struct
 
 import numpy as np
 
-from learner.data.dataset import ArrayDataset
-from learner.data.sources.files import PathLike, most_bytes, opened, present, published, read_exactly
-from learner.errors import LearnerError, near
+from learner.data.array_dataset import ArrayDataset
+from learner.data.sources.input_files import PathLike, check_split, most_bytes, opened, present, published, read_exactly
+from learner.errors import LearnerError
 
 TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 MOST_AXES = 8
@@ -17,16 +17,16 @@ SPLITS = {"train": "train", "valid": "t10k", "test": "t10k"}
 
 
 def read_idx(path: PathLike) -> np.ndarray:
-    """The array of an IDX file, plain or packed by gzip.
+    """Return the array of an IDX file, plain or packed by gzip.
 
     Args:
       path: of the file.
 
     Returns:
-      Its array, of the shape and type that the file says, in the machine's byte order.
+      An array of the file's shape and type, in the machine's byte order.
 
     Raises:
-      LearnerError: there is no such file, it is not IDX, is damaged, or claims more or less than it holds.
+      LearnerError: the file is missing, is not IDX, is damaged, or claims more or less than it contains.
 
     >>> import tempfile, os
     >>> path = os.path.join(tempfile.mkdtemp(), "labels-idx1-ubyte")
@@ -60,18 +60,18 @@ def read_idx(path: PathLike) -> np.ndarray:
 
 
 def mnist(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
-    """MNIST: handwritten digits, 60,000 to train on and 10,000 others, 28 by 28 pixels (LeCun et al., 1998).
+    """Return MNIST: handwritten digits, 60,000 for training and 10,000 others, 28 by 28 pixels (LeCun et al., 1998).
 
     Args:
-      directory: with the four files as they are published, such as `train-images-idx3-ubyte.gz`, packed or not.
+      directory: with the four published files, such as `train-images-idx3-ubyte.gz`, packed or not.
       split: "train", or "valid" for the 10,000 others ("test" is the same).
-      scaled: whether pixels are float32 from 0 to 1; otherwise they are bytes, which take a quarter of the memory.
+      scaled: return pixels as float32 from 0 to 1; otherwise as bytes, which take a quarter of the memory.
 
     Returns:
       `image` float32 (or uint8) `[rows, height, width]`, and `label` int32 `[rows]`, 0 to 9.
 
     Raises:
-      LearnerError: an unknown split, files that are missing (it says where to get them), damaged, or do not belong
+      LearnerError: an unknown split, files that are missing (the message has the address), damaged, or do not belong
         together. Nothing is downloaded.
 
     >>> mnist("/no/such/place", "train")
@@ -82,7 +82,7 @@ def mnist(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
 
 
 def fashion_mnist(directory: str, split: str, scaled: bool = True) -> ArrayDataset:
-    """Fashion-MNIST: clothes, in the files and shapes of MNIST (Xiao, Rasul and Vollgraf, arXiv:1708.07747).
+    """Return Fashion-MNIST: clothes, in the files and shapes of MNIST (Xiao, Rasul and Vollgraf, arXiv:1708.07747).
 
     Args, Returns, Raises: as for `mnist`. The labels: T-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker,
     bag, ankle boot.
@@ -95,9 +95,9 @@ def fashion_mnist(directory: str, split: str, scaled: bool = True) -> ArrayDatas
 
 
 def _images_and_labels(name: str, directory: str, split: str, scaled: bool, url: str) -> ArrayDataset:
-    check_split(name, split)
-    wanted = [_names(SPLITS[split], what) for what in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    image_path, label_path = published(directory, wanted, name, url)
+    check_split(name, split, SPLITS)
+    names = [_names(SPLITS[split], kind) for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    image_path, label_path = published(directory, names, name, url)
     images, labels = read_idx(image_path), read_idx(label_path)
     for path, array, axes in ((image_path, images, 3), (label_path, labels, 1)):
         if array.dtype != np.uint8 or array.ndim != axes:
@@ -117,25 +117,14 @@ def _images_and_labels(name: str, directory: str, split: str, scaled: bool, url:
     return ArrayDataset({"image": pixels(images, scaled), "label": labels.astype(np.int32)})
 
 
-def _names(split: str, what: str) -> list[str]:
-    """As they are published, unpacked, and as some programs unpack them: `train-images.idx3-ubyte`."""
-    dotted = what.replace("-idx", ".idx")
-    return [f"{split}-{what}.gz", f"{split}-{what}", f"{split}-{dotted}", f"{split}-{dotted}.gz"]
-
-
-def check_split(name: str, split: str) -> None:
-    """Raises `LearnerError` for a split that the published data sets do not have."""
-    if split not in SPLITS:
-        raise LearnerError(
-            f"{name} has no split {split!r}: {near(str(split), list(SPLITS))}",
-            code="data-split-unknown",
-            name=name,
-            split=split,
-        )
+def _names(split: str, kind: str) -> list[str]:
+    """Return the published name, the unpacked one, and those of other programs: `train-images.idx3-ubyte`."""
+    dotted = kind.replace("-idx", ".idx")
+    return [f"{split}-{kind}.gz", f"{split}-{kind}", f"{split}-{dotted}", f"{split}-{dotted}.gz"]
 
 
 def check_labels(place: str, labels: np.ndarray, classes: int) -> None:
-    """Raises `LearnerError` for a label that is not below `classes`."""
+    """Raise `LearnerError` for a label that is not below `classes`."""
     if labels.size and labels.max() >= classes:
         row = int(np.argmax(labels >= classes))
         raise LearnerError(
@@ -148,5 +137,5 @@ def check_labels(place: str, labels: np.ndarray, classes: int) -> None:
 
 
 def pixels(images: np.ndarray, scaled: bool) -> np.ndarray:
-    """Bytes as they are, or float32 from 0 to 1."""
+    """Return bytes unchanged, or as float32 from 0 to 1."""
     return np.divide(images, 255, dtype=np.float32, order="C") if scaled else np.ascontiguousarray(images)

@@ -18,10 +18,10 @@ from textual.timer import Timer
 from textual.widgets import Footer
 
 from learner.errors import LearnerError
-from learner.reports.live import texts
+from learner.reports.live import panels
 from learner.reports.live.drawing import Drawing, draw
 from learner.reports.live.keys import KEYS, SHOWN, Keys
-from learner.reports.live.live import LiveRun
+from learner.reports.live.live_run import LiveRun
 from learner.reports.live.view import PlotView
 from learner.reports.live.watched import RunWatcher
 from learner.reports.live.widgets import PlotPanel, TextPanel
@@ -82,7 +82,7 @@ class WatchApp(App[int]):
         self.colours = not os.environ.get("NO_COLOR")
         super().__init__()
         self._watched, self._view, self._every = watched, view, every
-        self._said, self._until = "", 0.0
+        self._notice, self._until = "", 0.0
         self._armed: float | None = None
         self._drawn = 0.0
         self._state: object = None
@@ -97,16 +97,16 @@ class WatchApp(App[int]):
         yield TextPanel(lambda width, _: self._header(width), id="head")
         yield TextPanel(lambda width, _: Text(self._status_line(), no_wrap=True, overflow="ellipsis"), id="how")
         with Container(id="body"):
-            yield TextPanel(lambda *_: texts.waiting(self._watched.waiting, self._watched.odd), id="waiting")
+            yield TextPanel(lambda *_: panels.waiting(self._watched.waiting, self._watched.odd), id="waiting")
             with Container(id="plots"):
                 yield from self._plots
             with Container(id="panels"):
-                yield TextPanel(self._of_run(lambda run, width, _: texts.table(run, width)), "metrics", "table")
+                yield TextPanel(self._of_run(lambda run, width, _: panels.table(run, width)), "metrics", "table")
                 yield TextPanel(
-                    lambda *room: texts.table_of_runs(self._watched.runs, self._view.run, *room), "runs", "runs"
+                    lambda *room: panels.table_of_runs(self._watched.runs, self._view.run, *room), "runs", "runs"
                 )
-                yield TextPanel(self._of_run(texts.log), "log", "log")
-                yield TextPanel(self._of_run(lambda run, width, _: texts.system(run, width)), "system", "system")
+                yield TextPanel(self._of_run(panels.log), "log", "log")
+                yield TextPanel(self._of_run(lambda run, width, _: panels.system(run, width)), "system", "system")
         yield Footer(show_command_palette=False, compact=True)
 
     def _source(self, number: int) -> Callable[[int], Drawing | None]:
@@ -125,17 +125,17 @@ class WatchApp(App[int]):
         return self._watched.runs[self._view.run % len(self._watched.runs)]
 
     def _header(self, width: int) -> Text:
-        return texts.header_line(self._run, width) if self._watched.runs else Text("no run yet", "bold")
+        return panels.header_line(self._run, width) if self._watched.runs else Text("no run yet", "bold")
 
     def _status_line(self) -> str:
         if self._watched.now < self._until:
-            return self._said
-        odd = texts.waiting(self._watched.waiting, self._watched.odd) if self._watched.runs else []
-        return "  ".join([texts.view_description(self._view, len(self._watched.runs)), *odd])
+            return self._notice
+        odd = panels.waiting(self._watched.waiting, self._watched.odd) if self._watched.runs else []
+        return "  ".join([panels.view_description(self._view, len(self._watched.runs)), *odd])
 
     def say(self, text: str) -> None:
         """Show a message for some seconds."""
-        self._said, self._until = printable(text), self._watched.now + MESSAGE_SECONDS
+        self._notice, self._until = printable(text), self._watched.now + MESSAGE_SECONDS
         self.set_timer(MESSAGE_SECONDS, lambda: self.redraw(anew=False))
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class WatchApp(App[int]):
         """Set each panel to the height of its content; the log gets the remaining lines."""
         run = self._run if self._watched.runs else None
         lines = {"table": len(run.keys) + 1 if run else 1, "runs": len(self._watched.runs) + 1}
-        lines["system"] = len(texts.system(run, 80)) if run else 1
+        lines["system"] = len(panels.system(run, 80)) if run else 1
         for panel, count in lines.items():
             most = self.size.height // 3
             self.query_one(f"#{panel}").styles.height = min(count + 1, most) if wide else "1fr"

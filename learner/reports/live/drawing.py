@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learner.reports.live.live import TRAIN, LiveRun
+from learner.reports.live.live_run import TRAIN, LiveRun
 from learner.reports.live.view import PlotView
 from learner.reports.live.watched import keys_of
 from learner.reports.pictures import LABELS, smoothed
 from learner.reports.plots import drawable
-from learner.runs.series import Floats
+from learner.runs.thinning import Floats, group_size, thin
 from learner.util.text import printable
 
 MEMORY = 8
@@ -108,14 +108,9 @@ def _values(run: LiveRun, key: str, view: PlotView, since: float = 0) -> tuple[F
 
 
 def _fewer(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
-    """Return means of neighbouring points, and the last point unchanged, so that there are at most `most` means."""
-    size = -(-len(y) // most)
-    if size == 1:
-        return x, y
-    first = len(y) % size
-    grouped = y[first:].reshape(-1, size).mean(1)
-    places = x[first:].reshape(-1, size)[:, -1]
-    return np.append(places, x[-1]), np.append(grouped, y[-1])
+    """Return at most `most` means of neighbouring points, and the last point unchanged."""
+    means = thin(np.arange(len(y)), y, group_size(len(y), most))
+    return (x, y) if means.together == 1 else (np.append(x[means.step], x[-1]), np.append(means.mean, y[-1]))
 
 
 def _note(curves: Sequence[PlotCurve], series: Sequence[tuple[LiveRun, str, Floats, Floats]], view: PlotView) -> str:

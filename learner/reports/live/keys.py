@@ -41,5 +41,5 @@ class Keys(ModalScreen[None]):
     BINDINGS = [Binding("escape,q,question_mark,enter", "dismiss", "Close")]
 
     def compose(self) -> ComposeResult:
-        """The list."""
+        """Yield the list."""
         yield Static("\n".join(f"{SHOWN.get(key, key):>5}  {about}" for key, _, _, about in KEYS), markup=False)

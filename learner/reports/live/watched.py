@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from learner.errors import LearnerError, near
-from learner.reports.live.live import LiveRun
+from learner.reports.live.live_run import LiveRun
 from learner.runs.find import names_of, run_directories
 
 SEARCH_EVERY = 5.0

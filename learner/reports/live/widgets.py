@@ -9,12 +9,10 @@ from textual.widget import Widget
 from textual_plotext import PlotextPlot
 
 from learner.reports.live.drawing import Drawing
-from learner.reports.plots import decades, round_ticks, tick_text
+from learner.reports.plots import MARKS, set_axes
 
 COLOURS = ((86, 180, 233), (230, 159, 0), (0, 190, 140), (240, 228, 66), (220, 140, 190), (230, 105, 30))
 """Okabe and Ito's, which people with any eyes tell apart, a little lighter for dark terminals."""
-MARKS = "●x+○*△#□"
-"""Without colours, what tells lines apart."""
 LEAST = 16, 5
 """Columns and rows of a plot."""
 
@@ -63,7 +61,7 @@ class PlotPanel(Vertical):
         self.legend.add_class("legend")
 
     def compose(self) -> list[Widget]:
-        """The legend and the plot."""
+        """Return the legend and the plot."""
         return [self.legend, self.canvas]
 
     def redraw(self) -> None:
@@ -104,26 +102,11 @@ class Canvas(PlotextPlot):
             mark = "braille" if plain else MARKS[curve.number % len(MARKS)]
             points = curve.x.tolist(), curve.y.tolist()
             self.plt.plot(*points, marker="●" if len(curve.x) == 1 and plain else mark, color=colour)
-        self._axes(drawing)
-        return super().render()  # type: ignore[return-value]
-
-    def _axes(self, drawing: Drawing) -> None:
-        low, high = drawing.window or (0.0, 1.0)
-        if high > low:
-            self.plt.xlim(low, high)
-        self.plt.xticks(*round_ticks(low, high, most=max(2, self.size.width // 12)))
         if self.size.height > 8:
             self.plt.xlabel(drawing.x)
-        lowest = min(float(curve.y.min()) for curve in drawing.curves)
-        highest = max(float(curve.y.max()) for curve in drawing.curves)
-        if self._log():
-            self.plt.yscale("log")
-        most = max(2, self.size.height // 3)
-        ticks = decades(lowest, highest, most) if self._log() else []
-        if len(ticks) > 1:
-            self.plt.yticks(ticks, [tick_text(tick) for tick in ticks])
-        else:
-            self.plt.yticks(*round_ticks(lowest, highest, most))
+        lines = [(curve.x.tolist(), curve.y.tolist()) for curve in drawing.curves]
+        set_axes(self.plt, lines, self.size.width, self.size.height, window=drawing.window, log_y=self._log())
+        return super().render()  # type: ignore[return-value]
 
 
 def legend(drawing: Drawing | None, width: int, colours: bool) -> Text:

@@ -1,1 +1,1 @@
-"""From a source of batches to dispatches on the devices."""
+"""The feed of the training loop: batches of a source, grouped, placed on the devices and prefetched."""

@@ -1,77 +1,39 @@
 """Dispatches of a split, epoch after epoch: grouped, placed on the devices and prefetched.
 
-The cuts between dispatches depend on a limit, which may look at a clock: they do not change a bit of the result.
+The cuts between dispatches depend on a limit, which may read a clock: the result is the same to the bit.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
-from learner.data.source import Source
-from learner.steps.program import Feed, ResidentBatches
+from learner.data.abstract_source import Source
+from learner.steps.buffers import Feed, ResidentBatches
 from learner.steps.tree_math import rows_of
 from learner.strategies.base import Strategy
-from learner.training.feed.group import DispatchGrouping, Group, Grouper, MicroBatch, empty_epoch
+from learner.training.feed.dispatch import Dispatch
+from learner.training.feed.group import DispatchGrouping, Grouper, MicroBatch, MicroBatchGroup, empty_epoch
 from learner.training.feed.place import Placer, ResidentRows, device_dtype, stacked
 from learner.training.feed.prefetch import Prefetcher
 
+__all__ = ["Dispatch", "Feeder"]
+
 PyTree = Any
-Kind = Literal["loop", "single", "tail", "parts"]
-MAX_RESIDENT_STEPS = 256  # what lives on the device needs no buffer
-
-
-@dataclasses.dataclass(frozen=True)
-class Dispatch:
-    """Steps that the device gets at once.
-
-    Attributes:
-      kind: `loop`: steps over full micro-batches. `single`: one step of one full micro-batch, without a loop. `tail`:
-        one step that ends with the feed's ragged micro-batch. `parts`: one step whose micro-batches are added one by
-        one.
-      epoch: the epoch of its micro-batches.
-      feed: the micro-batches on the device; for `parts` one feed for each.
-      start: the first micro-batch in the feed; `None`: the one after the last dispatch.
-      count: full micro-batches.
-      steps: optimizer steps (batches, in validation).
-      batches: micro-batches, the ragged one included.
-      ends_epoch: the epoch ends with it.
-      states: positions in the data after each of its steps, for data with a state.
-      rows: rows of all its micro-batches, over all processes.
-    """
-
-    kind: Kind
-    epoch: int
-    feed: Feed | list[tuple[Feed, bool]]
-    start: int | None
-    count: int
-    steps: int
-    batches: int
-    ends_epoch: bool
-    states: tuple[Any, ...] = ()
-    rows: int = 0
-
-    def shapes(self) -> PyTree:
-        """Return the shapes of a micro-batch, of the ragged one if there is one; for messages."""
-        feed = self.feed[-1][0] if isinstance(self.feed, list) else self.feed
-        if isinstance(feed, ResidentBatches):
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((feed.size, *x.shape[1:]), x.dtype), feed.data)
-        if feed.last is not None:
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), feed.last)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), feed.batches)
-
-    @property
-    def data_state(self) -> Any:
-        """Return the position in the data after the last batch, as JSON; None for data without a state."""
-        return self.states[-1] if self.states else None
+MAX_RESIDENT_STEPS = 256  # of data on the device, which needs no buffer
 
 
 class Feeder:
-    """Makes the dispatches of a split, epoch after epoch."""
+    """Makes the dispatches of a split, epoch after epoch.
+
+    The loop's thread opens and closes the iterator of streamed data. Between the two, the prefetching thread alone uses
+    source, grouper and placer.
+    """
 
     def __init__(
         self,
@@ -107,6 +69,18 @@ class Feeder:
         return self._grouping.loop
 
     @property
+    def buffer(self) -> int:
+        """Return the number of steps that fit into a buffer."""
+        return self._grouping.buffer
+
+    def without_loop(self) -> "Feeder":
+        """Return a feeder of the same data whose steps are programs of their own."""
+        feeder = copy.copy(self)
+        feeder._grouping = dataclasses.replace(self._grouping, loop=False)
+        feeder._grouper = self._grouper.with_grouping(feeder._grouping)
+        return feeder
+
+    @property
     def data(self) -> PyTree:
         """Return the data that lives on the device, in its own order; None if it is streamed."""
         return None if self._rows is None else self._rows.data
@@ -135,8 +109,8 @@ class Feeder:
     ) -> Iterator[Dispatch]:
         """Return dispatches from a position on, through the epoch numbered `last` (`None`: without end).
 
-        Call `close()` on the iterator. Once `stopped()`, it ends rather than wait for data. `state` is the `data_state`
-        of the dispatch that ended at the position.
+        Call `close()` on the iterator. Once `stopped()` returns True, it ends instead of waiting for data. `state` is
+        the `data_state` of the dispatch that ended at the position.
         """
         if self._rows is not None:
             return self._resident(self._rows, epoch, batch, step, last)
@@ -159,7 +133,7 @@ class Feeder:
                 dispatch = self._rows_dispatch(feed, epoch, batch, full, bool(ragged), step)
                 ends, after = batch + dispatch.batches == total, min((batch + dispatch.batches) * feed.size, rows)
                 dispatch = dataclasses.replace(dispatch, start=start, ends_epoch=ends, rows=after - batch * feed.size)
-                # Only the first dispatch of an epoch has a start: the program counts on from there by itself.
+                # Only the first dispatch of an epoch has a start: the program counts from there on the device.
                 batch, step, start = batch + dispatch.batches, step + dispatch.steps, None
                 yield dispatch
             epoch, batch = epoch + 1, 0
@@ -169,7 +143,7 @@ class Feeder:
     ) -> Dispatch:
         size, left = self._grouping.accumulate, full - batch
         make = functools.partial(Dispatch, epoch=epoch, start=None, ends_epoch=False)
-        # A ragged micro-batch ends the group that what is left of the full ones begins.
+        # A ragged micro-batch completes the group of the last full ones.
         groups = left // size if ragged else -(-left // size)
         if not self._grouping.loop and size > 1:
             count = min(size, left)
@@ -189,7 +163,7 @@ class Feeder:
 
     def _streamed(self, epoch: int, batch: int, step: int, last: int | None, state: Any) -> Iterator[list[Dispatch]]:
         """Yield the dispatches of one buffer at a time, so that prefetching counts buffers, not dispatches."""
-        pending: list[Group] = []
+        pending: list[MicroBatchGroup] = []
         room = 1
         with contextlib.closing(self._grouper.groups(epoch, batch, state, last)) as groups:  # type: ignore[type-var]
             for group in groups:
@@ -202,7 +176,7 @@ class Feeder:
                     step += 1
                     continue
                 if not pending:
-                    # Asked once for each buffer, when it begins: the answer may depend on a clock.
+                    # Read once for each buffer, when it begins: the limit may depend on a clock.
                     room = min(self._grouping.limit(step), self._grouper.buffer_steps(first))
                 pending.append(group)
                 # An epoch ends with a dispatch of its own, so nothing is pending where the next one begins.
@@ -210,7 +184,7 @@ class Feeder:
                     yield self._loop(pending)
                     step, pending = step + len(pending), []
 
-    def _loop(self, groups: list[Group]) -> list[Dispatch]:
+    def _loop(self, groups: list[MicroBatchGroup]) -> list[Dispatch]:
         first, ends_epoch = groups[0].micro_batches[0], groups[-1].ends_epoch
         batches = [micro.batch for group in groups for micro in group.micro_batches]
         # One shape for each length of batches, however full the buffer is: another shape is another compilation.
@@ -218,7 +192,7 @@ class Feeder:
         feed = self._placer.place(stacked(batches, buffer), first.signature)
         states = tuple(group.micro_batches[-1].state for group in groups)
         rows, size = self._grouper.rows_in(first.signature), self._grouping.accumulate
-        # The buffer is filled and handed over once, however few steps one dispatch may have.
+        # The buffer is filled and placed once, however few steps one dispatch may have.
         most, dispatches = self._grouping.most or len(groups), []
         for begin in range(0, len(groups), most):
             end = min(begin + most, len(groups))
@@ -239,7 +213,7 @@ class Feeder:
             )
         return dispatches
 
-    def _alone(self, group: Group) -> Dispatch:
+    def _alone(self, group: MicroBatchGroup) -> Dispatch:
         micros, size = group.micro_batches, self._grouping.accumulate
         make = functools.partial(
             Dispatch,

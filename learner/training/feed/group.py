@@ -3,6 +3,7 @@
 The grouping depends on the data alone: the batches of a run are the same wherever its dispatches are cut.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -10,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from learner.data.abstract_source import Source
 from learner.data.batch_arrays import batch_arrays, field_text, is_narrowed, refuse_wrapped
-from learner.data.parts import Batches
-from learner.data.source import Source
+from learner.data.sharding import Batches
 from learner.errors import LearnerError
 from learner.util.trees import named_leaves
 
@@ -22,13 +23,13 @@ MAX_STEPS = 32
 MANY_SHAPES = 8
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class DispatchGrouping:
     """Sizes of groups and of dispatches.
 
     Attributes:
       accumulate: micro-batches per step.
-      buffer: steps that a buffer has room for; more are never dispatched at once.
+      buffer: steps that fit into a buffer, the limit of a dispatch.
       loop: run steps in a loop; otherwise each is a program of its own.
       limit: a function of the number of steps so far that returns the largest number of steps of the next dispatch.
       most: the largest number of steps of any dispatch; `None`: those of a buffer.
@@ -67,7 +68,7 @@ class MicroBatch(NamedTuple):
     state: Any = None
 
 
-class Group(NamedTuple):
+class MicroBatchGroup(NamedTuple):
     """The micro-batches of one step.
 
     Attributes:
@@ -97,14 +98,20 @@ class Grouper:
         self._shapes = {self.regular}
         self._narrowed = any(is_narrowed(x.dtype) for x in jax.tree.leaves(first))
 
-    def groups(self, epoch: int, batch: int, state: Any, last: int | None) -> Iterator[Group]:
+    def with_grouping(self, grouping: DispatchGrouping) -> "Grouper":
+        """Return a grouper of the same source with another grouping."""
+        grouper = copy.copy(self)
+        grouper._grouping, grouper._shapes = grouping, set(self._shapes)
+        return grouper
+
+    def groups(self, epoch: int, batch: int, state: Any, last: int | None) -> Iterator[MicroBatchGroup]:
         """Read groups from a position on, through the epoch numbered `last` (`None`: without end)."""
         while last is None or epoch <= last:
             batches = self._source.open(epoch, batch, state, self._warn)
             group: list[MicroBatch] = []
             current = self._read(batches)
             if current is None:
-                del batches  # the error's traceback would keep its workers alive
+                del batches  # otherwise the error's traceback would keep its workers alive
                 raise empty_epoch(self._source, epoch, batch)
             # One batch is read ahead: the last group of an epoch must say so before its step is dispatched.
             while current is not None:
@@ -113,7 +120,7 @@ class Grouper:
                     current = current._replace(state=batches.end())  # a sampler may draw once more when it ends
                 group.append(current)
                 if len(group) == self._grouping.accumulate or following is None:
-                    yield Group(epoch, group, following is None)
+                    yield MicroBatchGroup(epoch, group, following is None)
                     group = []
                 current = following
             # The iterator of this epoch ends its threads and processes before the next one starts its own.
@@ -123,13 +130,13 @@ class Grouper:
     def _read(self, batches: Batches) -> MicroBatch | None:
         """Return the next micro-batch as arrays of a known shape, or None at the end of the epoch."""
         try:
-            given = next(batches)
+            raw = next(batches)
         except StopIteration:
             return None
-        # The position belongs to the batch given last, so it is read before the next batch is.
+        # The position belongs to the batch returned last, so it is read before the next batch.
         state = None if batches.where is None else batches.where()
-        # A loader may fill the same arrays again, and the next batch is asked for before this one is stacked.
-        raw = jax.tree.map(lambda x: x.copy() if type(x) is np.ndarray else x, given)
+        # A loader may reuse its arrays, and the next batch is read before this one is stacked.
+        raw = jax.tree.map(lambda x: x.copy() if type(x) is np.ndarray else x, raw)
         leaves, tree = jax.tree.flatten(raw)
         shapes = tuple((x.shape, x.dtype) if type(x) is np.ndarray else None for x in leaves)
         signature: Any = tree, shapes, batches.part()
@@ -160,9 +167,8 @@ class Grouper:
         self._shapes.add(signature)
         if len(self._shapes) == MANY_SHAPES + 1:
             self._warn(
-                f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is "
-                "compiled once (the last: "
-                f"{listed(batch)}); pad batches to a few lengths"
+                f"the {self._source.split} data has more than {MANY_SHAPES} batch shapes, and each is compiled once "
+                f"(the last: {listed(batch)}); pad batches to a few lengths"
             )
 
     def is_ragged(self, signature: Signature) -> bool:
@@ -189,7 +195,7 @@ class Grouper:
 
 
 def empty_epoch(source: Source, epoch: int, batch: int) -> LearnerError:
-    """Return the error of an epoch without batches from a position on."""
+    """Return the error of an epoch that has no batches from a position on."""
     if batch:
         return source.shorter(epoch, batch)
     return LearnerError(
@@ -219,8 +225,8 @@ def listed(batch: PyTree) -> str:
 def _differences(first: PyTree, batch: PyTree) -> str:
     """Describe the leaves that are new, missing, or of another dtype."""
     before, after = named_leaves(first), named_leaves(batch)
-    found = [f"{field_text(name)} is missing" for name in before if name not in after]
-    found += [f"{field_text(name)} is new" for name in after if name not in before]
+    changes = [f"{field_text(name)} is missing" for name in before if name not in after]
+    changes += [f"{field_text(name)} is new" for name in after if name not in before]
     both = [(name, before[name].dtype, after[name].dtype) for name in before if name in after]
-    found += [f"{field_text(name)} was {was} and is {now}" for name, was, now in both if was != now]
-    return f": {', '.join(found)}" if found else ""
+    changes += [f"{field_text(name)} was {was} and is {now}" for name, was, now in both if was != now]
+    return f": {', '.join(changes)}" if changes else ""

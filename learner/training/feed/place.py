@@ -1,4 +1,4 @@
-"""Micro-batches onto the devices: in buffers, or as resident data in the order of an epoch."""
+"""Placement of micro-batches on the devices: in buffers, or as resident data in the order of an epoch."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learner.data.abstract_source import Source
 from learner.data.batch_arrays import refuse_wrapped
-from learner.data.source import Source
-from learner.steps.program import BatchBuffer, ResidentBatches
+from learner.steps.buffers import BatchBuffer, ResidentBatches
 from learner.strategies.base import Strategy
 from learner.training.feed.group import MicroBatch, Signature
 
@@ -37,7 +37,7 @@ class Placer:
         return not self.strategy.divides(signature[1][0][0][0])
 
     def place(self, batches: PyTree, signature: Signature | None, last: MicroBatch | None = None) -> BatchBuffer:
-        """Place `batches` as `stacked` makes them of micro-batches with one signature, and one more by itself."""
+        """Place a buffer of `stacked` micro-batches with one signature, and one more micro-batch by itself."""
         put, replicated = self.strategy.put, (True, True)
         if signature is not None:
             replicated = self.is_replicated(signature), True
@@ -77,10 +77,10 @@ class ResidentRows:
         """Return the rows in the order of an epoch, arranging them if it is another one than before."""
         if self._epoch is None or self._epoch[0] != epoch:
             order = np.asarray(self._order_of(epoch), np.int32)
-            # The arrangement of the epoch before is released first, so that never two of them stand beside the data.
+            # The arrangement of the last epoch is released first, so that there are never two of them beside the data.
             self._epoch, data = None, self.data
-            # Once for the epoch: a CPU takes a gather of a few rows in the loop for one of all rows, and splits it
-            # between threads, which costs more than a small step.
+            # Once for the epoch, not in the loop: on a CPU XLA takes a gather of a few rows there for one of all rows,
+            # and splits it between threads, which costs more than a small step.
             if not np.array_equal(order, np.arange(len(jax.tree.leaves(self._arrays)[0]))):
                 data = self._arrange(self.data, self._strategy.place(order))
             self._epoch = epoch, ResidentBatches(data, min(self._size, len(order)), self._room)
@@ -89,8 +89,8 @@ class ResidentRows:
 
 def stacked(batches: list[PyTree], size: int) -> PyTree:
     """Return a new buffer of `size` batches with the given ones at its start."""
-    # A new one each time: a CPU device uses the memory of the buffer itself instead of a copy. Its unused end is not
-    # cleared, because programs read `count` batches only.
+    # A new one each time: a CPU device aliases the memory of the buffer instead of copying it, so refilling a buffer
+    # would change the data of a dispatch in flight. Its unused end is not cleared: programs read `count` batches only.
 
     def stack(*arrays: np.ndarray) -> np.ndarray:
         buffer = np.empty((size, *arrays[0].shape), device_dtype(arrays[0]).dtype)

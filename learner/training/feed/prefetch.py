@@ -51,27 +51,28 @@ class Prefetcher(Iterator[Any]):
         return self._ready.popleft()
 
     def _next_list(self) -> list[Any]:
-        # A wait without an end could not be broken by a signal.
+        # With a timeout, because a signal could not interrupt an endless wait.
         while True:
             try:
-                ok, got = self._queue.get(timeout=0.1)
+                ok, entry = self._queue.get(timeout=0.1)
             except queue.Empty:
                 if self._closed.is_set() or self._stopped():
                     raise StopIteration from None
                 continue
             break
         if ok:
-            return got  # type: ignore[no-any-return]
-        self._queue.put((False, got))  # the end or the error is given again each time
-        if got is None:
+            return entry  # type: ignore[no-any-return]
+        # The end, or the error, goes back for later calls. The thread puts nothing after it, so the queue has room.
+        self._queue.put((False, entry))
+        if entry is None:
             raise StopIteration
-        raise got
+        raise entry
 
     def close(self) -> None:
         """End the thread and drop the lists that it has prepared."""
         self._closed.set()
         close = getattr(self._lists, "close", None)
         self._thread.join(timeout=5)
-        # A generator that is running in the thread cannot be closed from here: then it is left to the daemon thread.
+        # Python refuses to close a generator that runs in another thread: then the daemon thread keeps it.
         if close is not None and not self._thread.is_alive():
             close()

@@ -17,13 +17,13 @@ from PIL import Image
 
 from learner.data import ImageFolder, Lines, SQLiteTable, TextWindows, sources
 from learner.data.npz import read_npz
-from learner.data.sources import delimited, files, jsonl
-from learner.data.sources.files import MemoryBudget
+from learner.data.sources import delimited, input_files, ndjson
+from learner.data.sources.input_files import MemoryBudget
 from learner.errors import LearnerError
+from tests.support.codes import raises_code
 
 MEGABYTE = 2**20
 LIMIT = 4 * MEGABYTE
-REFUSED = r"a\.\w+ has \d+ bytes and needs more than 4194304 bytes of memory.*give more by max_memory="
 
 
 def packed(path, *parts):
@@ -51,7 +51,7 @@ JSON = {
 }
 
 
-@pytest.mark.parametrize("limit", ["an argument", "the default"])
+@pytest.mark.parametrize("limit", ["an argument", pytest.param("the default", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("read", "parts"),
     [(sources.csv, parts) for parts in CSV.values()] + [(sources.json_lines, parts) for parts in JSON.values()],
@@ -59,11 +59,11 @@ JSON = {
 )
 def test_texts_that_unpack_without_end(tmp_path, monkeypatch, read, parts, limit):
     path = packed(tmp_path / "a.gz", *parts)
-    monkeypatch.setattr(files, "LEAST_MEMORY", LIMIT)
-    monkeypatch.setattr(files, "MEMORY_RATIO", 1)
+    monkeypatch.setattr(input_files, "LEAST_MEMORY", LIMIT)
+    monkeypatch.setattr(input_files, "MEMORY_RATIO", 1)
     tracemalloc.start()
     try:
-        with pytest.raises(LearnerError, match=REFUSED):
+        with raises_code("data-file-too-large", str(LIMIT), "max_memory="):
             read(path, **({"max_memory": LIMIT} if limit == "an argument" else {}))
         assert tracemalloc.get_traced_memory()[1] < LIMIT + 2 * MEGABYTE
     finally:
@@ -74,15 +74,15 @@ def test_texts_that_unpack_without_end(tmp_path, monkeypatch, read, parts, limit
     ("module", "content"),
     [
         (delimited, b"a,b,c\n" + b"0,1,0\n" * 20_000),
-        (delimited, b"a,b\n" + b"10,0.5\n" * 20_000),
-        (delimited, b"a,b\n" + b",0.123456789\n" * 20_000),
+        pytest.param(delimited, b"a,b\n" + b"10,0.5\n" * 20_000, marks=pytest.mark.full),
+        pytest.param(delimited, b"a,b\n" + b",0.123456789\n" * 20_000, marks=pytest.mark.full),
         (delimited, b"a,b\n" + b"123456789012345678,%s\n" % (b"1" * 100) * 5_000),
         (delimited, ("a\n" + "𝄞𝄞\n" * 20_000).encode()),
-        (jsonl, b'{"a": 1}\n' * 20_000),
-        (jsonl, b'{"a": [1000, 0.25, 2000], "b": 1e9, "c": -300}\n' * 10_000),
-        (jsonl, b'{"a": [%s]}\n' % b",".join([b"[1000,2]"] * 50) * 100),
-        (jsonl, b'{"a": [%s]}\n' % b",".join([b"{}", b"[]"] * 20_000)),
-        (jsonl, ('{"a": "x\U0001d11e' + "x" * 200_000 + '"}\n').encode()),
+        (ndjson, b'{"a": 1}\n' * 20_000),
+        pytest.param(ndjson, b'{"a": [1000, 0.25, 2000], "b": 1e9, "c": -300}\n' * 10_000, marks=pytest.mark.full),
+        (ndjson, b'{"a": [%s]}\n' % b",".join([b"[1000,2]"] * 50) * 100),
+        (ndjson, b'{"a": [%s]}\n' % b",".join([b"{}", b"[]"] * 20_000)),
+        (ndjson, ('{"a": "x\U0001d11e' + "x" * 200_000 + '"}\n').encode()),
     ],
 )
 def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, content):
@@ -109,11 +109,11 @@ def test_the_memory_that_is_reserved_is_enough(tmp_path, monkeypatch, module, co
 
 def test_what_needs_more_is_read_where_it_is_allowed(tmp_path):
     path = packed(tmp_path / "a.csv.gz", b"a,b\n", b"10,20\n" * 50_000)
-    with pytest.raises(LearnerError, match=REFUSED.replace("a", "a.csv", 1)):
+    with raises_code("data-file-too-large", "a.csv"):
         sources.csv(path, max_memory=LIMIT)
     assert len(sources.csv(path, max_memory=20 * LIMIT)) == 50_000
     assert len(sources.csv(path)) == 50_000
-    with pytest.raises(LearnerError, match="max_memory is 0"):
+    with raises_code("data-number-value", name="max_memory", value=0):
         sources.csv(path, max_memory=0)
 
 
@@ -150,9 +150,9 @@ def lists(count):
     [
         (sources.parquet, parquet, zeros, 8 * MEGABYTE),
         (sources.parquet, parquet, lists, 8 * MEGABYTE),
-        (sources.parquet, parquet, texts, MEGABYTE),
-        (sources.arrow, feather("lz4"), zeros, 8 * MEGABYTE),
-        (sources.arrow, feather("zstd"), zeros, 8 * MEGABYTE),
+        pytest.param(sources.parquet, parquet, texts, MEGABYTE, marks=pytest.mark.full),
+        pytest.param(sources.arrow, feather("lz4"), zeros, 8 * MEGABYTE, marks=pytest.mark.full),
+        pytest.param(sources.arrow, feather("zstd"), zeros, 8 * MEGABYTE, marks=pytest.mark.full),
         (sources.arrow, feather("zstd"), lists, 8 * MEGABYTE),
         (sources.arrow, feather("zstd"), one_text, 2**26),
     ],
@@ -164,7 +164,7 @@ def test_columns_that_unpack_without_end(tmp_path, read, write, make, count):
     whole, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
     try:
-        with pytest.raises(LearnerError, match=REFUSED):
+        with raises_code("data-file-unreadable", "a.file", str(LIMIT), "max_memory="):
             read(path, labels=["x"], max_memory=LIMIT)
     finally:
         pa.set_memory_pool(whole)
@@ -191,7 +191,7 @@ def test_a_stream_that_ends_before_its_footer_says(tmp_path):
     assert len(sources.arrow(tmp_path / "a.arrow")) == 100
     batch = content.rindex(b"\xff\xff\xff\xff", 0, content.rindex(b"\xff\xff\xff\xff"))
     (tmp_path / "b.arrow").write_bytes(content[:batch] + b"\xff\xff\xff\xff\0\0\0\0" + content[batch + 8 :])
-    with pytest.raises(LearnerError, match=r"b\.arrow cannot be read: its footer and its content differ"):
+    with raises_code("data-file-unreadable", "b.arrow"):
         sources.arrow(tmp_path / "b.arrow")
 
 
@@ -233,7 +233,7 @@ def test_a_socket_is_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     with socket.socket(socket.AF_UNIX) as opened:
         opened.bind("a.csv")
-        with pytest.raises(LearnerError, match=r"csv: a\.csv is a socket; it needs a regular file"):
+        with raises_code("data-file-not-regular", "csv", path="a.csv", kind="a socket"):
             sources.csv("a.csv")
 
 
@@ -245,14 +245,14 @@ def test_a_name_that_is_too_long(tmp_path, name):
 
 
 def test_homes_of_nobody_and_names_in_bytes(tmp_path):
-    with pytest.raises(LearnerError, match=r"csv: ~no-such-user/a\.csv cannot be found: Could not determine home"):
+    with raises_code("data-path-not-found", "csv", "Could not determine home", path="~no-such-user/a.csv"):
         sources.csv("~no-such-user/a.csv")
 
     class InBytes:
         def __fspath__(self):
             return os.fsencode(tmp_path / "a.csv")
 
-    with pytest.raises(LearnerError, match=r"there is no file .*a\.csv"):
+    with raises_code("data-file-missing", "a.csv"):
         sources.csv(InBytes())
 
 
@@ -262,16 +262,16 @@ def test_homes_of_nobody_and_names_in_bytes(tmp_path):
 def test_arrays_that_make_no_dataset_are_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w"):
         pass
-    with pytest.raises(LearnerError, match=r"a\.npz: an ArrayDataset got no arrays"):
+    with raises_code("data-file-unreadable", "a.npz", "ArrayDataset"):
         sources.numpy_arrays(str(tmp_path / "a.npz"))
     np.savez(tmp_path / "b.npz", x=np.zeros(3), y=np.zeros(4))
-    with pytest.raises(LearnerError, match=r"b\.npz: an ArrayDataset needs arrays with a common first axis"):
+    with raises_code("data-file-unreadable", "b.npz", "ArrayDataset"):
         sources.numpy_arrays(str(tmp_path / "b.npz"))
 
 
 def test_encodings_that_fail_as_a_whole(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(LearnerError, match=r"a\.csv(, line 1)?: it is no utf-16 \(.*tream does not start with BOM\)"):
+    with raises_code("data-file-malformed", "a.csv", "utf-16"):
         sources.csv(tmp_path / "a.csv", encoding="utf-16")
 
 
@@ -279,7 +279,7 @@ def test_millions_of_wrong_cells_make_few_messages(tmp_path):
     (tmp_path / "a.csv").write_text("a\n" + "x\n" * 100_000)
     tracemalloc.start()
     try:
-        with pytest.raises(LearnerError, match=r"line 2: .*(?s:.*)and 99995 more"):
+        with raises_code("data-columns-unreadable", "2"):
             sources.csv(tmp_path / "a.csv", labels={"a": ["y"]})
         assert tracemalloc.get_traced_memory()[1] < 24 * MEGABYTE
     finally:
@@ -290,11 +290,11 @@ def test_images_that_claim_too_much(tmp_path):
     (tmp_path / "class").mkdir()
     Image.new("L", (20_000, 10_000)).save(tmp_path / "class" / "a.png")
     data = ImageFolder(tmp_path)
-    with pytest.raises(LearnerError, match=r"a\.png .*exceeds limit"):
+    with raises_code("data-image-unreadable", "a.png", "exceeds limit"):
         data[0]
     tracemalloc.start()
     try:
-        with pytest.raises(LearnerError, match=r"a\.png .*exceeds limit"):
+        with raises_code("data-image-unreadable", "a.png", "exceeds limit"):
             data[0]
         assert tracemalloc.get_traced_memory()[1] < MEGABYTE
     finally:
@@ -304,14 +304,14 @@ def test_images_that_claim_too_much(tmp_path):
 def test_texts_in_lists_are_not_made_an_array(tmp_path):
     """NumPy's arrays of texts are as wide as the longest: 40 GB here, from 40 KB."""
     (tmp_path / "a.jsonl").write_text('{"a": ["' + "x" * 1_000_000 + '"' + ', ""' * 10_000 + "]}\n")
-    with pytest.raises(LearnerError, match=r"line 1: column 'a': a list of other things than numbers"):
+    with raises_code("data-columns-unreadable", "1", "'a'"):
         sources.json_lines(tmp_path / "a.jsonl")
 
 
 def test_lists_of_other_things(tmp_path):
     for content in ('[1, "b"]', "[1, null]", "[{}]", "[" * 40 + "]" * 40, "[[1], 2]", "[[1, 2], [3]]", f"[{10**30}]"):
         (tmp_path / "a.jsonl").write_text(f'{{"a": {content}}}\n')
-        with pytest.raises(LearnerError, match=r"a\.jsonl, line 1: column 'a': .*it needs numbers of the shape"):
+        with raises_code("data-columns-unreadable", "a.jsonl", "1", "'a'"):
             sources.json_lines(tmp_path / "a.jsonl")
 
 
@@ -320,5 +320,5 @@ def test_numbers_in_one_piece_stay_on_the_disk_whatever_their_size(tmp_path):
         table = pa.table({"x": np.arange(MEGABYTE)})
         pa.feather.write_feather(table, str(path), compression="uncompressed", chunksize=chunk)
     assert sources.arrow(tmp_path / "a.arrow", max_memory=100).arrays["x"][-1] == MEGABYTE - 1
-    with pytest.raises(LearnerError, match=r"b\.arrow has .* needs more than 100 bytes of memory"):
+    with raises_code("data-file-unreadable", "b.arrow", "100"):
         sources.arrow(tmp_path / "b.arrow", max_memory=100)

@@ -1,6 +1,7 @@
 """Sources in worker processes, which open the files anew."""
 
 import contextlib
+import pickle
 import sqlite3
 
 import jax
@@ -35,9 +36,18 @@ def text(place):
     return TextWindows(place / "a.txt", 4, level="characters")
 
 
-@pytest.mark.parametrize(
-    "make", [images, *(pytest.param(each, marks=pytest.mark.full) for each in (rows, arrays, text))]
-)
+@pytest.mark.parametrize("make", [images, rows, arrays, text])
+def test_they_travel_as_pickles(tmp_path, make):
+    """A worker unpickles them; `test_loader.py` starts workers by default, too."""
+    data = make(tmp_path)
+    copy = pickle.loads(pickle.dumps(data))
+    jax.tree.map(
+        np.testing.assert_array_equal, [copy[i] for i in range(len(data))], [data[i] for i in range(len(data))]
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", [images, rows, arrays, text])
 def test_workers_give_the_same_batches(tmp_path, make):
     data = make(tmp_path)
     builder = DataLoaderBuilder().batch_size(2).shuffle(3)

@@ -3,9 +3,9 @@ import os
 import platform
 
 import pytest
-from written import write_run, write_steps
 
 from learner.reports.live.watched import RunWatcher
+from tests.support.written import write_run, write_steps
 
 HELD = json.dumps({"host": platform.node(), "pid": os.getpid()})
 VALUES = {

@@ -5,11 +5,11 @@ import re
 from unittest import mock
 
 import pytest
-from written import write_run
 
 from learner.reports.live.app import WatchApp
 from learner.reports.live.keys import KEYS
 from learner.reports.live.view import PlotView
+from tests.support.written import write_run
 
 SIZES = [(80, 24), (200, 50)]
 BRAILLE = re.compile("[\u2801-\u28ff]")

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from written import write_run, write_steps
 
 from learner.reports.live.drawing import draw
 from learner.reports.live.view import PlotView
+from tests.support.written import write_run, write_steps
 
 
 def lines(drawing):

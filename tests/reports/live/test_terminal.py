@@ -5,8 +5,9 @@ import signal
 import termios
 
 import pytest
-from pseudoterminal import Terminal
-from written import write_run
+
+from tests.support.pseudoterminal import Terminal
+from tests.support.written import write_run
 
 ALTERNATE = b"\x1b[?1049h", b"\x1b[?1049l"
 CURSOR = b"\x1b[?25l", b"\x1b[?25h"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from learner import LearnerError
 from learner.reports.live.view import CLOSEST, PlotView
+from tests.support.codes import raises_code
 
 
 def test_which_metrics_are_drawn():
@@ -77,7 +77,10 @@ def test_the_window_stays_inside():
     assert view.window(0, 100) == (0, 100)
 
 
-@pytest.mark.parametrize(("how", "said"), [({"x": "epochs"}, "did you mean 'epoch'"), ({"smooth": 1.0}, "below 1")])
-def test_wrong_input(how, said):
-    with pytest.raises(LearnerError, match=said):
+@pytest.mark.parametrize(
+    ("how", "code", "shown"),
+    [({"x": "epochs"}, "report-axis-unknown", ["'epoch'"]), ({"smooth": 1.0}, "report-smooth-value", [])],
+)
+def test_wrong_input(how, code, shown):
+    with raises_code(code, *shown):
         PlotView(**how)

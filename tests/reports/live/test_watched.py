@@ -1,10 +1,8 @@
 """Runs that there are, and those that are waited for."""
 
-import pytest
-from written import write_run
-
-from learner import LearnerError
 from learner.reports.live.watched import SEARCH_EVERY, RunWatcher, keys_of
+from tests.support.codes import raises_code
+from tests.support.written import write_run
 
 
 def test_a_directory_of_runs(runs, watch):
@@ -64,7 +62,7 @@ def test_a_damaged_config_is_odd_and_hides_no_run(runs, watch):
 
 def test_a_file_is_no_place(tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(LearnerError, match="x is a file; learner watch needs the directory of a run"):
+    with raises_code("run-path-is-file"):
         RunWatcher([tmp_path / "x"])
 
 

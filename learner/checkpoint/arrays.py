@@ -1,0 +1,172 @@
+"""The arrays of a checkpoint, through Orbax: one PyTree, `state`, whose branches are the items of a run.
+
+An item is read on its own by naming it: Orbax reads no array of the others. One tree in place of a tree an item takes
+a third of the time of a small save, most of which Orbax spends on threads, event loops and files for each tree (see
+`docs/reliability.md`). Checkpoints of format 1 have a tree for each item; they are read, too.
+"""
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.checkpoint.quiet import quiet_orbax
+from learner.util.disk import FULL, is_full
+
+STATE = "state"
+ITEMS = ("model", "optim", "scheduler", "in_flight")
+UNFINISHED = ".orbax-checkpoint-tmp"
+WAIT_FOR_ORBAX = 30.0  # seconds, for the threads of a save that failed
+SMALL = 1 << 20  # bytes; Orbax writes a host array with less effort than a device array
+
+
+class ArrayFiles:
+    """Write and read the arrays of checkpoints. Every method may raise any error of Orbax."""
+
+    @functools.cached_property
+    def _ocp(self) -> Any:
+        """Import Orbax. It takes a second, and by the first save a run has made its first steps."""
+        with quiet_orbax():  # importing it logs, too
+            import orbax.checkpoint
+
+        return orbax.checkpoint
+
+    @functools.cached_property
+    def _several(self) -> dict[str, Any]:
+        """Return the options of a run in several processes."""
+        if jax.process_count() == 1:
+            return {}
+        # By these they wait for each other outside of the devices, which are in use while a checkpoint is written.
+        processes = set(range(jax.process_count()))
+        options = self._ocp.options.MultiprocessingOptions(
+            primary_host=0, active_processes=processes, barrier_sync_key_prefix="learner"
+        )
+        return {"multiprocessing_options": options}
+
+    @functools.cached_property
+    def _orbax(self) -> Any:
+        return self._checkpointer({STATE: self._ocp.PyTreeCheckpointHandler(**self._several)})
+
+    @functools.cached_property
+    def _format_1(self) -> Any:
+        return self._checkpointer({name: self._ocp.PyTreeCheckpointHandler(**self._several) for name in ITEMS})
+
+    def _checkpointer(self, handlers: dict[str, Any]) -> Any:
+        composite = {"composite_options": self._ocp.CompositeOptions(**self._several)} if self._several else {}
+        handler = self._ocp.CompositeCheckpointHandler(**composite, **handlers)
+        return self._ocp.Checkpointer(handler, **self._several)
+
+    def save(self, directory: Any, items: Mapping[str, Any]) -> None:
+        """Write the items into a new directory. Return when every process has written its shards.
+
+        Raises:
+          OSError: the disk is full.
+        """
+        args = self._ocp.args
+        state = jax.tree.map(_to_host, dict(items)) if jax.process_count() == 1 else dict(items)
+        # Orbax gives no handle to its threads; those that are new after a failure are the ones to wait for.
+        before = {*threading.enumerate()}
+        _silence_orbax()
+        with quiet_orbax():
+            try:
+                self._orbax.save(directory, args=args.Composite(**{STATE: args.PyTreeSave(state)}))
+            except BaseException as error:
+                # Threads of a failed save still write. They must end before their directory is removed.
+                self.close()
+                _end_threads(before)
+                for code in FULL:  # TensorStore's message has several kilobytes, for which a full disk has no room
+                    if os.strerror(code) in str(error):
+                        raise OSError(code, os.strerror(code), str(directory)) from None
+                raise
+
+    def metadata(self, directory: Any) -> dict[str, Any]:
+        """Return the tree of each item that a checkpoint has; its leaves have a `shape` and a `dtype`."""
+        with quiet_orbax():
+            if (directory / STATE).exists():
+                return dict(self._orbax.metadata(directory).item_metadata[STATE].tree)
+            trees = self._format_1.metadata(directory).item_metadata
+            return {name: trees[name].tree for name in ITEMS if (directory / name).exists()}
+
+    def restore(self, directory: Any, items: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the named items. Each leaf is placed like the one that is given: `jax.ShapeDtypeStruct` with a
+        sharding makes a `jax.Array`, of which each process reads its own shards alone, a NumPy array makes another.
+        """
+        targets = dict(items)
+        with quiet_orbax():
+            if (directory / STATE).exists():
+                args = self._ocp.args.Composite(**{STATE: self._restored(targets)})
+                return dict(self._orbax.restore(directory, args=args)[STATE])
+            args = self._ocp.args.Composite(**{name: self._restored(tree) for name, tree in targets.items()})
+            return dict(self._format_1.restore(directory, args=args))
+
+    def _restored(self, tree: Any) -> Any:
+        like = self._ocp.checkpoint_utils.construct_restore_args(tree)
+        return self._ocp.args.PyTreeRestore(tree, restore_args=like, partial_restore=True)
+
+    def close(self) -> None:
+        """End Orbax's threads."""
+        # Popped, so that a later save gets a new checkpointer: a closed one cannot be used again.
+        for name in ("_orbax", "_format_1"):
+            checkpointer = vars(self).pop(name, None)
+            if checkpointer is not None:
+                with quiet_orbax():
+                    checkpointer.close()
+
+
+def _to_host(x: Any) -> Any:
+    """Return a small array of one device as a NumPy array, without a copy where the device is the CPU."""
+    return np.asarray(x) if isinstance(x, jax.Array) and x.nbytes <= SMALL else x
+
+
+def _end_threads(before: set[threading.Thread]) -> None:
+    """Wait for the threads of a failed save: they still write into a directory that is about to be removed."""
+    until = time.monotonic() + WAIT_FOR_ORBAX
+    while remaining := [thread for thread in threading.enumerate() if thread not in before and _is_of_orbax(thread)]:
+        with contextlib.suppress(Exception):  # Orbax's threads raise the error that the save has raised
+            remaining[0].join(max(0.0, until - time.monotonic()))  # it may begin further ones
+        if time.monotonic() >= until:
+            break
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        gc.collect()  # tasks that nobody waited for complain when they are collected, which is now
+
+
+def _is_of_orbax(thread: threading.Thread) -> bool:
+    return type(thread).__module__.startswith("orbax.")
+
+
+class _OfFailedSaves(logging.Filter):
+    """Drops the reports of Orbax's threads about a failed save, also late ones: its error was raised already."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the record is about something else."""
+        error = record.exc_info[1] if record.exc_info else None
+        return UNFINISHED not in f"{record.getMessage()} {error}" and not (error is not None and is_full(error))
+
+
+_of_failed_saves = _OfFailedSaves()
+
+
+@functools.cache
+def _silence_orbax() -> None:
+    """Hide the reports of Orbax's and TensorStore's threads about failed saves, from now on: some of these threads
+    outlive the save, and nobody can wait for them.
+    """
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            shown(unraisable)
+
+    shown, sys.unraisablehook = sys.unraisablehook, hook
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_of_failed_saves)

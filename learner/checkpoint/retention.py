@@ -1,0 +1,148 @@
+"""When checkpoints are made, and which are kept."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+
+from learner.checkpoint.records import RECORDED
+from learner.errors import LearnerError
+from learner.records.recorder import Recorder
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOptions:
+    """The options of `with_file_checkpointer`.
+
+    Attributes:
+      keep_last: how many of the newest are kept, 1 or more.
+      keep_best: how many of the best by `monitor` are kept besides.
+      keep_every: every how many epochs one is kept for good, or `None`.
+      monitor: a metric by key; `None`: `valid/Loss`, or `train/Loss` where there is no validation.
+      mode: `"min"` or `"max"`; `None`: the metric's own direction.
+      every_epochs: a save at the end of every so many epochs.
+      every_steps: a save after every so many optimizer steps of the run.
+      every_seconds: a save at the first dispatch that ends so many seconds after the last one.
+      epoch_ends_after: a save at the first epoch end so many seconds after the last one.
+      record: writes the model of each into a file of its own beside it; `None`: none does.
+      record_items: the parts of a checkpoint that `record` writes.
+      directory: where they go, any path that Orbax takes; `None`: `checkpoint/` of the run.
+    """
+
+    keep_last: int = 2
+    keep_best: int = 1
+    keep_every: int | None = None
+    monitor: str | None = None
+    mode: str | None = None
+    every_epochs: int | None = 1
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    epoch_ends_after: float | None = None
+    record: Recorder | None = None
+    record_items: tuple[str, ...] = ("model",)
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {"keep_last": 1, "keep_best": 0, "keep_every": 1, "every_epochs": 1, "every_steps": 1}
+        for name, least in numbers.items():
+            value = getattr(self, name)
+            optional = value is None and name not in ("keep_last", "keep_best")
+            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise LearnerError(
+                    f"{name} of with_file_checkpointer is {value!r}; it needs a whole number, {least} or more",
+                    code="checkpoint-option-number",
+                    name=name,
+                    value=value,
+                    least=least,
+                )
+        seconds = self.every_seconds
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0):
+            raise LearnerError(
+                f"every_seconds of with_file_checkpointer is {seconds!r}; it needs a number of seconds greater than 0",
+                code="checkpoint-every-seconds-value",
+                seconds=seconds,
+            )
+        if not (self.monitor is None or isinstance(self.monitor, str)):
+            raise LearnerError(
+                f"monitor of with_file_checkpointer is {self.monitor!r}; it needs a metric by key, such as "
+                "'valid/Loss'",
+                code="checkpoint-monitor-value",
+            )
+        if not (self.record is None or isinstance(self.record, Recorder)):
+            raise LearnerError(
+                f"record of with_file_checkpointer is {self.record!r}; it needs a recorder, such as CompactRecorder()",
+                code="checkpoint-recorder-type",
+            )
+        unknown = [name for name in self.record_items if name not in RECORDED]
+        if unknown or not self.record_items or len(set(self.record_items)) < len(self.record_items):
+            raise LearnerError(
+                f"record_items of with_file_checkpointer is {self.record_items!r}; it needs one or more of "
+                f"{', '.join(map(repr, RECORDED))}, each once",
+                code="checkpoint-record-items-unknown",
+            )
+        if self.record is None and self.record_items != ("model",):
+            raise LearnerError(
+                f"record_items of with_file_checkpointer is {self.record_items!r}, and nothing is recorded; give "
+                "record= too, such as CompactRecorder()",
+                code="checkpoint-recorder-missing",
+            )
+        if self.mode not in (None, "min", "max"):
+            raise LearnerError(
+                f"mode of with_file_checkpointer is {self.mode!r}; it needs 'min' or 'max'",
+                code="checkpoint-mode-unknown",
+            )
+
+    def due(self, ended: int | None, step: int, seconds: float) -> bool:
+        """Return True if a save is due now.
+
+        Args:
+          ended: the epoch that has just ended, or `None` inside of one.
+          step: optimizer steps so far.
+          seconds: how long ago the last save was.
+        """
+        periods = [(self.every_epochs, ended), (self.every_steps, step)]
+        if any(every is not None and number is not None and number % every == 0 for every, number in periods):
+            return True
+        waits = [self.every_seconds, self.epoch_ends_after if ended is not None else None]
+        return any(wait is not None and seconds >= wait for wait in waits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """The rule for which checkpoints stay: the newest, the best, and one of every so many epochs, each independently.
+
+    A worsening metric never evicts the newest one; NaN is never among the best; of equal ones the earlier is better.
+
+    >>> keep = Retention(last=1, best=1, every=None, higher_is_better=False)
+    >>> keep.kept({10: (1, 0.5), 20: (2, 0.4), 30: (3, 0.9), 40: (4, float("nan"))})
+    {40, 20}
+    """
+
+    last: int
+    best: int
+    every: int | None
+    higher_is_better: bool
+
+    def kept(
+        self,
+        checkpoints: Mapping[int, tuple[int | None, float | None]],
+        at_stop: Collection[int] = (),
+        at_end: Collection[int] = (),
+    ) -> set[int]:
+        """Return the steps that are kept, of `{step: (epoch that it ends or None, value of the monitor or None)}`.
+
+        A checkpoint that was made only because a run was stopped (`at_stop`) is kept as long as it is the newest, and
+        is never one of the best: a run that resumes there keeps the checkpoints that it would have kept without the
+        stop. One that was made only because a run came to its end (`at_end`) may be one of the best if the run is
+        extended.
+        """
+        # The newest stays even if it was made at a stop: a run resumes from it.
+        steps = sorted(checkpoints)
+        last = [step for step in steps if (step not in at_stop and step not in at_end) or step == steps[-1]]
+        due = {step: checkpoints[step] for step in steps if step not in at_stop}
+        sign = -1.0 if self.higher_is_better else 1.0
+        scored = [
+            (sign * score, step) for step, (_, score) in due.items() if score is not None and not math.isnan(score)
+        ]
+        best = [step for _, step in sorted(scored)[: self.best]]
+        every = [s for s, (epoch, _) in due.items() if self.every and epoch is not None and epoch % self.every == 0]
+        return {*last[-self.last :], *best, *every}

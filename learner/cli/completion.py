@@ -1,0 +1,69 @@
+"""`learner completion`: a script with which a shell completes commands, options and the names of files."""
+
+import argparse
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from learner.cli.parsing import Parser
+from learner.cli.schema import CONTEXT
+from learner.cli.usage import option_names
+from learner.errors import LearnerError
+from learner.util.distribution import install_hint
+
+COMPLETION = f"""\
+Prints a script with which a shell completes commands, keys of configs, options, and files. To use it in every shell:
+
+  learner completion bash >> ~/.bash_completion
+  learner completion zsh > ~/.zfunc/_learner       (with ~/.zfunc in fpath, before compinit)
+
+It needs: {install_hint("completion")}"""
+
+SHELLS = ("bash", "zsh", "tcsh")
+WITH_KEYS = ("fit", "resume", "evaluate", "plot-lr", "profile", "find-lr")
+"""Commands whose options are keys of a config, too."""
+
+
+def completion(words: Sequence[str]) -> int:
+    """`learner completion SHELL`."""
+    parser = Parser("completion", COMPLETION)
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or tcsh")
+    line = parser.read(words)
+    if line is None:
+        return 0
+    try:
+        import shtab
+    except ImportError:
+        raise LearnerError(
+            f"learner completion needs shtab, which is not installed: {install_hint('completion')}",
+            code="cli-completion-package-missing",
+        ) from None
+    print(shtab.complete(_commands(shtab.FILE), line.shell))
+    return 0
+
+
+def _commands(file: Any) -> argparse.ArgumentParser:
+    """Return a parser of all commands, which describes their words and parses none."""
+    from learner.cli.main import COMMANDS  # which imports this module, to run it
+
+    parser = argparse.ArgumentParser("learner")
+    commands = parser.add_subparsers()
+    for name, (_, about) in COMMANDS.items():
+        command = commands.add_parser(name, help=about, description=about)
+        for option in sorted({*_options(name)}):
+            command.add_argument(f"--{option}")
+        command.add_argument("paths", nargs="*").complete = file  # type: ignore[attr-defined]
+    return parser
+
+
+def _options(command: str) -> Iterator[str]:
+    """Yield the options that the help of a command names, and the keys of a config."""
+    from learner.cli.main import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main([command, "--help"])
+    yield from (option for option in re.findall(r"--([a-z][a-z_]+)\b(?!=)", printed.getvalue()) if option != "help")
+    if command in WITH_KEYS:
+        yield from (*CONTEXT, *option_names())

@@ -1,0 +1,94 @@
+"""`learner fit` and `learner resume`."""
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from learner.cli.config import RunConfig
+from learner.cli.help import key_help, topic_help
+from learner.cli.overrides import apply_overrides, read_yaml, split
+from learner.cli.processes import SWITCHES, connected, pop_process_options
+from learner.cli.saved_configs import run_directory, saved_config
+from learner.cli.trust import TRUST, require_trust
+from learner.cli.usage import requested_help
+from learner.errors import LearnerError
+from learner.renderers.summary_text import heading
+from learner.runs.layout import read_summary
+from learner.training.signals import TERMINATED
+from learner.training.watchdog import EXIT
+
+
+def fit(words: Sequence[str]) -> int:
+    """`learner fit CONFIG [--KEY=VALUE ...]`."""
+    if topic := requested_help(words):
+        print(topic_help(topic))
+        return 0
+    line = split(words, (*SWITCHES, "print_config", "print_sharding"))
+    processes = pop_process_options(line)
+    if len(line.positional) > 1:
+        raise LearnerError(
+            f"learner fit takes one config file, and got {', '.join(line.positional)}", code="cli-one-config"
+        )
+    content = apply_overrides(read_yaml(line.positional[0]) if line.positional else {}, line)
+    for switch, path in line.switches.items():
+        if switch.endswith(".help"):
+            print(key_help(switch.removesuffix(".help"), path, content))
+            return 0
+    if not content:
+        raise LearnerError(
+            "learner fit needs a config file: learner fit CONFIG (learner fit --help says more)",
+            code="cli-config-missing",
+        )
+    if "print_config" in line.switches:
+        config = RunConfig(content)
+        comment = textwrap.wrap(
+            "Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# "
+        )
+        print(config.text() + "\n".join(comment))
+        return 0
+    if "print_sharding" in line.switches:
+        print(RunConfig(content).learner().sharding_report())
+        return 0
+    with connected(processes):
+        return _train(RunConfig(content))
+
+
+def resume(words: Sequence[str]) -> int:
+    """`learner resume DIR [--KEY=VALUE ...]`."""
+    line = split(words, (*SWITCHES, TRUST))
+    processes = pop_process_options(line)
+    directory = run_directory(line, "resume")
+    require_trust(directory, line)
+    with connected(processes):
+        content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
+        content = apply_overrides(content, line)
+        return _train(RunConfig({**content, "directory": directory, "resume": content.get("resume") or True}))
+
+
+def _train(config: RunConfig) -> int:
+    """Train and return the exit code: 130 after Ctrl-C, 143 after SIGTERM, 75 after `watchdog`."""
+    before = read_summary(Path(config.directory)) if config.resumes else None
+    try:
+        result = config.learner().fit()
+    except KeyboardInterrupt:
+        return _interrupted(config.directory)
+    except SystemExit as ended:
+        if ended.code != TERMINATED:
+            raise
+        return _interrupted(config.directory, TERMINATED)
+    if before is not None and result.summary == before:
+        if jax.process_index() == 0:
+            print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
+        return 0
+    codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
+    reason = result.stopped_by.partition(":")[0]
+    return _interrupted(config.directory, codes[reason]) if reason in codes else 0
+
+
+def _interrupted(directory: str, code: int = 130) -> int:
+    going_on = f"; go on with: learner resume {directory}" if Path(directory, "config.yaml").is_file() else ""
+    print(f"learner: interrupted{going_on}", file=sys.stderr)
+    return code

@@ -1,0 +1,84 @@
+"""Configs that runs saved: reading them, and mending those that were cut off."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.store import CheckpointStore
+from learner.cli.overrides import CommandLine, read_yaml
+from learner.config.safe_yaml import read_bounded
+from learner.distributed.process_group import hosts
+from learner.errors import LearnerError
+from learner.runs.appended import replace
+from learner.runs.journal import OBSERVER_KEYS
+
+FROM_PYTHON = """\
+{directory} has no config.yaml: the run was started from Python. There it {does} with
+
+    LearnerBuilder({directory!r}){options}.resume().build(model, optimizer, lr){call}
+
+with the same options, model, optimizer and data as before."""
+
+
+def run_directory(line: CommandLine, command: str) -> str:
+    """Return the `DIR` of a command."""
+    if len(line.positional) != 1:
+        raise LearnerError(
+            f"learner {command} needs the directory of one run: learner {command} DIR",
+            code="cli-run-missing",
+            command=command,
+        )
+    return line.positional[0]
+
+
+def saved_config(directory: str, does: str, *, options: str = "", call: str) -> dict[str, Any]:
+    """Return the content of a run's `config.yaml`.
+
+    Raises:
+      LearnerError: there is no such run, or it was started from Python; then the message shows the call.
+    """
+    if not Path(directory).is_dir():
+        raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
+    path = Path(directory, "config.yaml")
+    here = hosts()
+    try:
+        here.run_on_primary(lambda: _mend(path))
+    except OSError as error:
+        raise LearnerError(
+            f"the config file {path} cannot be read: {error}", code="config-unreadable", path=path
+        ) from error
+    if not path.exists():
+        if not Path(directory, "journal.jsonl").exists():
+            raise LearnerError(
+                f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl",
+                code="run-not-a-run",
+                directory=directory,
+            )
+        raise LearnerError(
+            FROM_PYTHON.format(directory=directory, does=does, options=options, call=call), code="run-from-python"
+        )
+    if here.index == 0:
+        print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
+    return read_yaml(path)
+
+
+def _mend(path: Path) -> None:
+    """Restore the config from the newest checkpoint if the file is missing or truncated. An edited file is kept."""
+    text = read_bounded(path) if path.exists() else b""
+    with contextlib.closing(CheckpointStore(path.parent.absolute() / "checkpoint")) as store:
+        for entry in reversed(store.entries):
+            with contextlib.suppress(DamagedError):
+                saved = str(store.progress(entry.step, verified=False).get("config") or "").encode()
+                if saved != text and saved.startswith(text):
+                    store.verify(entry.step)
+                    replace(str(path), saved)
+                    watching = [key for key in OBSERVER_KEYS if f"\n{key}:".encode() in saved]
+                    lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
+                    print(
+                        f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
+                        f"checkpoint of step {entry.step}{lost if watching else ''}",
+                        file=sys.stderr,
+                    )
+                return

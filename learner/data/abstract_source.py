@@ -1,0 +1,163 @@
+"""The interface of all data: the batches of one split, epoch by epoch, from any position."""
+
+import abc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from learner.data.sharding import Batches, ProcessShard, ShardedBatches
+from learner.errors import LearnerError
+
+PyTree = Any
+
+
+class Source(abc.ABC):
+    """The batches of one split.
+
+    Attributes:
+      split: its name, for messages.
+      batches: batches per epoch, or `None` if unknown.
+      repeats: it can be read more than once.
+      share: the rows of every batch that this process reads; `None`: all.
+      own: every process has data of its own, so that the state of `Batches.where` differs between them.
+      endless: it is known to have no end.
+      first_part: the batch that `peek` returned last is this process's part of one.
+    """
+
+    repeats = True
+
+    def __init__(self, split: str, batches: int | None, share: ProcessShard | None, own: bool):
+        self.split = split
+        self.batches = batches
+        self.share = share
+        self.own = own
+        self.endless = False
+        self.first_part = False
+        self._most: int | None = None
+        self._kept: tuple[int, Batches] | None = None
+        self._first: PyTree = None  # the batch that `peek` gave last
+        self._opened = self._resumed = False
+
+    @property
+    def shares(self) -> int:
+        """Return the number of parts of a batch."""
+        return 1 if self.share is None else self.share.count
+
+    @abc.abstractmethod
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        """See `open`; the state is one that `Batches.where` returned."""
+
+    def limit(self, batches: int) -> None:
+        """End each epoch after `batches` batches at most."""
+        self._most, self.endless = batches, False
+        self.batches = batches if self.batches is None else min(batches, self.batches)
+
+    @abc.abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that describe the data, equal for the same data in any process.
+
+        Rows and batch size are those of all processes together. A value is `None` if the data does not provide it.
+
+        - `kind`: `loader` (one of ours), `iterable`, `function` (that returns batches) or `iterator`
+        - `class`: the name of the class, or of the function or generator
+        - `rows`: per epoch, before `drop_last`; `batches`: per epoch; `batch_size`; `drop_last`
+        - `fields`: dtype and shape of a row by field, as `float32 [8, 8]`; `?` for axes whose length may change with
+          the order; `None` before `peek`
+        - `order`: `shuffled` or `as given`; `seed`: of the order, for our loaders
+        - `dataset`, `batcher` (our loaders), `sampler` (others): descriptions; `in_memory`: arrays (our loaders)
+        """
+
+    def _of_all_processes(self, facts: dict[str, Any]) -> dict[str, Any]:
+        if not self.own or self.shares == 1:
+            return facts
+        size = facts["batch_size"]  # of this process, and no process knows the rows of the others
+        size = None if size is None else size * self.shares
+        return {**facts, "rows": None, "batch_size": size, **({"dataset": None} if "dataset" in facts else {})}
+
+    def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:  # noqa: B027 (most may be)
+        """Raise `LearnerError` if the batches from a position on cannot be read again."""
+
+    def keep_state(self) -> None:  # noqa: B027 (ours need none)
+        """Make `Batches.where` return positions from now on, for checkpoints.
+
+        Raises:
+          LearnerError: the state of the data cannot be stored in a checkpoint.
+        """
+
+    def shorter(self, epoch: int, start: int, found: int | None = None) -> LearnerError:
+        """Return the error of an epoch that ended before `start` batches, or with them (`found`: after how many)."""
+        ends = "at or before that one" if found is None else f"after {found}"
+        return LearnerError(
+            f"the {self.split} data is shorter than it was: the run goes on after batch {start} of epoch {epoch}, and "
+            f"now the data ends {ends}. Pass the data that the run was trained on, or go on from the end of an epoch: "
+            "checkpoint(epoch)",
+            code="resume-data-shorter",
+            start=start,
+            epoch=epoch,
+        )
+
+    @property
+    def rows(self) -> tuple[PyTree, Callable[[int], np.ndarray], int] | None:
+        """Return arrays that may live on the device, a function that returns the row order of an epoch, and the batch
+        size; None for streams. Data that several processes share is a stream. Each access gathers the arrays of views.
+        """
+        return None
+
+    @property
+    def has_rows(self) -> bool:
+        """Return True if `rows` is not None."""
+        return False
+
+    def close(self) -> None:
+        """Release what the data holds: worker processes, also those that read ahead of a first batch."""
+        self._kept = None
+
+    def _sharded(
+        self,
+        batches: Iterator[Any],
+        where: Callable[[], Any] | None = None,
+        end: Callable[[], Any] | None = None,
+    ) -> Batches:
+        """Return the batches of data that does not split them by itself."""
+        if self.share is None:
+            return Batches(batches, where, end=end)
+        return ShardedBatches(batches, self.share, self.own, self.split, where, end)
+
+    def open(
+        self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
+    ) -> Batches:
+        """Return the batches of an epoch from batch number `start` on, including a batch that `peek` read.
+
+        Args:
+          epoch: from 1.
+          start: from 0.
+          state: of `Batches.where` after the batch before, which is the last one of the previous epoch if `start` is 0.
+            Data without a state of its own does not need it.
+          warn: called with a text if reaching the position takes time, or if the batches may be others.
+        """
+        self._resumed = not self._opened and (epoch, start) != (1, 0)
+        self._opened = True
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] == epoch and start == 0 and state is None:
+            return self._limited(kept[1], start)
+        # Its threads and worker processes end here, before those of the next iterator start.
+        del kept
+        return self._limited(self._open(epoch, start, state, warn), start)
+
+    def _limited(self, batches: Batches, start: int) -> Batches:
+        if self._most is not None:
+            batches.limit(max(0, self._most - start))
+        return batches
+
+    def peek(self, epoch: int) -> PyTree:
+        """Return the first batch of an epoch. It stays part of the epoch."""
+        batches = self._open(epoch, 0, None, lambda text: None)
+        try:
+            first = batches.peek()
+        except StopIteration:
+            raise LearnerError(
+                f"the {self.split} data has no batches: the loader is empty", code="data-without-batches"
+            ) from None
+        self._kept, self.first_part, self._first = (epoch, batches), batches.part(), first
+        return first

@@ -1,0 +1,237 @@
+"""Arrays in memory, and the views on them that stay arrays: those store row numbers, and gather from the arrays."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex
+
+import jax
+import numpy as np
+
+from learner.data.batch_arrays import field_name
+from learner.data.dataset import Dataset, adapter
+from learner.data.indices import item_number
+from learner.errors import LearnerError
+
+
+class ArrayDataset(Dataset):
+    """Arrays in memory, one row per item along their common first axis.
+
+    Args:
+      arrays: a dict (or another pytree) of arrays `[rows, ...]` of any dtypes; memory-mapped ones stay on the disk.
+        They are not copied: do not change them while they are trained on.
+
+    Raises:
+      LearnerError: no arrays, no rows, a scalar among the arrays, or arrays of different lengths.
+
+    >>> data = ArrayDataset({"image": np.zeros((3, 8, 8), np.float32), "label": np.array([4, 0, 7])})
+    >>> data
+    ArrayDataset(3 rows: image float32 [8, 8], label int64 [])
+    >>> data[2]["label"].item()
+    7
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self._leaves: list[np.ndarray]
+        self._structure: Any
+        self._leaves, self._structure = jax.tree.flatten(jax.tree.map(np.asarray, arrays))
+        self._rows = _common_length(self._structure.unflatten(self._leaves))
+
+    @property
+    def arrays(self) -> Any:
+        """Return the NumPy arrays in their structure. Those of a view are gathered at each access."""
+        return self._structure.unflatten(self._leaves)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of `arrays`."""
+        return sum(leaf.nbytes for leaf in self._leaves)
+
+    def take(self, rows: np.ndarray) -> Any:
+        """Return a batch: copies of the rows with these numbers (0 or more), int `[batch]`, in the arrays' structure.
+
+        >>> ArrayDataset({"x": np.arange(5) * 10}).take(np.array([4, 0]))
+        {'x': array([40,  0])}
+        """
+        return self._structure.unflatten(self._take(rows))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        row = item_number(index, self._rows, "an ArrayDataset")
+        return self._structure.unflatten([leaf[row] for leaf in self._leaves])
+
+    def __repr__(self) -> str:
+        return f"ArrayDataset({self._rows} rows: {', '.join(f'{name} {kind}' for name, kind in self._kinds().items())})"
+
+    def _kinds(self) -> dict[str, str]:
+        """Return the dtype and shape of each field, for messages."""
+        return {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in _fields(self.arrays)}
+
+    def _take(self, rows: np.ndarray) -> list[np.ndarray]:
+        # `take` is the faster one, and would first copy all of an array that is not in one piece.
+        return [leaf.take(rows, axis=0) if leaf.flags.c_contiguous else leaf[rows] for leaf in self._leaves]
+
+    def _select(self, rows: np.ndarray, call: str) -> Dataset:
+        if (np.diff(rows) == 1).all():  # a slice, which needs no index
+            return self._slice(slice(int(rows[0]), int(rows[-1]) + 1), call)
+        return ArrayRows(self, rows, call)
+
+    def _slice(self, rows: slice, call: str) -> Dataset:
+        return ArrayDataset(self._structure.unflatten([leaf[rows] for leaf in self._leaves]))
+
+    def _concat(self, others: list[Dataset]) -> Dataset:
+        arrays = [other for other in others if isinstance(other, ArrayDataset)]
+        return ArrayConcat([self, *arrays]) if len(arrays) == len(others) else super()._concat(others)
+
+    def _window(self, size: int, stride: int, count: int) -> Dataset:
+        def windows(leaf: np.ndarray) -> np.ndarray:
+            return np.moveaxis(np.lib.stride_tricks.sliding_window_view(leaf, size, axis=0)[::stride], -1, 1)
+
+        return ArrayDataset(self._structure.unflatten([windows(leaf) for leaf in self._leaves]))
+
+
+class _ArrayView(ArrayDataset):
+    """Rows of other arrays."""
+
+    def __repr__(self) -> str:
+        return f"{self._chain()}: {len(self)} rows"
+
+    def _slice(self, rows: slice, call: str) -> Dataset:
+        return ArrayRows(self, np.arange(rows.start, rows.stop, rows.step), call)
+
+    def _window(self, size: int, stride: int, count: int) -> Dataset:
+        return Dataset._window(self, size, stride, count)  # windows of copies would need `size` times the memory
+
+
+class ArrayRows(_ArrayView):
+    """Rows of other arrays, by their numbers."""
+
+    def __init__(self, data: ArrayDataset, rows: np.ndarray, call: str) -> None:
+        self._structure = data._structure
+        self._data, self._index, self._call = data, rows, call
+        if isinstance(data, ArrayRows):  # one index is enough, however many views
+            self._data, self._index, self._call = data._data, data._index[rows], f"{data._call}{call}"
+        self._inner = (self._data,)
+        self._rows = len(rows)
+
+    @property
+    def arrays(self) -> Any:
+        """See `ArrayDataset`; copies."""
+        return self.take(np.arange(len(self)))
+
+    @property
+    def nbytes(self) -> int:
+        """See `ArrayDataset`."""
+        return self._data.nbytes // len(self._data) * len(self)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self._data[int(self._index[item_number(index, len(self), "an ArrayDataset")])]
+
+    def _chain(self) -> str:
+        return f"{self._data._chain()}{self._call}"
+
+    def _kinds(self) -> dict[str, str]:
+        return self._data._kinds()
+
+    def _take(self, rows: np.ndarray) -> list[np.ndarray]:
+        return self._data._take(self._index[rows])
+
+
+class ArrayConcat(_ArrayView):
+    """Rows of several datasets, one after another.
+
+    A batch is gathered from each by itself, which takes longer than from one; `ArrayDataset(data.arrays)` is one copy.
+
+    Raises:
+      LearnerError: they have other structures, shapes or dtypes.
+    """
+
+    def __init__(self, parts: Sequence[ArrayDataset]) -> None:
+        self._structure = parts[0]._structure
+        self._parts: tuple[ArrayDataset, ...] = tuple(parts)
+        self._inner = self._parts
+        self._starts = np.cumsum([0, *map(len, parts)])
+        self._rows = int(self._starts[-1])
+        for number, part in enumerate(parts[1:], 1):
+            _refuse_others(parts[0], part, number)
+
+    @property
+    def arrays(self) -> Any:
+        """See `ArrayDataset`; copies."""
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *(part.arrays for part in self._parts))
+
+    @property
+    def nbytes(self) -> int:
+        """See `ArrayDataset`."""
+        return sum(part.nbytes for part in self._parts)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        row = item_number(index, len(self), "an ArrayDataset")
+        which = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._parts[which][row - int(self._starts[which])]
+
+    def _chain(self) -> str:
+        return f"{self._parts[0]._chain()}.concat({', '.join(part._chain() for part in self._parts[1:])})"
+
+    def _kinds(self) -> dict[str, str]:
+        return self._parts[0]._kinds()
+
+    def _take(self, rows: np.ndarray) -> list[np.ndarray]:
+        which = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(which, kind="stable")
+        ends = np.cumsum(np.bincount(which, minlength=len(self._parts)))
+        pieces: list[list[np.ndarray]] = []
+        for part, start, at in zip(self._parts, self._starts, np.split(order, ends[:-1]), strict=False):
+            if len(at) == len(rows):
+                return part._take(rows - start)
+            pieces.append(part._take(rows[at] - start) if len(at) else [])
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return [np.concatenate(leaves).take(back, axis=0) for leaves in zip(*filter(None, pieces), strict=True)]
+
+
+def _refuse_others(first: ArrayDataset, other: ArrayDataset, number: int) -> None:
+    a, b = first._kinds(), other._kinds()
+    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    if names or first._structure != other._structure:
+        listed = "; ".join(f"{n} is {a.get(n, 'not there')} and {b.get(n, 'not there')}" for n in names)
+        raise LearnerError(
+            f"concat needs arrays of the same names, shapes and dtypes; in dataset 0 and dataset {number} "
+            f"{listed or f'the structures are {first._structure} and {other._structure}'}",
+            code="data-concat-differs",
+            number=number,
+        )
+
+
+@adapter
+def adapt_arrays(data: Any) -> Any:
+    """Return a dict of arrays or an array as an `ArrayDataset`, and everything else unchanged."""
+    if isinstance(data, Mapping | np.ndarray | jax.Array):
+        return ArrayDataset(dict(data) if isinstance(data, Mapping) else data)
+    return data
+
+
+def _fields(arrays: Any) -> list[tuple[str, np.ndarray]]:
+    return [(field_name(path), array) for path, array in jax.tree_util.tree_leaves_with_path(arrays)]
+
+
+def _common_length(arrays: Any) -> int:
+    fields = _fields(arrays)
+    if not fields:
+        raise LearnerError(
+            "an ArrayDataset got no arrays: give a dict of arrays with a common first axis", code="data-arrays-missing"
+        )
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in fields)
+    if any(array.ndim == 0 for _, array in fields):
+        raise LearnerError(
+            f"an ArrayDataset needs arrays [rows, ...], no scalars and no lists; it got {shapes}",
+            code="data-arrays-type",
+        )
+    lengths = {len(array) for _, array in fields}
+    if len(lengths) > 1:
+        raise LearnerError(
+            f"an ArrayDataset needs arrays with a common first axis; it got {shapes}", code="data-arrays-axes-differ"
+        )
+    if lengths == {0}:
+        raise LearnerError(f"an ArrayDataset needs at least one row; it got {shapes}", code="data-dataset-empty")
+    return lengths.pop()

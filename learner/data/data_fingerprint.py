@@ -1,0 +1,110 @@
+"""Fingerprints of data: facts that distinguish data sets, batch sizes and orders.
+
+They are JSON values, cost no pass over the data, and are equal in every process. Contents are not compared: values that
+change while rows, fields and order stay are not seen.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.data.batch_arrays import as_array, field_name
+from learner.data.dataset import Dataset
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
+LONGEST = 1000  # characters of a description
+
+
+def fields_of(batch: Any, fixed: bool = True) -> dict[str, str]:
+    """Return the dtype and the shape of a row for each field of a batch.
+
+    Args:
+      batch: a pytree of arrays `[rows, ...]`.
+      fixed: every first batch has these shapes; otherwise the lengths of axes are open.
+
+    >>> fields_of({"x": np.zeros((4, 8, 8), np.float32), "y": np.zeros(4, np.int32)})
+    {'x': 'float32 [8, 8]', 'y': 'int32 []'}
+    """
+    fields = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        array = np.asarray(as_array(leaf))
+        shape = ", ".join(str(length) if fixed else "?" for length in array.shape[1:])
+        fields[field_name(path)] = f"{array.dtype} [{shape}]"
+    return fields
+
+
+def describe_dataset(dataset: Any) -> str:
+    """Return the description of a dataset: of ours with the views on it and their seeds, of others the class.
+
+    >>> from learner.data import ArrayDataset
+    >>> describe_dataset(ArrayDataset({"x": np.arange(10)}).shuffle(seed=3))
+    'ArrayDataset(10 rows: x int64 []).shuffle(seed=3)'
+    """
+    if not isinstance(dataset, Dataset):
+        return type(dataset).__qualname__
+    text = dataset._chain()
+    return type(dataset).__qualname__ if ADDRESS.search(text) else text[:LONGEST]
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, of the one in a `functools.partial`, of a generator, or of an object's class.
+
+    >>> name_of(functools.partial(describe_dataset)), name_of([1, 2])
+    ('describe_dataset', 'list')
+    """
+    if isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def describe_iterable(data: Any) -> dict[str, Any]:
+    """Return the facts of an iterable of batches, which are read from attributes with PyTorch's names, or from lengths.
+
+    Seeds and states of random generators are not in it: a checkpoint restores them (`learner.data.iterator_state`).
+
+    >>> describe_iterable([{"x": np.zeros(4)}, {"x": np.zeros(3)}])["rows"]
+    7
+    """
+    listed = isinstance(data, list | tuple)
+    sampler = type(_attribute(data, "sampler")).__qualname__
+    orders = {"SequentialSampler": "as given", "RandomSampler": "shuffled"}
+    size, drop_last = _attribute(data, "batch_size"), _attribute(data, "drop_last")
+    lengths = _lengths(data) if listed else []
+    return {
+        "class": name_of(data),
+        "rows": sum(lengths) if lengths else _length(_attribute(data, "dataset")),
+        "batch_size": lengths[0] if lengths else size if type(size) is int else None,
+        "drop_last": drop_last if type(drop_last) is bool else None,
+        "order": "as given" if listed else orders.get(sampler),
+        "sampler": None if sampler == "NoneType" else sampler,
+    }
+
+
+def _lengths(batches: Sequence[Any]) -> list[int]:
+    """Return the rows of each batch, or an empty list if one has no first axis."""
+    lengths = []
+    for batch in batches:
+        leaves = jax.tree.leaves(batch)
+        shape = np.shape(leaves[0]) if leaves and hasattr(leaves[0], "shape") else ()
+        if not shape:
+            return []
+        lengths.append(int(shape[0]))
+    return lengths
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except Exception:  # a method of the user's, which nobody else needs
+        return None
+
+
+def _attribute(data: Any, name: str) -> Any:
+    try:
+        return getattr(data, name, None)
+    except Exception:  # a property of the user's
+        return None

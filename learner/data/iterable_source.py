@@ -1,0 +1,297 @@
+"""Batches of other libraries and of iterables: a position is a state where the data has one, or batches are skipped."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from learner.data.abstract_source import PyTree, Source
+from learner.data.data_fingerprint import ADDRESS, describe_iterable, fields_of
+from learner.data.iterator_state import from_json, to_json
+from learner.data.randomness import generators_of, restore, set_epoch, states_of
+from learner.data.sharding import Batches, ProcessShard, refuse_small, rows_of, shards_itself
+from learner.data.workers import forks_workers
+from learner.errors import LearnerError
+
+GENERATORS = "generators"  # the one key of a state that has those of random generators
+_IF_THE_SAME = ", and the rest of the epoch is right only if they are the same batches in the same order as before"
+
+
+class StatefulSource(Source):
+    """Data of other libraries, which may have a state."""
+
+    _keeps = False
+    _flaw = ""  # why its state is of no use
+    _kind: str
+    _data: Any  # which the user passed
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See `Source`."""
+        facts = {"kind": self._kind, **describe_iterable(self._data), "batches": self.batches, "fields": None}
+        if self._first is not None:
+            # In another order the first batch may have another length, as padded texts have.
+            facts["fields"] = fields_of(self._first, fixed=facts["order"] == "as given")
+        return self._of_all_processes(facts)
+
+    def peek(self, epoch: int) -> PyTree:
+        """See `Source`."""
+        first = super().peek(epoch)
+        if not self.first_part:
+            refuse_small(rows_of(first), self.share, self.split)
+        return first
+
+    def keep_state(self) -> None:
+        """See `Source`."""
+        self._keeps = True
+        if self._kept is None or (where := self._kept[1].where) is None:
+            return
+        try:
+            state = where()
+        except NotImplementedError:  # it inherited the method
+            self._keeps = False
+            return
+        if ADDRESS.search(str(from_json(state))):
+            self._keeps = False
+            self._flaw = (
+                ": its state has the address of an object, which is another one in each process, so it would not be "
+                "taken back (Grain's DataLoader needs a data source with a __repr__)"
+            )
+
+    def _where(self, holder: Any) -> Callable[[], Any] | None:
+        """Return a function that reads the state of `holder`; None if it has no state."""
+        pair = _state_methods(holder)
+        if pair is None:
+            return None
+        get = pair[0]
+        return lambda: to_json(get(), self.split) if self._keeps else None
+
+    def _restore(self, holder: Any, epoch: int, start: int, state: Any) -> None:
+        pair = _state_methods(holder)
+        assert pair is not None
+        try:
+            pair[1](from_json(state))
+        except Exception as error:
+            raise LearnerError(
+                f"the {self.split} data ({type(holder).__name__}) does not take back the state that it had "
+                f"{_after(epoch, start)}: {error!r}. Pass the data that the run was trained on, or go on from the end "
+                "of an epoch: checkpoint(epoch)",
+                code="resume-data-state-refused",
+            ) from error
+
+
+class IterableSource(StatefulSource):
+    """An iterable, or a function, that returns a new iterator for each epoch.
+
+    A position is reached by the state of the iterator (Grain) or of the iterable itself (torchdata). Data without a
+    state begins its epoch again, with the random generators as they were at its beginning, and batches are skipped.
+    """
+
+    def __init__(
+        self,
+        split: str,
+        batches: int | None,
+        share: ProcessShard | None,
+        own: bool,
+        data: Iterable[Any] | Callable[[], Any],
+    ):
+        super().__init__(split, batches, share, own)
+        self._data = data
+        self._kind = "iterable" if isinstance(data, Iterable) else "function"
+
+    def open(
+        self, epoch: int, start: int = 0, state: Any = None, warn: Callable[[str], None] = lambda text: None
+    ) -> Batches:
+        """See `Source`."""
+        if not self._opened and forks_workers(self._data):
+            warn(
+                f"the {self.split} data ({type(self._data).__name__}) forks its worker processes, and JAX's threads "
+                "are not in a fork: a worker may wait for ever. Give the loader multiprocessing_context='forkserver', "
+                "or num_workers=0"
+            )
+        return super().open(epoch, start, state, warn)
+
+    def _make(self) -> Iterable[Any]:
+        return self._data if isinstance(self._data, Iterable) else _call(self._data, self.split)
+
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        order = None
+        if isinstance(state, dict) and set(state) == {GENERATORS}:
+            order, state = state[GENERATORS], None
+        if state is not None and start == 0:
+            self._end_epoch(epoch - 1, state, warn)
+            state = None
+        data = self._make()
+        ordered = self._order(data, epoch, start, order, warn)
+        batches, positioned = self._iterator(data, epoch, start, state)
+        if start and not positioned:
+            if isinstance(data, list | tuple):
+                return self._sharded(itertools.islice(data, start, None))
+            warn(
+                f"the {self.split} data ({type(data).__name__}) cannot be put back to a position{self._flaw}. {start} "
+                f"batches of epoch {epoch} are read again and dropped. No steps are run for them and nothing is placed "
+                f"on a device, but they take the time that it takes to make them{'' if ordered else _IF_THE_SAME}. A "
+                "loader of ours (DataLoaderBuilder), a Grain dataset, or an iterator with get_state and set_state goes "
+                "there at once"
+            )
+            self._skip(batches, epoch, start)
+        elif self._resumed and not (ordered or positioned or batches.where or _has_one_order(data)):
+            warn(
+                f"the {self.split} data ({type(data).__name__}) may have another order in epoch {epoch} than without "
+                "the interruption: the checkpoint has no state of a random generator of it (an attribute such as "
+                "`generator` or `rng`), and it has no method set_epoch(epoch). Give PyTorch's DataLoader a "
+                "generator=torch.Generator().manual_seed(0), or take a loader of ours (DataLoaderBuilder) or of Grain"
+            )
+        return batches
+
+    def _order(self, data: Iterable[Any], epoch: int, start: int, states: Any, warn: Callable[[str], None]) -> bool:
+        """Set an iterable to the beginning of an epoch. Return True if its order is known to be that of the epoch."""
+        has_epoch = self.split == "train" and set_epoch(data, epoch)
+        generators = generators_of(data)
+        if states is None:
+            return has_epoch
+        try:
+            restore(generators, from_json(states))
+        except Exception as error:
+            problem = (
+                f"the {self.split} data ({type(data).__name__}) does not take back the states of its random generators "
+                f"at the beginning of epoch {epoch}: {error!r}"
+            )
+            if start:
+                raise LearnerError(
+                    f"{problem}. Pass the data that the run was trained on, or go on from the end of an epoch: "
+                    "checkpoint(epoch)",
+                    code="resume-data-differs",
+                ) from error
+            warn(f"{problem}. It may have another order than without the interruption")
+        return True
+
+    def _iterator(self, data: Iterable[Any], epoch: int, start: int, state: Any) -> tuple[Batches, bool]:
+        """Return the batches, and True if they start at the position of the state."""
+        if self.share is not None and not self.own and shards_itself(data, self.share, self.split):
+            raise LearnerError(
+                f"the function given as the {self.split} data returned a Grain DataLoader that reads a shard: pass "
+                "PerProcess(function), so that no rows are lost",
+                code="data-function-returns-shard",
+            )
+        generators = generators_of(data)
+        before = states_of(generators)  # making an iterator may draw the order of its epoch
+        iterator = iter(data)
+        holder = data if _state_methods(iterator) is None else iterator
+        positioned = state is not None and _state_methods(holder) is not None
+        if positioned:
+            self._restore(holder, epoch, start, state)
+            if holder is data:  # its next iterator starts there
+                iterator = iter(data)
+        where = self._where(holder)
+        if where is not None or not generators:
+            return self._sharded(iterator, where), positioned
+
+        @functools.cache
+        def stored() -> Any:  # one object for all batches of the epoch
+            return {GENERATORS: to_json(before, self.split)}
+
+        def initial_state() -> Any:
+            return stored() if self._keeps else None
+
+        def final_state() -> Any:
+            return {GENERATORS: to_json(states_of(generators), self.split)} if self._keeps else None
+
+        return self._sharded(iterator, initial_state, final_state), positioned
+
+    def _skip(self, batches: Batches, epoch: int, start: int) -> None:
+        for number in range(start):
+            try:
+                next(batches)
+            except StopIteration:
+                raise self.shorter(epoch, start, number) from None
+
+    def _end_epoch(self, epoch: int, state: Any, warn: Callable[[str], None]) -> None:
+        """Repeat the end of an epoch: an iterable may carry state into the next one, such as a shuffling order."""
+        data = self._make()
+        if type(data).__module__.partition(".")[0] == "grain":
+            return  # its iterators carry no state into the next, and workers take seconds to start
+        try:
+            batches, positioned = self._iterator(data, epoch, self.batches or 0, state)
+        except LearnerError as error:
+            # No batch of an epoch is lost or repeated, and the data may differ on purpose.
+            warn(
+                f"the {self.split} data does not take back the state that it had at the end of epoch {epoch}: "
+                f"{error.__cause__!r}. Epoch {epoch + 1} starts without it, and may have another order than it would "
+                "have had"
+            )
+            return
+        if positioned:
+            next(batches, None)
+
+
+def _has_one_order(data: Iterable[Any]) -> bool:
+    """Return True if each epoch has one order, or its iterable begins anew in each."""
+    return isinstance(data, list | tuple | Iterator) or describe_iterable(data)["order"] == "as given"
+
+
+class OneShotSource(StatefulSource):
+    """A one-shot iterator: it has one epoch, and cannot be read again from its start."""
+
+    def __init__(self, split: str, share: ProcessShard | None, own: bool, iterator: Iterator[Any]):
+        super().__init__(split, None, share, own)
+        self._data = self._iterator = iterator
+        self._used = False
+
+    _kind = "iterator"
+
+    repeats = False
+
+    def refuse_position(self, epoch: int, start: int, state: Any = None) -> None:
+        """See `Source`."""
+        by_state = epoch == 1 and state is not None and _state_methods(self._iterator) is not None
+        if (epoch, start) != (1, 0) and not by_state:
+            raise LearnerError(
+                f"the {self.split} data is an iterator that cannot be repeated, so it cannot be put back to batch "
+                f"{start} of epoch {epoch}: pass a loader, a function that returns a new iterator, or an iterator "
+                "with get_state and set_state",
+                code="resume-data-not-repeatable",
+                start=start,
+                epoch=epoch,
+            )
+
+    def _open(self, epoch: int, start: int, state: Any, warn: Callable[[str], None]) -> Batches:
+        if start:
+            self.refuse_position(epoch, start, state)
+            self._restore(self._iterator, epoch, start, state)
+        elif self._used:
+            again = f"epoch {epoch}" if self.split == "train" else "another validation"
+            raise LearnerError(
+                f"the {self.split} data is exhausted: it is an iterator (or generator) that can be read once, and it "
+                f"is needed again for {again}. Pass a loader, a list, or the generator function itself rather than its "
+                "result",
+                code="data-exhausted",
+            )
+        self._used = True
+        return self._sharded(self._iterator, self._where(self._iterator))
+
+
+def _state_methods(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """Return the two methods that get and set a position, under Grain's names or torchdata's."""
+    if type(holder).__module__ == "datasets.iterable_dataset":
+        return None  # Hugging Face's may start each later epoch from a state that was set, too
+    for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+        get, put = (getattr(holder, name, None) for name in names)
+        if callable(get) and callable(put):
+            return get, put
+    return None
+
+
+def _after(epoch: int, start: int) -> str:
+    return f"after batch {start} of epoch {epoch}" if start else f"at the end of epoch {epoch}"
+
+
+def _call(make: Callable[[], Any], split: str) -> Iterable[Any]:
+    data = make()
+    if not isinstance(data, Iterable):
+        raise LearnerError(
+            f"the function given as the {split} data returned {type(data).__name__}; it needs to return an iterator of "
+            "batches (or to be a generator function)",
+            code="data-function-returns-no-iterator",
+            split=split,
+        )
+    return data

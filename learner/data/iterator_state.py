@@ -1,0 +1,110 @@
+"""The state of an iterator of the user as JSON, for checkpoints: loading it runs no code.
+
+Values of JSON stay unchanged. Every other value becomes a dict with one key, which names its kind:
+
+    {"base64": "AQI="}                                       bytes
+    {"array": {"dtype": "<i4", "shape": [2], "base64": ...}} a NumPy array; {"scalar": ...} one of NumPy's scalars
+    {"tuple": [1, 2]}                                        a tuple
+    {"float": "nan"}                                         a number that is not finite
+    {"items": [[0, "a"]]}                                    a dict with keys other than texts, or like one of these
+"""
+
+import base64
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from learner.errors import LearnerError
+
+TAGS = ("base64", "array", "scalar", "tuple", "float", "items")
+
+
+def to_json(state: Any, split: str) -> Any:
+    """Return JSON that `from_json` converts back into the state: of the same types, and equal to the bit.
+
+    Args:
+      state: dicts, lists, tuples, numbers, texts, bytes, NumPy arrays of numbers, or `None`, in each other.
+      split: name of the split, for the message.
+
+    Raises:
+      LearnerError: the state contains another kind of value.
+
+    >>> to_json({"next": 3, "seen": (1, 2), "key": b"ab"}, "train")
+    {'next': 3, 'seen': {'tuple': [1, 2]}, 'key': {'base64': 'YWI='}}
+    """
+    return _encoded(state, split, "")
+
+
+def _encoded(x: Any, split: str, where: str) -> Any:
+    kind = type(x)
+    if x is None or kind in (bool, int, str):
+        return x
+    if kind is float:
+        return x if math.isfinite(x) else {"float": str(x)}
+    if isinstance(x, dict):
+        return _encoded_dict(x, split, where)
+    if kind in (list, tuple):
+        items = [_encoded(item, split, f"{where}[{i}]") for i, item in enumerate(x)]
+        return items if kind is list else {"tuple": items}
+    if kind in (bytes, bytearray):
+        return {"base64": _text(x)}
+    if (kind is np.ndarray or isinstance(x, np.generic)) and x.dtype.kind in "biufc":
+        array = {"dtype": x.dtype.str, "shape": list(x.shape), "base64": _text(x.tobytes())}
+        return {"array" if kind is np.ndarray else "scalar": array}
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    of = f" of {x.dtype}" if kind is np.ndarray else ""
+    raise LearnerError(
+        f"the state of the {split} data cannot be stored in a checkpoint: {where or 'it'} is a {name}{of}. It may "
+        "hold dicts, lists, tuples, numbers, texts, bytes and NumPy arrays of numbers; change what the iterator's "
+        "get_state (state_dict) returns, or train without checkpoints: with_file_checkpointer(None)",
+        code="data-state-not-storable",
+        split=split,
+        name=name,
+    )
+
+
+def _encoded_dict(x: dict[Any, Any], split: str, where: str) -> dict[str, Any]:
+    if all(type(key) is str for key in x) and not (len(x) == 1 and next(iter(x)) in TAGS):
+        return {key: _encoded(item, split, f"{where}.{key}" if where else key) for key, item in x.items()}
+    return {
+        "items": [
+            [_encoded(key, split, f"a key of {where or 'it'}"), _encoded(item, split, f"{where}[{key!r}]")]
+            for key, item in x.items()
+        ]
+    }
+
+
+def from_json(stored: Any) -> Any:
+    """Return the state that `to_json` received.
+
+    >>> from_json({"next": 3, "seen": {"tuple": [1, 2]}, "key": {"base64": "YWI="}})
+    {'next': 3, 'seen': (1, 2), 'key': b'ab'}
+    """
+    if isinstance(stored, list):
+        return [from_json(item) for item in stored]
+    if not isinstance(stored, dict):
+        return stored
+    tag, x = next(iter(stored.items())) if len(stored) == 1 else ("", None)
+    if tag not in TAGS:
+        return {key: from_json(item) for key, item in stored.items()}
+    return _DECODED[tag](x)
+
+
+def _array(x: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(x["base64"]), np.dtype(x["dtype"])).reshape(x["shape"]).copy()
+
+
+def _text(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
+
+
+_DECODED: dict[str, Callable[[Any], Any]] = {
+    "base64": base64.b64decode,
+    "array": _array,
+    "scalar": lambda x: _array(x)[()],
+    "tuple": lambda x: tuple(from_json(x)),
+    "float": float,
+    "items": lambda x: {from_json(key): from_json(item) for key, item in x},
+}

@@ -1,0 +1,256 @@
+"""Shared by sources of files: clear errors for missing files and packages, and limits of memory."""
+
+import codecs
+import contextlib
+import difflib
+import gzip
+import importlib
+import itertools
+import os
+import stat
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+from learner.data.indices import check_int
+from learner.data.npz import LARGEST_RATIO, machine_memory
+from learner.errors import LearnerError, near
+from learner.util.distribution import install_hint
+
+PathLike = str | os.PathLike[str]
+CHUNK = 2**20
+GZIP = b"\x1f\x8b"
+LEAST_MEMORY = 2**29  # bytes that a file of any size may take
+# Memory to file size: gzip packs real tables up to 25 times, and Python's objects take up to 40 times a text.
+MEMORY_RATIO = 1000
+KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def as_path(path: PathLike, what: str) -> Path:
+    """Return a path in which `~` is the home directory.
+
+    Raises:
+      LearnerError: the argument is no path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise LearnerError(f"{what}: the path is {path!r}; it needs a text", code="data-path-type", path=path)
+    try:
+        return Path(os.fsdecode(path)).expanduser()
+    except RuntimeError as error:
+        raise LearnerError(f"{what}: {path} cannot be found: {error}", code="data-path-not-found", path=path) from error
+
+
+def present(path: PathLike, what: str) -> Path:
+    """Return the path of an existing file.
+
+    Args:
+      path: of the file; `~` is the home directory.
+      what: the name of the reader, for messages.
+
+    Raises:
+      LearnerError: there is no such file; names files beside it with similar names.
+
+    >>> present("/no/such/file.csv", "csv")
+    Traceback (most recent call last):
+    learner.errors.LearnerError: csv: there is no file /no/such/file.csv (there is no directory /no/such)
+    """
+    file = as_path(path, what)
+    refuse_special(file, what)
+    with readable(file):
+        if file.is_file():
+            return file
+        if file.is_dir():
+            raise LearnerError(f"{what}: {file} is a directory; it needs a file", code="data-path-is-directory")
+        if not file.parent.is_dir():
+            raise LearnerError(
+                f"{what}: there is no file {file} (there is no directory {file.parent})", code="data-file-missing"
+            )
+        close = difflib.get_close_matches(file.name, sorted(os.listdir(file.parent)))
+    raise LearnerError(
+        f"{what}: there is no file {file}" + (f": did you mean {' or '.join(close)}?" if close else ""),
+        code="data-file-missing",
+    )
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise errors of the system for a path (no permission, too long a name) as `LearnerError`."""
+    try:
+        yield
+    except OSError as error:
+        raise LearnerError(
+            f"{path} cannot be read: {error.strerror or error}", code="data-file-unreadable", path=path
+        ) from error
+
+
+def refuse_special(path: str | Path, what: str) -> None:
+    """Raise `LearnerError` for a named pipe, a socket or a device: opening or reading one may block without end."""
+    try:
+        kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except (OSError, ValueError):  # a missing file, which the caller reports
+        return
+    if kind is not None:
+        raise LearnerError(
+            f"{what}: {path} is {kind}; it needs a regular file", code="data-file-not-regular", path=path, kind=kind
+        )
+
+
+def folder(path: PathLike, what: str, where: str = "") -> Path:
+    """Return the path of an existing directory.
+
+    Raises:
+      LearnerError: there is none; the message ends with the hint `where`.
+    """
+    directory = as_path(path, what)
+    with readable(directory):
+        is_directory = directory.is_dir()
+    if not is_directory:
+        raise LearnerError(
+            f"{what}: {directory} is no directory" + (f"; {where}" if where else ""), code="data-directory-missing"
+        )
+    return directory
+
+
+def published(directory: PathLike, names: Sequence[Sequence[str]], what: str, url: str) -> list[Path]:
+    """Return the paths of the files of a published data set.
+
+    Args:
+      directory: of the files.
+      names: the alternative names of each file.
+      what: the data set, for messages.
+      url: of the data set.
+
+    Raises:
+      LearnerError: names all missing files, and the address.
+    """
+    where = f"get the files from {url} and put them there (nothing is downloaded by itself)"
+    place = folder(directory, what, f"{where}: {', '.join(first for first, *_ in names)}")
+    for name in itertools.chain(*names):
+        refuse_special(place / name, what)
+    paths = [next((place / name for name in options if (place / name).is_file()), None) for options in names]
+    missing = [first for path, (first, *_) in zip(paths, names, strict=True) if path is None]
+    if missing:
+        raise LearnerError(
+            f"{what}: {place} has no {', '.join(missing)}; {where}", code="data-files-missing", place=place
+        )
+    return [path for path in paths if path is not None]
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, unpacked if it is gzip.
+
+    Raises:
+      LearnerError: the file cannot be read, or is damaged.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            stream: IO[bytes] = stack.enter_context(path.open("rb"))
+            packed = stream.read(2) == GZIP
+            stream.seek(0)
+            yield cast(IO[bytes], stack.enter_context(gzip.open(stream))) if packed else stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise LearnerError(f"{path} cannot be read: {error}", code="data-file-unreadable", path=path) from error
+
+
+class MemoryBudget:
+    """A limit of the memory for the content of a file.
+
+    A compressed file of a few kilobytes can hold gigabytes. Readers reserve memory before they allocate it.
+
+    Args:
+      path: of the file.
+      max_memory: in bytes. Default: 1000 times the file's size, at least 512 MiB, and at most the machine's memory.
+
+    Raises:
+      LearnerError: `max_memory` is not a positive whole number.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "a.csv")
+    >>> _ = file.write_text("a,b")
+    >>> MemoryBudget(file, max_memory=100).reserve(99)
+    >>> MemoryBudget(file, max_memory=100).reserve(101)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    learner.errors.LearnerError: ...a.csv has 3 bytes and needs more than 100 bytes of memory...
+    """
+
+    def __init__(self, path: Path, max_memory: int | None = None) -> None:
+        self._path, self._size, self._reserved = path, path.stat().st_size, 0
+        if max_memory is None:
+            self.limit = min(max(LEAST_MEMORY, MEMORY_RATIO * self._size), machine_memory())
+        else:
+            self.limit = check_int("max_memory", max_memory, least=1)
+
+    def reserve(self, count: int) -> None:
+        """Reserve `count` bytes, which stay reserved. Raise `LearnerError` if the file needs more than its limit."""
+        self._reserved += count
+        if self._reserved > self.limit:
+            self.require(0)
+
+    def require(self, count: int) -> None:
+        """Raise `LearnerError` unless `count` bytes are left."""
+        if self._reserved + count > self.limit:
+            raise LearnerError(
+                f"{self._path} has {self._size} bytes and needs more than {self.limit} bytes of memory, the limit "
+                "against files that unpack without end: if you trust it, give more by max_memory= (in bytes)",
+                code="data-file-too-large",
+            )
+
+
+def undecodable(path: Path, encoding: str) -> int:
+    """Return the first line (from 1) of a text file with bytes that its encoding does not allow."""
+    decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
+    with opened(path) as stream:
+        while True:
+            piece = stream.read(CHUNK)
+            try:
+                lines += decoder.decode(piece, final=not piece).count("\n")
+            except UnicodeDecodeError as error:
+                return lines + error.object[: error.start].decode(encoding, "ignore").count("\n")
+            if not piece:
+                return lines
+
+
+def most_bytes(path: Path) -> int:
+    """Return the largest size that a file can have, unpacked if it is gzip, at most the machine's memory."""
+    with readable(path), path.open("rb") as stream:
+        ratio = LARGEST_RATIO if stream.read(2) == GZIP else 1
+    return min(path.stat().st_size * ratio, machine_memory())
+
+
+def read_exactly(stream: IO[bytes], count: int) -> bytearray:
+    """Return the next `count` bytes, or fewer at the end of the file. Memory grows with the content."""
+    content = bytearray()
+    while len(content) < count and (part := stream.read(min(CHUNK, count - len(content)))):
+        content += part
+    return content
+
+
+def needed(module: str, package: str, extra: str, what: str) -> Any:
+    """Return a module of an optional package.
+
+    Raises:
+      LearnerError: the package is missing; the message has the command that installs it.
+
+    >>> needed("no_such_module", "Pillow", "images", "an image folder")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    learner.errors.LearnerError: an image folder needs Pillow: pip install ...
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LearnerError(
+            f"{what} needs {package}: {install_hint(extra)}", code="data-package-missing", package=package
+        ) from error
+
+
+def check_split(name: str, split: str, splits: Collection[str]) -> None:
+    """Raise `LearnerError` for a split that a data set does not have."""
+    if split not in splits:
+        raise LearnerError(
+            f"{name} has no split {split!r}: {near(str(split), list(splits))}",
+            code="data-split-unknown",
+            name=name,
+            split=split,
+        )

@@ -1,0 +1,94 @@
+"""JSON lines: an object on every line."""
+
+import json
+from typing import Any
+
+from learner.data.sources.column_spec import Fields, Labels, parse_columns
+from learner.data.sources.input_files import MemoryBudget, PathLike, opened, present
+from learner.data.sources.table_arrays import MOST_PROBLEMS, Table, table
+from learner.errors import LearnerError, one_error
+
+LONGEST = 2**26  # bytes of a line
+# Bytes: of a value in a list, of a mapping with some keys, of an item of a column, of a byte of a text.
+VALUE, DICT, POINTER, TEXT = 72, 200, 8, 4
+
+
+def json_lines(
+    path: PathLike,
+    fields: Fields | None = None,
+    *,
+    dtypes: dict[str, str] | None = None,
+    labels: Labels | None = None,
+    missing: float | None = None,
+    max_memory: int | None = None,
+) -> Table:
+    """Return the objects of a file of JSON lines, in memory, each key as a column.
+
+    For objects that differ in structure, such as texts of many lengths, map the lines: `Lines(path).map(json.loads)`.
+
+    Args:
+      path: of the file, plain or packed by gzip. Blank lines are left out.
+      fields, dtypes, labels: as for `csv`; lists of numbers, all of one shape, become arrays `[rows, ...]`.
+      missing: the number that replaces a missing key, or a null. Default: both are errors.
+      max_memory: the most that the objects may take, in bytes. Default: 1000 times the file's size, at least 512 MiB.
+
+    Returns:
+      A `Table`: an `ArrayDataset` with the names of labels.
+
+    Raises:
+      LearnerError: there is no such file or key; it needs too much memory; lines that are no objects or values that do
+        not fit, with their lines.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "a.jsonl")
+    >>> _ = path.write_text('{"x": [1, 2], "kind": "b"}\\n{"x": [3, 4], "kind": "a"}\\n')
+    >>> json_lines(path, labels={"kind": ["a", "b"]}).arrays["x"].tolist()
+    [[1, 2], [3, 4]]
+    """
+    found = present(path, "json_lines")
+    budget = MemoryBudget(found, max_memory)
+    objects: list[dict[str, Any]] = []
+    lines: list[int] = []
+    problems: list[str] = []
+    with opened(found) as stream:
+        number, longest = 0, min(LONGEST, budget.limit // TEXT)
+        while line := stream.readline(longest + 1):
+            number += 1
+            if len(line) > longest:
+                budget.require(TEXT * len(line))
+                problems.append(f"{found}, line {number}: it is longer than {LONGEST} bytes")
+                break
+            if line.strip():
+                budget.reserve(_bytes_of(line))
+                value = _object(line)
+                if isinstance(value, dict):
+                    objects.append(value)
+                    lines.append(number)
+                elif len(problems) < MOST_PROBLEMS:
+                    problems.append(f"{found}, line {number}: {value}")
+    if problems:
+        raise one_error(problems, f"{found} is malformed", code="data-file-malformed")
+    if not objects:
+        raise LearnerError(f"{found} has no lines", code="data-without-rows")
+    keys = list(dict.fromkeys(key for item in objects for key in item))
+    spec = parse_columns(str(found), keys, fields, dtypes, labels, missing)
+    budget.reserve(2 * POINTER * len(spec.columns) * len(objects))  # keys that differ by line make a large table
+    cells = {key: [item.get(key) for item in objects] for key in spec.columns}
+    return table(str(found), spec, cells, lambda row: f"line {lines[row]}")
+
+
+def _bytes_of(line: bytes) -> int:
+    """Return the memory that the object of a line takes, at most: a few bytes such as `[],` are an object of Python."""
+    values = line.count(b",") + line.count(b":") + line.count(b"[") + 1
+    return VALUE * values + DICT * line.count(b"{") + TEXT * len(line)
+
+
+def _object(line: bytes) -> dict[str, Any] | str:
+    """Return the object of a line, or the text of an error."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:  # which counts lines within this one
+        return f"it is no JSON ({error.msg}, at character {error.pos + 1})"
+    except (ValueError, RecursionError) as error:  # ValueError: of UTF-8 and of very long numbers
+        return f"it is no JSON ({error})"
+    return value if isinstance(value, dict) else f"it is a {type(value).__name__}, not an object"

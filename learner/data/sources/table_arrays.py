@@ -1,0 +1,218 @@
+"""Tables in memory: columns as arrays, and texts as numbers of labels."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.data.array_dataset import ArrayDataset
+from learner.data.dataset import Dataset
+from learner.data.sources.column_spec import ColumnSpec
+from learner.errors import LearnerError, near, one_error
+
+MOST_PROBLEMS = 5
+DEEPEST = 32  # lists in each other, which are the axes of an array
+
+Place = Callable[[int], str]
+
+
+class Table(ArrayDataset):
+    """Columns of a table, in memory.
+
+    Attributes:
+      labels: for each field with labels their texts, in the order of their numbers.
+
+    >>> table = Table({"label": np.array([1, 0], np.int32)}, {"label": ("cat", "dog")})
+    >>> table.labels["label"][table[0]["label"]]
+    'dog'
+    """
+
+    def __init__(self, arrays: Any, labels: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(arrays)
+        self.labels = {field: tuple(names) for field, names in labels.items()}
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("ArrayDataset", "Table", 1)
+
+    def _slice(self, rows: slice, call: str) -> Dataset:
+        return Table(jax.tree.map(lambda array: array[rows], self.arrays), self.labels)
+
+
+def table(what: str, spec: ColumnSpec, cells: Mapping[str, Any], place: Place) -> Table:
+    """Return columns as a table.
+
+    Args:
+      what: the table, for messages.
+      spec: its fields.
+      cells: the values of each column, one for each row: numbers, texts, lists of numbers, `None` if missing; or an
+        array.
+      place: returns the place of row number i (from 0) in the file, for messages.
+
+    Raises:
+      LearnerError: values that are missing, of the wrong type, unknown or uneven, with the places of the first ones.
+
+    >>> from learner.data.sources.column_spec import parse_columns
+    >>> spec = parse_columns("a.csv", ["size", "kind"], None, None, {"kind": None}, None)
+    >>> rows = table("a.csv", spec, {"size": [1, 2.5], "kind": ["dog", "cat"]}, place=lambda row: f"line {row + 2}")
+    >>> rows.arrays["size"], rows.arrays["kind"], rows.labels
+    (array([1. , 2.5], dtype=float32), array([1, 0], dtype=int32), {'kind': ('cat', 'dog')})
+    """
+    if not len(next(iter(cells.values()))):
+        raise LearnerError(f"{what} has no rows", code="data-without-rows")
+    problems: list[str] = []
+    arrays: dict[str, np.ndarray] = {}
+    labels: dict[str, Sequence[str]] = {}
+    for field in spec.fields:
+        columns = spec.of(field)
+        if field in spec.labels:
+            names = spec.labels[field]
+            labels[field] = names_in([cells[name] for name in columns]) if names is None else list(map(str, names))
+        parts = []
+        for name in columns:
+            column = Column(name, field, cells[name], place, problems)
+            part = column.codes(labels[field]) if field in labels else column.numbers(spec.missing)
+            parts.append(column.converted(part, spec.dtypes.get(field)))
+        if not problems:
+            arrays[field] = parts[0] if isinstance(spec.fields[field], str) else _side_by_side(what, field, parts)
+    if problems:
+        more = len(problems) - MOST_PROBLEMS
+        left_out = [f"... and {more} more"] if more > 0 else []
+        raise one_error(
+            [f"{what}, {problem}" for problem in problems[:MOST_PROBLEMS]] + left_out,
+            f"{what} cannot be read",
+            code="data-columns-unreadable",
+        )
+    return Table(arrays, labels)
+
+
+def names_in(columns: Sequence[Sequence[Any]]) -> list[str]:
+    """Return the texts of columns, sorted."""
+    return sorted({str(value) for column in columns for value in column if value is not None})
+
+
+def _side_by_side(what: str, field: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    shapes = {part.shape for part in parts}
+    if len(shapes) > 1:
+        raise LearnerError(
+            f"{what}: the columns of the field {field!r} differ in shape: {sorted(shapes)}",
+            code="data-column-shapes-differ",
+            field=field,
+        )
+    return np.stack(parts, axis=-1)
+
+
+@dataclasses.dataclass
+class Column:
+    """A column of a table, which is converted to an array. Errors in its values are added to `problems`."""
+
+    name: str
+    field: str
+    values: Any
+    place: Place
+    problems: list[str]
+
+    def codes(self, names: Sequence[str]) -> np.ndarray:
+        """Return the number of each text in `names`, int32."""
+        numbers = {name: number for number, name in enumerate(names)}
+        codes = [-1 if value is None else numbers.get(str(value), -1) for value in self.values]
+        if -1 in codes:
+            known = list(numbers)[:20]
+            for row in [row for row, code in enumerate(codes) if code < 0]:
+                value = self.values[row]
+                if value is None or len(self.problems) >= MOST_PROBLEMS:
+                    self._add_problem(row, "it is missing")
+                else:
+                    self._add_problem(row, f"{str(value)[:40]!r} is none of its labels: {near(str(value)[:40], known)}")
+        return np.array(codes, np.int32)
+
+    def numbers(self, missing: float | None) -> np.ndarray:
+        """Return the values as an array: bool, int64 or float64; an array unchanged."""
+        if isinstance(self.values, np.ndarray) and self.values.dtype.kind in "biuf":
+            return self.values
+        values = list(self.values)
+        kinds = set(map(type, values))
+        if missing is not None and type(None) in kinds:
+            values = [missing if value is None else value for value in values]
+            kinds = set(map(type, values))
+        if not kinds <= {bool, int, float, list} or (list in kinds and len(kinds) > 1):
+            self._no_numbers(values)
+            return np.zeros(0)
+        if list in kinds:
+            return self._nested(values)
+        if float in kinds or kinds == {bool}:
+            return np.array(values, np.float64 if float in kinds else np.bool_)
+        return np.array([self._check_int64(row, value) for row, value in enumerate(values)], np.int64)
+
+    def converted(self, array: np.ndarray, dtype: np.dtype[Any] | None) -> np.ndarray:
+        """Return an array with a dtype, in which its numbers have to be the same (but floats may be rounded). Default:
+        int32 and float32 if the numbers fit, or the array unchanged if the column was one.
+        """
+        if dtype is None:
+            return array if array is self.values else _narrow(array)
+        if array.dtype == dtype or self.problems:
+            return array
+        with np.errstate(invalid="ignore", over="ignore"):
+            result = array.astype(dtype)
+            same = result == array if dtype.kind != "f" else np.isfinite(result) == np.isfinite(array)
+        for row in np.flatnonzero(~same.reshape(len(same), -1).all(axis=1)):
+            self._add_problem(int(row), f"{array[row].tolist()} does not fit into {dtype}")
+        return result
+
+    def _no_numbers(self, values: Sequence[Any]) -> None:
+        any_number = any(isinstance(value, int | float) for value in values)
+        for row, value in enumerate(values):
+            if value is None:
+                self._add_problem(row, "it is missing (missing= says which number takes its place)")
+            elif isinstance(value, str):
+                hint = "" if any_number else f" (labels={{{self.field!r}: null}} numbers the texts)"
+                self._add_problem(row, f"{value[:40]!r} is no number{hint}")
+            elif type(value) not in (bool, int, float):
+                self._add_problem(row, f"a {type(value).__name__} is no number")
+
+    def _check_int64(self, row: int, value: int) -> int:
+        if abs(value) >= 2**63:
+            self._add_problem(row, f"{value} does not fit into int64")
+        return value if abs(value) < 2**63 else 0
+
+    def _nested(self, values: Sequence[Any]) -> np.ndarray:
+        """Return lists of numbers as an array, if all have one shape."""
+        shapes: list[Any] = []
+        for value in values:
+            if not _all_numbers(value, DEEPEST):  # of a long text NumPy would make all texts as long
+                shapes.append("a list of other things than numbers")
+                continue
+            try:
+                array = np.array(value)
+                shapes.append(array.shape if array.dtype.kind in "biuf" else f"of {array.dtype}")
+            except (ValueError, OverflowError):
+                shapes.append("uneven")
+        for row, shape in enumerate(shapes):
+            if shape != shapes[0] or isinstance(shape, str):
+                kind = shape if isinstance(shape, str) else f"a list of shape {list(shape)}"
+                self._add_problem(row, f"{kind}; it needs numbers of the shape of the first row, {shapes[0]}")
+        return np.zeros(0) if self.problems else np.array(values)
+
+    def _add_problem(self, row: int, problem: str) -> None:
+        # Only the first ones are shown: the messages of millions of rows would take more memory than the rows.
+        shown = len(self.problems) < MOST_PROBLEMS
+        self.problems.append(f"{self.place(row)}: column {self.name!r}: {problem}" if shown else "")
+
+
+def _all_numbers(value: list[Any], depth: int) -> bool:
+    """Return True if a list has nothing but numbers, or lists of them, at most `depth` in each other."""
+    kinds = set(map(type, value))
+    if list in kinds:
+        return depth > 1 and all(_all_numbers(item, depth - 1) for item in value if isinstance(item, list))
+    return kinds <= {bool, int, float}
+
+
+def _narrow(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            narrow = array.astype(np.float32)
+        return narrow if np.array_equal(np.isinf(narrow), np.isinf(array)) else array
+    limits = np.iinfo(np.int32)
+    fits = array.dtype.kind == "i" and array.size and limits.min <= array.min() and array.max() <= limits.max
+    return array.astype(np.int32) if fits else array

@@ -1,0 +1,203 @@
+"""Text files: line by line, or as windows of bytes or characters."""
+
+from typing import Any
+
+import numpy as np
+
+from learner.data.dataset import Dataset
+from learner.data.indices import check_int, item_number
+from learner.data.sources.input_files import PathLike, present, undecodable
+from learner.errors import LearnerError, near
+
+CHUNK = 2**24
+LEVELS = ("bytes", "characters")
+
+
+class Lines(Dataset):
+    """The lines of a text file without line ends, each read from the disk on access.
+
+    A view (`map`) or a batcher converts them to numbers.
+
+    Args:
+      path: of the file.
+      encoding: one in which a line ends with the byte 10, such as utf-8 or latin-1.
+      skip_blank: leave out lines of white space.
+
+    Raises:
+      LearnerError: there is no such file, no line in it, or a line that is not in the encoding (on access).
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "poem.txt")
+    >>> _ = path.write_text("one\\n\\ntwo\\n")
+    >>> lines = Lines(path, skip_blank=True)
+    >>> len(lines), lines[1]
+    (2, 'two')
+    """
+
+    def __init__(self, path: PathLike, encoding: str = "utf-8", skip_blank: bool = False) -> None:
+        self._path = present(path, "Lines").absolute()
+        self._encoding = encoding
+        try:
+            if "\n".encode(encoding) != b"\n":
+                raise LearnerError(
+                    f"encoding is {encoding!r}: Lines needs one in which a line ends with the byte 10",
+                    code="data-encoding-unusable",
+                    encoding=encoding,
+                )
+        except (LookupError, TypeError) as error:
+            raise LearnerError(
+                f"encoding is {encoding!r}: {error}", code="data-encoding-unusable", encoding=encoding
+            ) from error
+        self._bytes = _mapped(self._path, "Lines")
+        ends = np.concatenate([_newlines(self._bytes, first) for first in range(0, len(self._bytes), CHUNK)])
+        if not len(ends) or ends[-1] != len(self._bytes) - 1:
+            ends = np.append(ends, len(self._bytes))
+        self._starts, self._ends = np.append(0, ends[:-1] + 1), ends
+        self._numbers = np.arange(len(ends))  # of the lines that are left, from 0
+        if skip_blank:
+            self._numbers = np.array([i for i in self._numbers if self._raw(i).strip()], np.int64)
+        if not len(self._numbers):
+            raise LearnerError(f"{self._path} has no lines", code="data-without-rows")
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> str:
+        number = self._numbers[item_number(index, len(self), "Lines")]
+        try:
+            return self._raw(number).decode(self._encoding)
+        except UnicodeError as error:
+            raise LearnerError(f"{self._path}, line {number + 1}: {error}", code="data-line-unreadable") from error
+
+    def _raw(self, number: Any) -> bytes:
+        return self._bytes[self._starts[number] : self._ends[number]].tobytes().removesuffix(b"\r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bytes": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _bytes=_mapped(state["_path"], "Lines"))
+
+
+class TextWindows(Dataset):
+    """A text file as rows for a model that predicts what comes next.
+
+    Args:
+      path: of the file.
+      length: bytes or characters in a row.
+      stride: from the start of a row to the start of the next; default `length`: rows do not overlap.
+      level: "bytes": 256 classes, and the file stays on the disk; "characters": the text is in memory, and the classes
+        are the positions in `vocabulary`.
+      vocabulary: all characters in the order of their numbers; default: those of the file, sorted. Pass that
+        of the training text to all other splits.
+      encoding: of the file, for characters.
+
+    Attributes:
+      vocabulary: the characters; empty for bytes.
+      classes: the number of classes.
+
+    Items are `text` int32 `[length]` and `target`, the same one later.
+
+    Raises:
+      LearnerError: there is no such file, it is shorter than a row, not in the encoding, or has a character that is
+        not in the vocabulary.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "a.txt")
+    >>> _ = path.write_text("abcabca")
+    >>> rows = TextWindows(path, length=3, level="characters")
+    >>> len(rows), rows.vocabulary, rows[1]["text"].tolist(), rows[1]["target"].tolist()
+    (2, 'abc', [0, 1, 2], [1, 2, 0])
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        length: int,
+        stride: int | None = None,
+        level: str = "bytes",
+        vocabulary: str | None = None,
+        encoding: str = "utf-8",
+    ) -> None:
+        self._path = present(path, "TextWindows").absolute()
+        self._length = check_int("length", length, least=1)
+        self._stride = self._length if stride is None else check_int("stride", stride, least=1)
+        if level not in LEVELS:
+            raise LearnerError(
+                f"level is {level!r}: {near(str(level), LEVELS)}", code="data-text-level-unknown", level=level
+            )
+        if level == "bytes" and vocabulary is not None:
+            raise LearnerError(
+                "vocabulary is for characters: give level='characters'", code="data-text-vocabulary-level"
+            )
+        self._codes = _mapped(self._path, "TextWindows")
+        self._on_disk = level == "bytes"
+        self.vocabulary, self.classes = "", 256
+        if level == "characters":
+            self._codes, self.vocabulary = self._characters(vocabulary, encoding)
+            self.classes = len(self.vocabulary)
+        if len(self._codes) <= self._length:
+            raise LearnerError(
+                f"length is {length}: {self._path} has {len(self._codes)} {level}, give less",
+                code="data-length-too-large",
+                length=length,
+                level=level,
+            )
+
+    def _characters(self, vocabulary: str | None, encoding: str) -> tuple[np.ndarray, str]:
+        try:
+            text = self._codes.tobytes().decode(encoding)
+        except UnicodeDecodeError as error:
+            line = undecodable(self._path, encoding)
+            raise LearnerError(
+                f"{self._path}, line {line}: it is no {encoding} ({error.reason})",
+                code="data-text-encoding",
+                line=line,
+                encoding=encoding,
+            ) from error
+        except (LookupError, TypeError, UnicodeError) as error:
+            raise LearnerError(
+                f"{self._path} is not {encoding}: {error}", code="data-text-encoding", encoding=encoding
+            ) from error
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        known = np.unique(points) if vocabulary is None else np.array([ord(c) for c in vocabulary], np.uint32)
+        order = np.argsort(known, kind="stable")
+        at = np.searchsorted(known[order], points).clip(max=max(len(known) - 1, 0))
+        unknown = np.flatnonzero(known[order][at] != points) if len(known) else np.arange(len(points))
+        if len(unknown):
+            line = text.count("\n", 0, int(unknown[0])) + 1
+            raise LearnerError(
+                f"{self._path}, line {line}: {text[unknown[0]]!r} is not in the vocabulary",
+                code="data-character-unknown",
+                line=line,
+            )
+        return order[at].astype(np.int32), "".join(map(chr, known))
+
+    def __len__(self) -> int:
+        return (len(self._codes) - 1 - self._length) // self._stride + 1
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        row = item_number(index, len(self), "TextWindows")
+        start = row * self._stride
+        codes = self._codes[start : start + self._length + 1].astype(np.int32)
+        return {"text": codes[:-1], "target": codes[1:]}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_codes": None if self._on_disk else self._codes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        codes = _mapped(state["_path"], "TextWindows") if state["_on_disk"] else state["_codes"]
+        self.__dict__.update(state, _codes=codes)
+
+
+def _mapped(path: Any, what: str) -> np.ndarray:
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise LearnerError(
+            f"{what}: {path} {'is empty' if not path.stat().st_size else error}", code="data-text-unusable", path=path
+        ) from error
+
+
+def _newlines(text: np.ndarray, first: int) -> np.ndarray:
+    return np.flatnonzero(text[first : first + CHUNK] == 10) + first

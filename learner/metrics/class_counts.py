@@ -1,0 +1,157 @@
+"""Four exact counts of right and wrong predictions for each class, and the metrics computed from them."""
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.metrics.base import Array, Info, Metric
+from learner.metrics.class_arguments import (
+    Classes,
+    as_int,
+    average_part,
+    binary_problem,
+    choice_problem,
+    class_names,
+    classes_problem,
+    ignore_label_problem,
+    metric_name,
+    refuse,
+    threshold_part,
+    threshold_problem,
+    top_k_problem,
+)
+from learner.metrics.class_averages import averaged, per_class
+from learner.metrics.counts import Count
+from learner.metrics.scores import Scores, decided, read_scores
+
+# The rows of the state: predicted and present, predicted only, present only, neither; and what is strange.
+HITS, FALSE, MISSED, NEITHER, STRANGE = range(5)
+
+
+class ClassMetric(Metric, abc.ABC):
+    """A fraction of the counts of each class, averaged over the classes.
+
+    For each class: TP labels that are predicted, FP predictions that are not the label, FN labels that are not
+    predicted, and TN, neither. The counts are exact to 2⁶⁴. What a class has is NaN where the fraction is 0 / 0 (for
+    precision: a class that was never predicted, for recall: without labels), and averages are over the others: it is
+    scikit-learn's `zero_division=nan`.
+
+    A row that counts and has a NaN among its scores, or a label that is none of the classes, makes the value NaN. Of
+    several labels for each row that is so for targets other than 0 and 1, and only for the classes which have them.
+
+    Args:
+      classes: how many there are, or their names; 1 for one score whose label is 0 or 1.
+      average: `"macro"` (all classes count the same), `"weighted"` (by their labels), `"micro"` (the fraction of the
+        summed counts), `"binary"` (class 1 of two, or the only one) or `"none"`: a table of all classes, no number.
+      threshold: the probability above which a label is predicted. Of several labels it is 0.5 when left out; of two
+        classes it is for class 1, and the higher score wins when left out.
+      top_k: of one label for each row, predict so many classes with the highest scores. Of equal scores the smaller
+        number comes first.
+      ignore_label: the label that says "do not count this one", such as -100 for padded tokens.
+
+    Raises:
+      LearnerError: for arguments that are none of these; when updated with scores and labels that do not fit.
+    """
+
+    base = ""
+    unit = ""
+    higher_is_better = True
+    fields = ("logits", "targets")
+    undefined = (
+        "its fraction is 0 / 0 (nothing of a class was there, or was predicted), or a label outside of the classes or "
+        "a NaN among the scores counted"
+    )
+
+    def __init__(
+        self,
+        classes: Classes,
+        average: str = "macro",
+        threshold: float | None = None,
+        top_k: int | None = None,
+        ignore_label: int | None = None,
+    ) -> None:
+        what = type(self).__name__
+        refuse(
+            what,
+            [
+                classes_problem(what, classes),
+                choice_problem(what, "average", average),
+                binary_problem(what, average, classes),
+                threshold_problem(what, threshold),
+                top_k_problem(what, top_k, threshold, classes),
+                ignore_label_problem(what, ignore_label),
+                self._problem(),
+            ],
+        )
+        parts = [average_part(average), threshold_part(threshold), None if top_k is None else f"top {top_k}"]
+        self.name = metric_name(self.base, parts, ignore_label)
+        self.classes = class_names(classes)
+        self.numeric = average != "none"
+        self.ignore_label = as_int(ignore_label)
+        self._average, self._threshold, self._top_k = average, threshold, as_int(top_k)
+
+    def _problem(self) -> str | None:
+        """Return the problem with further arguments, if any."""
+        return None
+
+    @abc.abstractmethod
+    def ratio(self, hits: Count, false: Count, missed: Count, neither: Count) -> tuple[Array, Array]:
+        """Return the numerator and the denominator of the fraction, float32 of the counts' shape."""
+
+    def init(self) -> Count:
+        """Return the state of no labels: the counts `[5, classes]`."""
+        return Count.zero((5, len(self.classes)))
+
+    def update(self, state: Count, output: Any, info: Info) -> Count:
+        """Add a batch: `logits` and `targets` of one of the three kinds, and their `mask`, if any."""
+        scores = read_scores(self.name, output, len(self.classes), self.ignore_label).flat()
+        predicted, present = _predicted(self.name, scores, self._threshold, self._top_k), scores.present()
+        strange, counted = scores.strange(), scores.counted
+        if not scores.several:
+            strange, counted = (jnp.broadcast_to(x[:, None], present.shape) for x in (strange, counted))
+        used = counted & ~strange
+        cases = (predicted & present, predicted & ~present, ~predicted & present, ~predicted & ~present)
+        counts = [(case & used).sum(0, dtype=jnp.uint32) for case in cases]
+        return state.plus(jnp.stack([*counts, (counted & strange).sum(0, dtype=jnp.uint32)]))
+
+    def merge(self, a: Count, b: Count) -> Count:
+        """Merge two states."""
+        return a.merge(b)
+
+    def compute(self, state: Count) -> Array:
+        """Return a float32 scalar from 0 to 1, or `[classes]` for `average="none"`; NaN where it is not defined."""
+        strange = state[STRANGE].value() > 0
+        if self._average == "micro":
+            state = state.sum(1)
+        hits, false, missed, neither = (state[case] for case in (HITS, FALSE, MISSED, NEITHER))
+        above, below = self.ratio(hits, false, missed, neither)
+        values = jnp.where(below > 0, above / jnp.where(below > 0, below, 1), jnp.nan)
+        if self._average == "none":
+            return jnp.where(strange, jnp.nan, values)
+        if self._average != "micro":
+            values = averaged(values, self._average, hits.merge(missed).value(), jnp)
+        return jnp.where(strange.any(), jnp.nan, values)
+
+    def text(self, value: Any) -> str:
+        """Return the number, or the table of `average="none"`: a line for each class."""
+        return super().text(value) if self.numeric else per_class(self.classes, value)
+
+
+def _predicted(name: str, scores: Scores, threshold: float | None, top_k: int | None) -> Array:
+    """Return bool `[rows, classes]`: True for the classes that are predicted."""
+    if top_k is not None:
+        if scores.several:
+            raise LearnerError(
+                f"{name} got several labels for each row; top_k is for one: use a threshold",
+                code="metric-top-k-multilabel",
+                name=name,
+            )
+        # jax.lax.top_k orders -0.0 below 0.0; comparisons, as in argmax and NumPy, do not.
+        logits = jnp.where(scores.logits == 0, 0, scores.logits)
+        best = jax.lax.top_k(logits, top_k)[1].astype(jnp.int32)
+        return scores.one_of(best).any(1)
+    best = decided(name, scores, threshold)
+    return best == 1 if scores.several else scores.one_of(best)

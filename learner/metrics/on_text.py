@@ -1,0 +1,135 @@
+"""Metrics of sequences on texts: words or characters instead of tokens."""
+
+import copy
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError, near
+from learner.metrics.base import CollectingMetric, Info
+from learner.metrics.tokens import Ends
+
+UNITS: dict[str, Callable[[str], Sequence[str]]] = {"words": str.split, "characters": list}
+ROWS = 256  # that are compared at once
+
+
+class OnText(CollectingMetric):
+    """A metric of sequences on texts: tokens are decoded at the end of a split, and their words (what white space
+    separates) or characters compared.
+
+    Tokens are collected on the host until then; it has no value per step. All batches of a split need one length.
+
+    Args:
+      metric: `WordErrorRate()`, `CharacterErrorRate()`, `BLEU()`, `RougeL()` or `ExactMatch()`. Its `pad_id` and
+        `eos_id` say which tokens are decoded.
+      decode: a function of a list of token numbers that returns their text, such as the `decode` of a tokenizer.
+      units: `"words"` or `"characters"`; default: characters for `CharacterErrorRate`, else words.
+
+    Raises:
+      LearnerError: for another metric or other units; when `decode` fails, or returns no text. It is tried without any
+        token at once.
+
+    >>> from learner.metrics.edits import WordErrorRate
+    >>> from learner.steps.outputs import GeneratedOutput
+    >>> pieces = ["to", "day", " is", " sun"]
+    >>> metric = OnText(WordErrorRate(), lambda ids: "".join(pieces[i] for i in ids))
+    >>> out = GeneratedOutput.of(jnp.array([[0, 1, 2]]), jnp.array([[3, 1, 2]]))
+    >>> print(metric.name, metric.compute(metric.collect(out)))   # today is, sunday is
+    Word Error Rate on Text 0.5
+    """
+
+    fields = ("predictions", "targets")
+
+    def __init__(self, metric: Any, decode: Callable[[list[int]], str], units: str | None = None) -> None:
+        ends = getattr(metric, "_ends", None)
+        if not isinstance(ends, Ends):
+            needs = "WordErrorRate(), CharacterErrorRate(), BLEU(), RougeL() or ExactMatch()"
+            raise LearnerError(f"OnText got {metric!r}; it needs {needs}", code="metric-text-type")
+        if not callable(decode):
+            raise LearnerError(
+                f"decode of OnText is {decode!r}; it needs a function of a list of token numbers",
+                code="metric-decode-type",
+            )
+        _decoded(decode, [], "OnText")  # rather now than at the end of an epoch
+        units = metric.units if units is None else units
+        if units not in UNITS:
+            raise LearnerError(
+                f"units of OnText is {units!r}: {near(str(units), list(UNITS))}",
+                code="metric-units-unknown",
+                units=units,
+            )
+        own = {name: getattr(metric, name) for name in ("higher_is_better", "unit", "description", "undefined")}
+        vars(self).update(own)
+        self.name = f"{metric.name} on Text" + ("" if units == metric.units else f" by {units}")
+        self._ends, self._decode, self._units = ends, decode, UNITS[units]
+        self._metric = copy.copy(metric)
+        self._metric._ends = Ends(metric.name, -1, None)
+
+    def collect(self, output: Any) -> dict[str, Any]:
+        """Return, traced, the tokens of both, how many of each row count, and which rows do."""
+        predicted, target, rows = self._ends.pairs(output)
+        tokens = {"predicted": predicted.ids, "predicted length": predicted.length}
+        return tokens | {"target": target.ids, "target length": target.length, "rows": rows}
+
+    def compute(self, rows: dict[str, Any]) -> float:
+        """Compute the metric over all texts of the split."""
+        kept = {name: np.asarray(x)[np.asarray(rows["rows"])] for name, x in rows.items()}
+        known: dict[str, int] = {}
+        sides = [self._numbered(kept[side], kept[f"{side} length"], known) for side in ("predicted", "target")]
+        with jax.default_device(_cpu()):
+            state, update = self._metric.init(), jax.jit(self._update)
+            for first in range(0, len(kept["rows"]), ROWS):
+                state = update(state, *(_padded(side[first : first + ROWS]) for side in sides))
+            return float(self._metric.compute(state))
+
+    def _update(self, state: Any, predictions: Any, targets: Any) -> Any:
+        output = types.SimpleNamespace(predictions=predictions, targets=targets)
+        return self._metric.update(state, output, Info(jnp.int32(0), jnp.float32(1)))
+
+    def _numbered(self, ids: np.ndarray, lengths: np.ndarray, known: dict[str, int]) -> list[list[int]]:
+        """Return numbers for the words of each row."""
+        numbered = []
+        for row, length in zip(ids, lengths, strict=True):
+            text = _decoded(self._decode, row[:length].tolist(), self.name)
+            numbered.append([known.setdefault(word, len(known)) for word in self._units(text)])
+        return numbered
+
+
+def _decoded(decode: Callable[[list[int]], str], ids: list[int], name: str) -> str:
+    try:
+        text = decode(ids)
+    except Exception as error:
+        raise LearnerError(
+            f"decode of {name} cannot take {ids}: {type(error).__name__}: {error}",
+            code="metric-decode-failed",
+            name=name,
+        ) from error
+    if not isinstance(text, str):
+        raise LearnerError(
+            f"decode of {name} returned {type(text).__name__} for {ids}; it needs to return a str",
+            code="metric-decode-returns-no-text",
+            name=name,
+        )
+    return text
+
+
+def _padded(rows: list[list[int]]) -> np.ndarray:
+    """Return int32 `[rows, length]` with -1 behind each row. There are few lengths, as each is compiled."""
+    longest = max(map(len, rows), default=0)
+    padded = np.full((len(rows), 2 ** math.ceil(math.log2(max(longest, 8)))), -1, np.int32)
+    for row, numbers in zip(padded, rows, strict=True):
+        row[: len(numbers)] = numbers
+    return padded
+
+
+def _cpu() -> Any:
+    """Return the host, where JAX has it as a device: the run's own devices are busy."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return jax.local_devices()[0]

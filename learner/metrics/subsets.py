@@ -1,0 +1,314 @@
+"""Metrics of parts of the rows."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.adaptors import Adapted
+from learner.metrics.base import Array, CollectingMetric, Info, Metric, MetricBase, all_within, rows_mask
+from learner.metrics.rows import as_int32
+
+
+class Subset(Metric):
+    """A metric over the rows of which a field of the output has one value: `Accuracy of cats`.
+
+    Args:
+      metric: one that reads rows and honours the output's `mask`, as all of this package do. One that is `Adapted`
+        needs an argument that is the mask. Of one that collects its rows (a `CollectingMetric`, such as `AUROC`) it
+        makes one that does so, too.
+      by: the field: integers or booleans, `[batch]`, or of each token `[batch, length]`.
+      value: that rows of the subset have: a whole number, or True or False.
+      name: of the subset; default: `group 0`.
+
+    Raises:
+      LearnerError: for a metric that is not of rows, or reads no mask; for a value that is no whole number; when
+        updated with a field of another shape or dtype.
+
+    >>> import types
+    >>> from learner.metrics.classification import Accuracy
+    >>> out = types.SimpleNamespace(logits=jnp.eye(3), targets=jnp.array([0, 1, 0]), group=jnp.array([0, 0, 1]))
+    >>> metric, info = Subset(Accuracy(), "group", 0, "cats"), Info(step=jnp.int32(0), weight=jnp.float32(3))
+    >>> print(metric.name, metric.compute(metric.update(metric.init(), out, info)))
+    Accuracy of cats 1.0
+    """
+
+    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+        """Return the variant for collected rows if the metric collects rows."""
+        return (
+            _CollectedSubset(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+        )
+
+    def __init__(self, metric: Metric, by: str, value: int, name: str | None = None) -> None:
+        self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
+
+    def init(self) -> Any:
+        """Return the state of no rows."""
+        return self._metric.init()
+
+    def update(self, state: Any, output: Any, info: Info) -> Any:
+        """Add the rows of a batch that are of the subset."""
+        return self._metric.update(state, _part(self.name, output, self._by, self._of), info)
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """Merge two states."""
+        return self._metric.merge(a, b)
+
+    def compute(self, state: Any) -> Any:
+        """Compute the wrapped metric; NaN if the subset has no rows."""
+        return self._metric.compute(state)
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return self._metric.text(value)
+
+
+class By(Metric):
+    """A metric of each group of rows, as a text at the end of a split: `cats 0.5, dogs 0.75`.
+
+    `Subset` makes numbers of them that can be plotted and monitored.
+
+    Args:
+      metric: as for `Subset`; one that is a number.
+      by: the field of the output that says the group.
+      names: of the groups by value (a whole number, or its text, as in JSON), or a list of the names of 0, 1, 2 and
+        so on. Rows of other groups do not count.
+
+    Raises:
+      LearnerError: as for `Subset`; without names, or for two that are the same; for a metric that is no number.
+
+    >>> import types
+    >>> from learner.metrics.classification import Accuracy
+    >>> out = types.SimpleNamespace(logits=jnp.eye(3), targets=jnp.array([0, 1, 0]), group=jnp.array([0, 0, 1]))
+    >>> metric, info = By(Accuracy(), "group", ["cats", "dogs"]), Info(step=jnp.int32(0), weight=jnp.float32(3))
+    >>> metric.text(metric.compute(metric.update(metric.init(), out, info)))
+    'cats 1, dogs 0'
+    """
+
+    numeric = False
+
+    def __new__(cls, metric: Metric | CollectingMetric, *args: Any, **kwargs: Any) -> Any:
+        """Return the variant for collected rows if the metric collects rows."""
+        return _CollectedBy(metric, *args, **kwargs) if isinstance(metric, CollectingMetric) else super().__new__(cls)
+
+    def __init__(self, metric: Metric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
+        self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
+
+    def init(self) -> Any:
+        """Return the state of no rows."""
+        return tuple(self._metric.init() for _ in self._names)
+
+    def update(self, state: Any, output: Any, info: Info) -> Any:
+        """Add the rows of a batch, each to its group."""
+        parts = (_part(self.name, output, self._by, value) for value in self._names)
+        return tuple(self._metric.update(s, part, info) for s, part in zip(state, parts, strict=True))
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """Merge two states."""
+        return tuple(self._metric.merge(x, y) for x, y in zip(a, b, strict=True))
+
+    def compute(self, state: Any) -> Array:
+        """Return float32 `[groups]`; NaN for a group without rows."""
+        return jnp.stack([jnp.asarray(self._metric.compute(s), jnp.float32) for s in state])
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return _texts(self._metric, self._names, value)
+
+
+class _CollectedSubset(CollectingMetric):
+    """A `Subset` of a metric that collects rows; the host separates the groups."""
+
+    def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
+        self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
+
+    def collect(self, output: Any) -> dict[str, Any]:
+        """Return the metric's rows, and their groups."""
+        return _collected(self.name, self._metric, output, self._by)
+
+    def compute(self, rows: Any) -> Any:
+        """Compute the wrapped metric; NaN if the subset has no rows."""
+        return _value_of(self._metric, rows, self._of)
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return self._metric.text(value)
+
+
+class _CollectedBy(CollectingMetric):
+    """`By` of a metric that collects rows; the host separates the groups."""
+
+    numeric = False
+
+    def __init__(self, metric: CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
+        self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
+
+    def collect(self, output: Any) -> dict[str, Any]:
+        """Return the metric's rows, and their groups."""
+        return _collected(self.name, self._metric, output, self._by)
+
+    def compute(self, rows: Any) -> np.ndarray:
+        """Return float64 `[groups]`; NaN for a group without rows."""
+        return np.array([_value_of(self._metric, rows, value) for value in self._names], np.float64)
+
+    def text(self, value: Any) -> str:
+        """Return the text of the wrapped metric."""
+        return _texts(self._metric, self._names, value)
+
+
+class _Part:
+    """An output with another mask."""
+
+    def __init__(self, output: Any, mask: Array) -> None:
+        self._output, self.mask = output, mask
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
+
+
+def _number(value: Any) -> int | None:
+    """Return the number of a group if an output can have it, otherwise None."""
+    if isinstance(value, str) and re.fullmatch("-?[0-9]+", value):  # as keys in JSON are
+        value = int(value)
+    fits = isinstance(value, int | np.integer | np.bool_) and -(2**31) <= value < 2**31
+    return int(value) if fits else None
+
+
+def _named(names: Any) -> dict[int, str] | None:
+    """Return the names by the numbers of groups if each is a different text, otherwise None."""
+    if isinstance(names, str) or not isinstance(names, Mapping | Sequence):
+        return None
+    given = list(names.items() if isinstance(names, Mapping) else enumerate(names))
+    known = {number: name for value, name in given if (number := _number(value)) is not None and isinstance(name, str)}
+    return known if given and len(set(known.values())) == len(given) else None
+
+
+def _groups(name: str, output: Any, by: str, most: int) -> Array:
+    """Return int32: the group of each row, or of each token if there may be two axes."""
+    group = jnp.asarray(getattr(output, by))
+    if not (jnp.issubdtype(group.dtype, jnp.integer) or group.dtype == bool) or not 1 <= group.ndim <= most:
+        raise LearnerError(
+            f"{name} got {by} {group.dtype}{list(group.shape)}; it needs the number of a group for each row: integers "
+            f"[batch]{', or [batch, length]' if most == 2 else ''}",
+            code="metric-group-type",
+            name=name,
+            by=by,
+        )
+    return as_int32(group)
+
+
+def _collected(name: str, metric: CollectingMetric, output: Any, by: str) -> dict[str, Any]:
+    """Return the values that a metric collects, and the groups `[rows]`."""
+    rows, groups = metric.collect(output), _groups(name, output, by, most=1)
+    for leaf in jax.tree.leaves(rows):
+        if leaf.shape[:1] != groups.shape:
+            raise LearnerError(
+                f"{name} got {by} of shape {groups.shape}, and {metric.name} collects {leaf.dtype}{list(leaf.shape)}; "
+                "it needs one group for each row",
+                code="metric-group-shape",
+                name=name,
+                by=by,
+            )
+    return {"rows": rows, "groups": groups}
+
+
+def _value_of(metric: CollectingMetric, rows: Any, value: int) -> Any:
+    """Return the value of the rows of one group."""
+    own = rows["groups"] == value
+    return metric.compute(jax.tree.map(lambda x: x[own], rows["rows"])) if own.any() or not metric.numeric else np.nan
+
+
+def _texts(metric: Metric | CollectingMetric, names: Mapping[int, str], values: Any) -> str:
+    pairs = zip(names.values(), np.asarray(values), strict=True)
+    return ", ".join(f"{name} {metric.text(x)}" for name, x in pairs)
+
+
+def _part(name: str, output: Any, by: str, value: int) -> _Part:
+    """Return the output with the rows (or tokens) masked that are of another group."""
+    own = _groups(name, output, by, most=2) == value
+    mask = rows_mask(output)
+    if mask is None:
+        return _Part(output, own)
+    mask = mask.astype(bool)
+    if own.shape != mask.shape[: own.ndim] and mask.shape != own.shape[: mask.ndim]:
+        raise LearnerError(
+            f"{name} got {by} of shape {own.shape} and a mask of shape {mask.shape}; they do not fit",
+            code="metric-group-mask-shape",
+            name=name,
+            by=by,
+        )
+    axes = max(own.ndim, mask.ndim)
+    own, mask = (x.reshape(x.shape + (1,) * (axes - x.ndim)) for x in (own, mask))
+    shape = np.broadcast_shapes(own.shape, mask.shape)
+    return _Part(output, jnp.broadcast_to(own, shape) & jnp.broadcast_to(mask, shape))
+
+
+def _subset(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, value: int, name: str | None) -> int:
+    """Check the arguments of a `Subset`, and return the number of its group."""
+    _check(metric, "Subset")
+    number = _number(value)
+    if number is None:
+        raise LearnerError(
+            f"value of Subset is {value!r}; it needs the number of a group: Subset({type(metric).__name__}(...), "
+            f"{by!r}, 0, 'cats')",
+            code="metric-subset-value",
+            value=value,
+            by=by,
+        )
+    wrapper.name = f"{metric.name} of {f'{by} {value}' if name is None else name}"
+    undefined = f"no row of it has {by} = {value}, or {metric.undefined}"
+    _copy_attributes(wrapper, metric, by, numeric=metric.numeric, description=metric.description, undefined=undefined)
+    return number
+
+
+def _by(
+    wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]
+) -> dict[int, str]:
+    """Check the arguments of a `By`, and return the names of its groups."""
+    _check(metric, "By")
+    if not metric.numeric:
+        raise LearnerError(
+            f"By got {metric.name}, which is no number; it needs one that is, or use Subset",
+            code="metric-group-not-a-number",
+        )
+    known = _named(names)
+    if known is None:
+        raise LearnerError(
+            f"names of By is {names!r}; it needs a name for each group, by its number: {{0: 'cats', 1: 'dogs'}}, "
+            "or a list of the names of 0, 1 and so on: ['cats', 'dogs']",
+            code="metric-group-names",
+        )
+    wrapper.name = f"{metric.name} by {by}"
+    _copy_attributes(wrapper, metric, by, description=f"{metric.description}, by {by}")
+    return known
+
+
+def _copy_attributes(wrapper: MetricBase, metric: Metric | CollectingMetric, by: str, **more: Any) -> None:
+    """Copy the attributes of the wrapped metric."""
+    attributes = {what: getattr(metric, what) for what in ("higher_is_better", "unit", "splits")}
+    vars(wrapper).update(attributes, fields=tuple(dict.fromkeys((*metric.fields, by))), inner=(metric,), **more)
+
+
+def _check(metric: Any, what: str) -> None:
+    if not isinstance(metric, Metric | CollectingMetric):
+        raise LearnerError(
+            f"{what} got {metric!r}; it needs an instance of a learner.metrics.Metric", code="metric-type"
+        )
+    if getattr(metric, "per_step", False) or "loss" in metric.fields:
+        raise LearnerError(
+            f"{what} got {metric.name}, which is a number of the whole batch; it needs a metric of rows (the loss of a "
+            "group needs the losses of its rows)",
+            code="metric-group-whole-batch",
+        )
+    for part in all_within(metric):
+        if isinstance(part, Adapted) and not part.masked:
+            raise LearnerError(
+                f"{what} got {part.name}, which does not read the output's mask and would count the rows of all "
+                "groups; say which of its arguments that is: Adapted(metric, mask='mask', ...), or "
+                "sample_weights='mask' for those of metrax",
+                code="metric-group-mask-unread",
+            )

@@ -1,0 +1,66 @@
+"""The arrays of a model: for `model.json`, and for the overview before a run."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from learner.events import ArrayInfo
+from learner.models.adapters import PARAMS, LinenAdapter, ModelAdapter
+from learner.models.freezing import frozen_leaves
+from learner.util.trees import named_leaves
+
+PyTree = Any
+
+
+def array_infos(adapter: ModelAdapter, params: PyTree, model_state: PyTree) -> tuple[ArrayInfo, ...]:
+    """Return the arrays of a model by the paths that `freeze` and error messages have: first those that are trained,
+    then the rest. Random streams are not state of a run, and are left out.
+
+    Args:
+      adapter: of the model.
+      params: of a state of the run, or shapes.
+      model_state: likewise.
+
+    >>> from learner.models.adapters import adapter_of
+    >>> adapter = adapter_of({"w": jax.numpy.ones((2, 3)), "seen": jax.numpy.int32(0)})
+    >>> for array in array_infos(adapter, adapter.params, adapter.model_state):
+    ...     print(array.path, array.shape, array.dtype, array.kind, array.trainable, array.bytes)
+    w (2, 3) float32 params True 24
+    seen () int32 arrays False 4
+    """
+    frozen = set(frozen_leaves(adapter, model_state))
+    infos = [_info(path, x, PARAMS, True) for path, x in named_leaves(params).items()]
+    rest = zip(named_leaves(model_state).items(), jax.tree.leaves(adapter.kinds), strict=True)
+    for (name, x), kind in rest:
+        path = _path(name) if isinstance(adapter, LinenAdapter) else name
+        infos.append(_info(path, x, PARAMS if path in frozen else kind, False))
+    return tuple(infos)
+
+
+def _path(name: str) -> str:
+    """Return the path without its first part: a linen model's state has frozen parameters and the other collections
+    under names of their own.
+    """
+    return name.partition(".")[2]
+
+
+def _info(path: str, x: Any, kind: str, trainable: bool) -> ArrayInfo:
+    size = math.prod(x.shape) * int(x.dtype.itemsize)
+    return ArrayInfo(path, tuple(x.shape), str(x.dtype), kind, trainable, size)
+
+
+def model_json(arrays: Sequence[ArrayInfo]) -> dict[str, Any]:
+    """Return the content of `model.json`.
+
+    Returns:
+      `parameters`: how many numbers the arrays of the kind `params` have, trained or not. `bytes`: of all arrays.
+      `arrays`: each with `path`, `shape`, `dtype`, `kind` and `trainable`.
+    """
+    rows = [
+        {"path": x.path, "shape": list(x.shape), "dtype": x.dtype, "kind": x.kind, "trainable": x.trainable}
+        for x in arrays
+    ]
+    parameters = sum(math.prod(x.shape) for x in arrays if x.kind == PARAMS)
+    return {"parameters": parameters, "bytes": sum(x.bytes for x in arrays), "arrays": rows}

@@ -1,0 +1,147 @@
+"""Averages of the parameters over the steps, which are evaluated and kept in place of the trained ones."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from learner.errors import LearnerError
+from learner.optimizers.base import OptimizerFactory, refuse_no_function
+from learner.steps.extra import accepting
+from learner.util.number_checks import is_int
+
+
+class AveragedState(NamedTuple):
+    """`averaged_params` as the parameters, float32 at least; `count`: optimizer steps so far, int32.
+
+    The learner finds the average by this name (`learner.steps.eval_params`).
+    """
+
+    count: Any
+    averaged_params: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Ema(OptimizerFactory):
+    """An exponential moving average of the parameters: `average = decay * average + (1 - decay) * params` after each
+    step. Validation, hooks, `result.model`, `load_checkpoint` and records have the average; training goes on without.
+
+    Args:
+      optimizer: a function of the rate.
+      decay: between 0 and 1. Some 1 / (1 - decay) steps count.
+      warmup: use `min(decay, (1 + step) / (10 + step))`, so that the first parameters are soon forgotten (Kingma's
+        rule in TensorFlow's `ExponentialMovingAverage`).
+      start: optimizer steps before it begins; until then it is the parameters.
+
+    Raises:
+      LearnerError: a decay outside of 0 to 1, a negative start.
+
+    >>> made = Ema(optax.sgd, decay=0.75, warmup=False)(1.0)
+    >>> params, state = jnp.float32(0), made.init(jnp.float32(0))
+    >>> updates, state = made.update(jnp.float32(-8), state, params)  # the parameter becomes 8
+    >>> float(state[1].averaged_params)
+    2.0
+    """
+
+    optimizer: Callable[[Any], Any]
+    decay: float = 0.999
+    warmup: bool = True
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay < 1:
+            raise LearnerError(
+                f"decay of Ema is {self.decay!r}; it needs a number from 0 to below 1", code="optimizer-ema-decay-value"
+            )
+        _check(self.optimizer, "Ema", start=(self.start, 0))
+
+    def __call__(self, lr: Any) -> optax.GradientTransformation:
+        """See `OptimizerFactory`."""
+        return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
+
+    def _weight(self, count: Any) -> Any:
+        since = (count - self.start).astype(jnp.float32)
+        decay = jnp.minimum(self.decay, (1 + since) / (10 + since)) if self.warmup else jnp.float32(self.decay)
+        return jnp.where(count < self.start, 1.0, 1 - decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class Swa(OptimizerFactory):
+    """Stochastic weight averaging (Izmailov et al. 2018): the mean of the parameters after step `start`, step
+    `start + every` and so on; before that, the parameters. It is evaluated and kept as in `Ema`.
+
+    The statistics of BatchNorm are those of the trained parameters: with BatchNorm prefer `Ema`, or go over the data
+    once more.
+
+    Args:
+      optimizer: a function of the rate, which should stay high or be cyclic from `start` on.
+      start: optimizer steps before the first parameters that count.
+      every: optimizer steps between those that count.
+
+    Raises:
+      LearnerError: a negative start, `every` below 1.
+
+    >>> made = Swa(optax.sgd, start=1)(1.0)
+    >>> params, state = jnp.float32(0), made.init(jnp.float32(0))
+    >>> for _ in range(4):  # the parameter becomes 1, 2, 3, 4
+    ...     updates, state = made.update(jnp.float32(-1), state, params)
+    ...     params = params + updates
+    >>> float(state[1].averaged_params)
+    3.0
+    """
+
+    optimizer: Callable[[Any], Any]
+    start: int
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self.optimizer, "Swa", start=(self.start, 0), every=(self.every, 1))
+
+    def __call__(self, lr: Any) -> optax.GradientTransformation:
+        """See `OptimizerFactory`."""
+        return optax.chain(accepting(self.optimizer(lr)), _averaged(self._weight))
+
+    def _weight(self, count: Any) -> Any:
+        since = count - self.start
+        mean = 1 / (since // self.every + 1).astype(jnp.float32)
+        return jnp.where(since < 0, 1.0, jnp.where(since % self.every == 0, mean, 0.0))
+
+
+def _averaged(weight: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Keep `average += weight(step) * (params - average)`, step from 0, params after it, and change no update."""
+
+    def init(params: Any) -> AveragedState:
+        return AveragedState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, _kept(p)), params))
+
+    def update(updates: Any, state: AveragedState, params: Any = None) -> tuple[Any, AveragedState]:
+        new = optax.apply_updates(params, updates)
+        w = weight(state.count)
+        averaged = jax.tree.map(lambda a, p: _towards(a, p.astype(a.dtype), w), state.averaged_params, new)
+        return updates, AveragedState(optax.safe_increment(state.count), averaged)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _towards(average: Any, value: Any, weight: Any) -> Any:
+    # All of it at once: `average + 1 * (value - average)` is not `value` to the bit.
+    return jnp.where(weight == 1, value, average + weight.astype(average.real.dtype) * (value - average))
+
+
+def _kept(p: Any) -> Any:
+    return p.dtype if jnp.dtype(p.dtype).itemsize >= 4 else jnp.float32
+
+
+def _check(optimizer: Any, name: str, **numbers: tuple[Any, int]) -> None:
+    refuse_no_function(optimizer, f"the optimizer of {name}")
+    for argument, (value, least) in numbers.items():
+        if not is_int(value) or value < least:
+            raise LearnerError(
+                f"{argument} of {name} is {value!r}; it needs a whole number, {least} or more",
+                code="optimizer-number-value",
+                name=name,
+                value=value,
+                least=least,
+            )

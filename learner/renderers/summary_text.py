@@ -1,0 +1,126 @@
+"""The summary of a run as text: best and last value of each metric, time, files, and the next commands."""
+
+import importlib.util
+import os
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from learner.util.json_values import decode
+from learner.util.number_checks import is_finite
+from learner.util.text import aligned, count, duration, printable, short
+
+TIMES = {
+    "compile": "compiling",
+    "data": "waiting for data",
+    "train": "training",
+    "valid": "validation",
+    "save": "saving",
+    "other": "the rest",
+}
+"""Parts of a run's time, and what they are called here."""
+LENGTHS = {"num_epochs": "epochs", "num_steps": "steps"}
+"""Ends of runs that came as far as they should, and what they counted."""
+
+
+def heading(summary: Mapping[str, Any]) -> str:
+    """Return the length of the run and why it ended."""
+    length = f"{count(summary['epochs'], 'epoch')}, {count(summary['steps'], 'step')}"
+    return f"{length}, ended by: {printable(str(summary['stopped_by']))}"
+
+
+def table(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row of four texts for each metric, after a row of titles."""
+    rows = [["metric", "best", "epoch", "last"]]
+    for key, metric in summary["metrics"].items():
+        unit = f" ({metric['unit']})" if metric.get("unit") else ""
+        best, last = metric["best"], metric["last"]
+        epoch = printable(str(best["epoch"])) if best else "-"
+        rows.append([printable(key + unit), _text(best), epoch, _text(last)])
+    return rows
+
+
+def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
+    """Return the paths of the checkpoints and of the other files."""
+    lines = [f"directory: {printable(os.fspath(directory))}"] if directory is not None else []
+    if summary["checkpoints"]:
+        lines.append("checkpoints: " + ", ".join(map(_checkpoint, summary["checkpoints"])))
+    return [*lines, "files: " + ", ".join(map(printable, summary["artifacts"]))]
+
+
+def times(summary: Mapping[str, Any]) -> list[str]:
+    """Return the running time by part in a line, or nothing if the summary has none, as in older runs.
+
+    >>> times({"seconds": {"total": 5.1, "compile": 1.2, "data": 0.0, "train": 3.9}})
+    ['time: 5.1 s: compiling 1.2 s (24 %), training 3.9 s (76 %)']
+    """
+    measured = summary.get("seconds")
+    seconds = {key: float(x) for key, x in measured.items() if _is_time(x)} if isinstance(measured, Mapping) else {}
+    total = seconds.get("total", 0.0)
+    parts = [(TIMES[key], seconds[key]) for key in TIMES if seconds.get(key, 0.0) >= 0.01 * total > 0]
+    commands = ", ".join(f"{what} {duration(part)} ({100 * part / total:.0f} %)" for what, part in parts)
+    return [f"time: {duration(total)}: {commands}"] if commands else []
+
+
+def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
+    """Return a line with the commands for a run that has a `config.yaml`, else the calls in Python. `learner report` is
+    left out where plotly is not installed.
+
+    >>> saved = {"stopped_by": "num_epochs", "epochs": 3, "checkpoints": [{}], "metrics": {"valid/Loss": {}}}
+    >>> print(*following({**saved, "artifacts": ["config.yaml"]}, "runs/a"))
+    next: learner evaluate runs/a | learner resume runs/a --num_epochs=6 | learner report runs/a
+    >>> print(*following({**saved, "artifacts": []}, "runs/a"))
+    next: learner.evaluate(data) | .num_epochs(6).resume() | learner report runs/a
+    """
+    if directory is None:
+        return []
+    path, has_config = shlex.quote(printable(os.fspath(directory))), "config.yaml" in summary["artifacts"]
+    commands = []
+    if summary["checkpoints"] and any(key.startswith("valid") for key in summary["metrics"]):
+        commands.append(f"learner evaluate {path}" if has_config else "learner.evaluate(data)")
+    why = str(summary["stopped_by"])
+    if summary["checkpoints"] and why in LENGTHS:
+        longer = 2 * summary[LENGTHS[why]]
+        commands.append(f"learner resume {path} --{why}={longer}" if has_config else f".{why}({longer}).resume()")
+    elif summary["checkpoints"] and not why.startswith("early stopping"):
+        commands.append(f"learner resume {path}" if has_config else ".resume()")
+    if importlib.util.find_spec("plotly") is not None:  # advice that this installation can follow
+        commands.append(f"learner report {path}")
+    return ["next: " + " | ".join(commands)] if commands else []
+
+
+def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
+    """Return the table and the paths as lines without control characters.
+
+    >>> best = {"value": 0.25, "epoch": 2, "step": 90}
+    >>> loss = {"unit": "", "higher_is_better": False, "best": best, "last": {"value": 0.5, "epoch": 3, "step": 135}}
+    >>> summary = {"stopped_by": "num_epochs", "epochs": 3, "steps": 135, "metrics": {"valid/Loss": loss},
+    ...            "artifacts": ["valid"], "checkpoints": [{"epoch": 3, "step": 135, "path": "checkpoint/135"}]}
+    >>> print("\\n".join(summary_lines(summary, "runs/a")))
+    metric      best  epoch  last
+    valid/Loss  0.25      2   0.5
+    directory: runs/a
+    checkpoints: checkpoint/135 (epoch 3)
+    files: valid
+    next: learner.evaluate(data) | .num_epochs(6).resume() | learner report runs/a
+    """
+    return aligned(table(summary)) + endings(summary, directory)
+
+
+def endings(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
+    """Return the lines after the table: the time, the paths, and the next commands."""
+    return [*times(summary), *places(summary, directory), *following(summary, directory)]
+
+
+def _is_time(value: Any) -> bool:
+    return is_finite(value) and value >= 0
+
+
+def _text(point: Mapping[str, Any] | None) -> str:
+    return short(decode(point["value"])) if point else "-"
+
+
+def _checkpoint(entry: Mapping[str, Any]) -> str:
+    where = "inside an epoch" if entry["epoch"] is None else f"epoch {entry['epoch']}"
+    marks = [where] + [name for name, value in entry.items() if value is True]
+    return printable(f"{entry['path']} ({', '.join(marks)})")

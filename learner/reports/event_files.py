@@ -1,0 +1,178 @@
+"""Export of any run as an event file of TensorBoard."""
+
+import contextlib
+import os
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from learner.config.mappings import is_deep
+from learner.errors import LearnerError
+from learner.loggers.base import refuse_missing
+from learner.loggers.tfevents import Records
+from learner.reports.confusion_matrices import read_matrix
+from learner.runs.appended import refuse_special
+from learner.runs.flat_config import DEEPEST
+from learner.runs.journal import NUMBERS
+from learner.runs.layout import read_summary
+from learner.runs.run_reader import RunReader
+from learner.util.json_values import decode
+from learner.util.text import utf8_safe
+
+KIND = "tensorboard"
+FILE = re.compile(r"events\.out\.tfevents\.\d{10}\.exported")
+OTHER = "events.out.tfevents."
+LONGEST_LOG = 256 << 10
+"""Bytes of a run's log that are told: the last ones."""
+LONGEST_TEXT = 64 << 10
+"""Characters of a metric's text that are told; the pictures of large matrices are whole."""
+LAST_SECOND = 10**10 - 1
+
+
+def write_events(directory: str | os.PathLike[str], run: RunReader) -> int:
+    """Write the contents of a run's files to a TensorBoard event file, atomically.
+
+    The values of whole splits are scalars by key (`valid/Loss`), those of single steps `step/train/Loss`, as the logger
+    `TensorBoard` has them, at their optimizer steps and with the times of the journal (between its lines in
+    proportion). Metrics without a number are texts, and confusion matrices pictures too. Config, environment, commit,
+    status, summary and log are texts; the config is the run's hyper-parameters as well.
+
+    Args:
+      directory: of the event file; it is made. What was exported to it before is replaced.
+      run: whose numbers.
+
+    Returns:
+      How many records there are.
+
+    Raises:
+      LearnerError: tensorboardX is not installed, the directory holds event files of something else, or nothing can be
+        written there.
+    """
+    refuse_missing("tensorboardX", "tensorboard", "an export to TensorBoard")
+    place = Path(directory)
+    began = next((_time(entry) for entry in run.journal if _time(entry)), 0.0)
+    name = f"{OTHER}{min(int(began), LAST_SECOND):010d}.exported"
+    try:
+        refuse_special(place)
+        place.mkdir(exist_ok=True)
+        _refuse_others(place)
+        return _write(place, name, run, began)
+    except OSError as error:
+        raise LearnerError(
+            f"the events cannot be written to {place}: {error}", code="report-not-written", place=place
+        ) from error
+
+
+def _write(place: Path, name: str, run: RunReader, began: float) -> int:
+    partial = place / "export.partial"
+    partial.unlink(missing_ok=True)  # it may be a link, which would be written through
+    try:
+        with partial.open("xb") as file:
+            frames = _Frames(file)
+            _write_records(Records(frames.write), run, began)
+        for earlier in _exported(place):
+            earlier.unlink()
+        partial.replace(place / name)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return frames.count
+
+
+class _Frames:
+    """TFRecord framing: length, checksum of the length, record, checksum of the record."""
+
+    def __init__(self, file: BinaryIO):
+        from tensorboardX.record_writer import masked_crc32c
+
+        self._file, self._sum = file, masked_crc32c
+        self.count = 0
+        self._heads: dict[int, bytes] = {}  # by length: there are few
+
+    def write(self, record: bytes) -> None:
+        length = len(record)
+        if length not in self._heads:
+            head = struct.pack("<Q", length)
+            self._heads[length] = head + struct.pack("<I", self._sum(head))
+        self._file.write(self._heads[length] + record + struct.pack("<I", self._sum(record)))
+        self.count += 1
+
+
+def _exported(place: Path) -> list[Path]:
+    return [path for path in place.iterdir() if FILE.fullmatch(path.name)]
+
+
+def _refuse_others(place: Path) -> None:
+    others = [path for path in place.glob(f"{OTHER}*") if not FILE.fullmatch(path.name)]
+    if others:
+        raise LearnerError(
+            f"{place} holds event files of something else, such as {others[0].name}: every value would be there twice. "
+            "Choose another directory: -o DIR",
+            code="report-foreign-events",
+            place=place,
+        )
+
+
+def _write_records(records: Records, run: RunReader, began: float) -> None:
+    records.begin(began)
+    ended = max([began, *map(_time, run.journal)])
+    for name, content in _texts(run).items():
+        if content:
+            at = (ended, run.step) if name in ("status", "summary", "log") else (began, 0)
+            records.text(f"run/{name}", content, *at)
+    keys = [key for key in run.history if not isinstance(run.points(key)[-1].value, str)]
+    end = records.settings(run.nested_config, list(map(utf8_safe, keys)), began)
+    for key in run.keys:
+        _steps(records, run, key)
+    for entry in run.journal:
+        if entry.get("event") in NUMBERS:
+            _split(records, entry)
+    if run.status.word != "running":
+        end(ended)
+
+
+def _texts(run: RunReader) -> dict[str, str | Mapping[str, Any]]:
+    summary = read_summary(run.directory) or {}
+    log = "\n".join(run.log(LONGEST_LOG) or [])
+    commit = str(run.environment.get("commit", ""))
+    environment = {key: value for key, value in run.environment.items() if key != "commit"}
+    return {
+        "config": run.nested_config,
+        "environment": environment,
+        "commit": commit,
+        "status": str(run.status),
+        "summary": {} if is_deep(summary, DEEPEST) else summary,
+        "log": log,
+    }
+
+
+def _steps(records: Records, run: RunReader, key: str) -> None:
+    if not key.startswith("train/"):
+        return
+    series, tags = run.steps(key), [utf8_safe(f"step/{key}")]
+    walls = run.times(series.step.astype(np.float64))
+    for wall, step, value in zip(walls.tolist(), series.step.tolist(), series.mean.tolist(), strict=True):
+        records.scalars(wall, step, tags, [value])
+
+
+def _split(records: Records, entry: Mapping[str, Any]) -> None:
+    wall, step = _time(entry), entry["step"]
+    values = {utf8_safe(key): decode(value) for key, value in entry["values"].items()}
+    numbers = {key: float(value) for key, value in values.items() if not isinstance(value, str)}
+    if numbers:
+        records.scalars(wall, step, list(numbers), list(numbers.values()))
+    for key, value in values.items():
+        if isinstance(value, str):
+            more = "\n..." if len(value) > LONGEST_TEXT else ""
+            records.text(key, value[:LONGEST_TEXT] + more, wall, step)
+            if (matrix := read_matrix(value)) is not None:
+                records.picture(key, matrix.picture(), wall, step)
+
+
+def _time(entry: Mapping[str, Any]) -> float:
+    value = entry.get("time")
+    return float(value) if isinstance(value, int | float) and 0 <= value < LAST_SECOND else 0.0

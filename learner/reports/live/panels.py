@@ -1,0 +1,150 @@
+"""Texts beside the plots, without control characters."""
+
+import datetime
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from learner.reports.live.live_run import LiveRun
+from learner.reports.live.view import PlotView
+from learner.runs.layout import read_summary
+from learner.util.text import aligned, count, duration, printable, short
+
+STYLES = {"running": "bold green", "ended": "bold", "failed": "bold red", "died": "bold red", "gone": "bold red"}
+SYSTEM = ("Host CPU", "Host Memory", "Device Memory", "GPU Use")
+SPEED = ("Iteration Speed", "Rows per Second", "Tokens per Second")
+WIDEST = 24
+DAY = re.compile(r"^\d{4}-\d\d-\d\d (?=\d\d:)")
+SILENT = 30.0
+"""Seconds after which a running run that writes nothing is odd."""
+
+
+def header_line(run: LiveRun, width: int) -> Text:
+    """Return the run's name, status, progress, and the time since its last line."""
+    status = run.status
+    parts = [_of("epoch", run.epoch, run.epochs), _of("step", run.step, run.steps)]
+    if run.steps and status.word == "running":
+        parts.append(f"{min(100, 100 * run.step // run.steps)} %")
+    if run.rate and run.steps and run.steps > run.step:
+        parts.append(f"{duration((run.steps - run.step) / run.rate)} left")
+    if status.word == "running" and (run.age or 0) > SILENT:
+        parts.append(f"silent for {duration(run.age or 0)}")
+    if status.why:
+        parts.append(short(status.why))
+    requests = Text(f"  {' and '.join(run.pending)}: asked, not yet taken", "bold yellow") if run.pending else Text()
+    text = Text.assemble(
+        (printable(run.name), "bold"), " ", (status.word, STYLES.get(status.word, "")), requests, "  ", "  ".join(parts)
+    )
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def view_description(view: PlotView, runs: int) -> str:
+    """Return a description of the view's settings."""
+    parts = [f"axis: {view.x}", "each step" if view.is_each else "whole epochs"]
+    parts += ["log scale"] if view.log else []
+    parts += [f"smooth {view.smooth:g}"] if view.smooth else []
+    parts += [f"zoom x{2**view.zoom}" + ("" if view.end >= 1 else " (not at the end)")] if view.zoom else []
+    parts += ["this run only" if view.alone else f"{runs} runs"] if runs > 1 else []
+    return "  ".join(parts)
+
+
+def table(run: LiveRun, width: int) -> list[str]:
+    """Return the table of metrics: the current value, the last split, the best value and its epoch."""
+    rows = [["metric", "now", "last", "best", "epoch"]]
+    for key in run.keys:
+        row = run.row(key)
+        values = ["" if value is None else _cell(value) for value in (row.now, row.last, row.best)]
+        if run.is_text(key):
+            values = ["", "a text", ""]
+        unit = f" ({row.unit})" if row.unit else ""
+        rows.append(
+            [_cut(key + unit, min(WIDEST, max(12, width - 34))), *values, "" if row.epoch is None else str(row.epoch)]
+        )
+    return [line[:width] for line in aligned(rows)]
+
+
+def table_of_runs(runs: Sequence[LiveRun], chosen: int, width: int, height: int) -> list[str]:
+    """Return the table of runs with a mark at the selected one; of many runs, those around it."""
+    rows = [["  run", "status", "epoch", "step", "time", "age"]]
+    chosen = chosen % len(runs) if runs else 0
+    first = max(0, min(chosen - (height - 1) // 2, len(runs) - (height - 1)))
+    for number, run in enumerate(runs[first : first + max(1, height - 1)], first):
+        mark = "> " if number == chosen else "  "
+        figures = [str(run.epoch), f"{run.step}", duration(run.run.seconds), _age(run)]
+        rows.append([mark + _cut(run.name, min(WIDEST, max(8, width - 46))), run.status.word, *figures])
+    return [line[:width] for line in aligned(rows)]
+
+
+def _age(run: LiveRun, after: str = "") -> str:
+    return "" if run.age is None else duration(run.age) + after
+
+
+def log(run: LiveRun, width: int, height: int) -> list[str]:
+    """Return the newest lines of the log that fit, wrapped and without the date."""
+    lines: list[str] = []
+    for line in reversed(run.log):
+        line = DAY.sub("", line.expandtabs(4))
+        parts = textwrap.wrap(printable(line), max(width, 8), subsequent_indent="  ") or [""]
+        lines = [*parts, *lines]
+        if len(lines) >= height:
+            break
+    return lines[-height:] if height else []
+
+
+def system(run: LiveRun, width: int) -> list[str]:
+    """Return the speed, the use of the machine, and the environment of a run."""
+    rows = [("last line", _age(run, " ago")), ("running for", duration(run.run.seconds))]
+    rows += [("steps/s", short(run.rate))] if run.rate is not None else []
+    if run.saved:
+        rows.append(("checkpoint", f"step {run.saved[0]}, {duration(run.saved[1])} ago"))
+    for key in run.keys:
+        name = key.split("/", 1)[1]
+        value = run.newest(key)
+        if name in (*SYSTEM, *SPEED) and value is not None:
+            rows.append((name if key.startswith("train/") else key, f"{short(value)} {run.info(key).unit}".strip()))
+    rows += _seconds(run)
+    rows += [(_last(key), str(value)) for key, value in run.run.environment.items() if isinstance(value, str | int)]
+    begun = run.run.journal[0].get("time") if run.run.journal else None
+    if isinstance(begun, int | float) and 0 < begun < 2**33:
+        rows.append(("began", f"{datetime.datetime.fromtimestamp(begun):%Y-%m-%d %H:%M:%S}"))
+    rows.append(("directory", str(run.directory)))
+    widest = max(len(name) for name, _ in rows)
+    return [_cut(f"{name.ljust(widest)}  {value}", width) for name, value in rows]
+
+
+def _seconds(run: LiveRun) -> list[tuple[str, str]]:
+    """Return the share of time of each part, if the run has ended and recorded it."""
+    seconds = (read_summary(run.directory) or {}).get("seconds") if run.status.word == "ended" else None
+    if not isinstance(seconds, Mapping):
+        return []
+    parts: dict[str, Any] = {name: seconds[name] for name in seconds if isinstance(seconds[name], int | float)}
+    total = parts.pop("total", 0)
+    shares = [f"{name} {100 * value / total:.0f} %" for name, value in parts.items() if total > 0 and value > 0]
+    return [("time", ", ".join(shares))] if shares else []
+
+
+def waiting(texts: Sequence[str], odd: Sequence[str]) -> list[str]:
+    """Return what the program waits for, and problems with files."""
+    lines = [f"waiting: {printable(text)}" for text in texts]
+    return lines + [printable(line) for text in odd for line in text.split("\n")]
+
+
+def _of(what: str, current: int, total: int | None) -> str:
+    return f"{what} {current}/{total}" if total else count(current, what) if what == "step" else f"{what} {current}"
+
+
+def _cell(value: float | str) -> str:
+    return _cut(short(value), 12)
+
+
+def _cut(text: str, width: int) -> str:
+    text = printable(text)
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def _last(key: str) -> str:
+    return key.rsplit(".", 1)[-1]

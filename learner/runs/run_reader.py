@@ -1,0 +1,430 @@
+"""A run, read from its files."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.config.mappings import is_deep, read_mapping
+from learner.errors import LearnerError, near
+from learner.events import MetricInfo
+from learner.runs.flat_config import DEEPEST, flat
+from learner.runs.growing import GrowingLines
+from learner.runs.history import History, Point
+from learner.runs.journal import LARGEST, NUMBERS, OBSERVER_KEYS, entry_of
+from learner.runs.layout import MARK, read_summary
+from learner.runs.lock import is_locked
+from learner.runs.series import epochs_in, has_steps, is_plain, step_values
+from learner.runs.thinning import Floats, Series
+from learner.util.text import printable
+
+OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
+TIME_PARTS = ("total", "compile", "data", "train", "valid", "save", "other")
+SILENT = 300
+"""Seconds without a sign of a run on another machine, after which it counts as dead."""
+AFTER = 1e-6
+"""Steps by which the start of a run lies behind the last step before it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """The status of a run.
+
+    Attributes:
+      word: `running`, `ended`, `failed` (by an exception) or `died` (without a word, as when it is killed).
+      why: the reason of its end, such as `num_epochs` or the exception; empty while it is training.
+    """
+
+    word: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.why}" if self.why else self.word
+
+
+class RunReader:
+    """A run, read from its files. What was read is cached; `refresh` reads what was added since.
+
+    Args:
+      directory: of the run.
+      name: what tables and plots call it; default: the directory's own name.
+      now: the seconds since 1970.
+
+    Raises:
+      LearnerError: there is no run.
+
+    Attributes:
+      directory: of the run.
+      name: as given.
+      history: the value of each metric at the end of each split, by key (`valid/Loss`).
+      journal: its lines, as mappings.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], name: str | None = None, now: float | None = None):
+        self.directory = Path(directory)
+        if not self.directory.is_dir():
+            raise LearnerError(
+                f"there is no directory {self.directory}", code="run-directory-missing", directory=self.directory
+            )
+        self.name = name or self.directory.resolve().name
+        if not is_plain(self.directory / MARK):
+            problem = f"has no {MARK}: it is not the directory of a run"
+            readable = os.access(self.directory, os.X_OK)
+            raise LearnerError(
+                f"{self.directory} {problem if readable else 'cannot be read: Permission denied'}",
+                code="run-directory-unreadable",
+            )
+        self._lines = GrowingLines(self.directory / MARK)
+        self._begin_anew()
+        self.refresh(now)
+
+    def _begin_anew(self) -> None:
+        self.journal: list[dict[str, Any]] = []
+        self.history = History()
+        self._count = 0
+
+    def refresh(self, now: float | None = None) -> bool:
+        """Read new lines of the journal, and update the status of the run.
+
+        Args:
+          now: the seconds since 1970.
+
+        Returns:
+          Whether the run was started again since then, so that steps that were read may be others now.
+
+        Raises:
+          LearnerError: the journal cannot be read.
+        """
+        try:
+            anew, lines = self._lines.read()
+        except OSError as error:
+            raise LearnerError(
+                f"{self.directory} cannot be read: {error.strerror}", code="run-directory-unreadable"
+            ) from error
+        self._now = time.time() if now is None else now
+        for name in ("status", "seconds", *(OF_LINES if lines or anew else ())):
+            self.__dict__.pop(name, None)
+        if anew:
+            self._begin_anew()
+        path = self.directory / MARK
+        new = [_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, self._count + 1)]
+        self._count += len(new)
+        self.journal += [entry for entry in new if entry]
+        _record(self.history, new)
+        return anew or any(entry.get("event") == "start" for entry in new)
+
+    @functools.cached_property
+    def status(self) -> Status:
+        """The status of the run: from its journal, and from the lock that a running process holds."""
+        marks = [entry for entry in self.journal if entry.get("event") in ("start", "end", "stop", "error")]
+        if marks and marks[-1]["event"] in ("end", "stop"):
+            return Status("ended", str(marks[-1].get("stopped_by", "")))
+        if marks and marks[-1]["event"] == "error":
+            return Status("failed", str(marks[-1].get("error", "")))
+        locked = is_locked(self.directory)
+        if locked is None:
+            locked = self._now - self.last_sign < SILENT
+        return Status("running") if locked else Status("died")
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The config of the run, flat: `{"model": "examples.models.MLP", "model.dropout": 0.3}`. For a run started from
+        Python it is taken from the journal. Loggers and renderers are left out.
+        """
+        return flat(self.nested_config)
+
+    @functools.cached_property
+    def nested_config(self) -> dict[str, Any]:
+        """The config of the run, nested as it was written."""
+        config = self._recorded("config")
+        if self.has_config:
+            try:
+                config = read_mapping(self.directory / "config.yaml")
+            except LearnerError as error:
+                if os.access(self.directory / "config.yaml", os.R_OK):  # it may be for its owner alone
+                    warnings.warn(str(error), stacklevel=2)
+                    config = {}
+        return {key: value for key, value in config.items() if key not in OBSERVER_KEYS}
+
+    @property
+    def has_config(self) -> bool:
+        """True if the run has a config file. A link does not count: it may lead anywhere."""
+        path = self.directory / "config.yaml"
+        return path.is_file() and not path.is_symlink()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, devices and the machine of the newest start, and the commit, if there was one."""
+        commit = self._recorded_value("commit")
+        return {**flat(self._recorded("environment")), **({"commit": commit} if commit else {})}
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Facts about the data by dotted keys (`data.train.rows`), and `train step`, eight digits that differ if the
+        train step or the optimizer computes something else, from the newest start. Runs of old versions have none.
+        """
+        recorded = self._recorded("fingerprint")
+        data, programs = recorded.get("data"), recorded.get("programs")
+        facts = flat({"data": data}) if isinstance(data, Mapping) else {}
+        if isinstance(programs, Mapping) and isinstance(hashes := programs.get("hashes"), Mapping):
+            parts = [f"{name} {text}" for name, text in sorted(hashes.items()) if not name.startswith("valid")]
+            facts["train step"] = hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
+            facts["versions"] = str(programs.get("versions"))  # of which other ones trace other programs
+        return facts
+
+    def _recorded(self, what: str) -> Mapping[str, Any]:
+        value = self._recorded_value(what)
+        return value if isinstance(value, Mapping) else {}
+
+    def _recorded_value(self, what: str) -> Any:
+        """Return a value from the newest start line of the journal."""
+        starts = [entry for entry in self.journal if entry.get("event") == "start"]
+        return starts[-1].get(what) if starts else None
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, MetricInfo]:
+        """Properties of each metric that has a value, by key."""
+        known = self.known
+        return {key: known.get(key) or _info(key, None) for key in self.history}
+
+    @functools.cached_property
+    def known(self) -> dict[str, MetricInfo]:
+        """Properties of the metrics that the run declares, by key, before they have values."""
+        infos = (read_summary(self.directory) or {}).get("metrics")
+        infos = infos if isinstance(infos, Mapping) else {}
+        for entry in self.journal:
+            if entry.get("event") == "start" and isinstance(entry.get("metrics"), Mapping):
+                infos = {**infos, **entry["metrics"]}
+        return {key: _info(key, content) for key, content in infos.items() if "/" in key}
+
+    def info(self, key: str) -> MetricInfo:
+        """Return the properties of a metric."""
+        split, name = key.split("/", 1)
+        return self.metrics.get(key) or self.known.get(key) or MetricInfo(split, name)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs that ended."""
+        return max(self.ends, default=0)
+
+    @functools.cached_property
+    def ends(self) -> dict[int, int]:
+        """The last step of each epoch that ended."""
+        return {entry["epoch"]: entry["step"] for entry in self.journal if entry.get("event") == "epoch"}
+
+    @property
+    def step(self) -> int:
+        """The last optimizer step in the journal."""
+        return max((_non_negative_int(entry.get("step")) for entry in self.journal), default=0)
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """The running time in seconds, over all resumes, including time lost between a checkpoint and a crash."""
+        if not self.journal:
+            return 0.0
+        idle = max(0.0, self._now - time_of(self.journal[-1])) if self.status.word == "running" else 0.0
+        return self._running[-1] + idle
+
+    @property
+    def time_parts(self) -> dict[str, float]:
+        """The running time in seconds by part (`total`, `compile`, `data`, `train`, `valid`, `save`, `other`), over all
+        resumes that ended in order. Empty if nothing was recorded.
+        """
+        total: dict[str, float] = {}
+        for entry in self.journal:
+            parts = entry.get("seconds") if entry.get("event") in ("end", "stop") else None
+            for name, value in parts.items() if isinstance(parts, dict) else ():
+                if name in TIME_PARTS and isinstance(value, int | float) and 0 <= value < LARGEST:
+                    total[name] = total.get(name, 0.0) + value
+        return total
+
+    @functools.cached_property
+    def _running(self) -> list[float]:
+        """The running time in seconds at each line of the journal, without breaks."""
+        total, seconds = 0.0, []
+        for entry, before in zip(self.journal, [{}, *self.journal], strict=False):
+            if before and entry.get("event") != "start":
+                total += max(0.0, time_of(entry) - time_of(before))
+            seconds.append(total)
+        return seconds
+
+    @property
+    def keys(self) -> list[str]:
+        """The metrics that have values: of splits, or of single steps of training, which come earlier."""
+        steps = [key for key in self.known if key.startswith("train/") and key not in self.history]
+        return [*self.history, *(key for key in steps if has_steps(self.directory, *key.split("/", 1)))]
+
+    def best(self, key: str) -> Point | None:
+        """Return the best value of a metric in its own direction, or None."""
+        direction = self.metrics[key].higher_is_better if key in self.metrics else None
+        return None if direction is None else self.history.best(key, direction)
+
+    def points(self, key: str) -> list[Point]:
+        """Return the values of a metric with their positions.
+
+        Raises:
+          LearnerError: the run has no such metric.
+        """
+        if key not in self.history:
+            raise LearnerError(
+                f"{self.directory} has no metric {key!r}: {near(key, list(self.history))}",
+                code="run-metric-unknown",
+                key=key,
+            )
+        return self.history.points(key)
+
+    def steps(self, key: str, most: int | None = None) -> Series:
+        """Return the values of a training metric at each optimizer step.
+
+        Args:
+          key: of the metric, such as `train/Loss`.
+          most: put neighbouring steps together until there are no more points than this, as for a plot.
+        """
+        split, name = key.split("/", 1)
+        return step_values(self.directory, split, name, self.ends, most)
+
+    def axes(self, step: Floats) -> dict[str, Floats]:
+        """Convert optimizer steps to other axes.
+
+        Args:
+          step: float64 `[steps]`.
+
+        Returns:
+          `epoch`: how many epochs had been trained, float64 `[steps]`. `time`: for how many seconds the run had been
+          running. Both are exact where the journal tells a step (at the ends of epochs, of validations inside of them,
+          and where a checkpoint was saved), linear between such steps, and extrapolated after the last.
+        """
+        steps, epochs = [0.0, *self.ends.values()], [0.0, *self.ends]
+        steps_per_epoch = _non_negative_int(self._recorded_value("steps_per_epoch"))
+        points = [(0.0, 0.0)]
+        for entry, seconds in zip(self.journal, self._running, strict=True):
+            position = float(_non_negative_int(entry.get("step")))
+            if entry.get("event") == "start":  # what came behind it was made again
+                points = [point for point in points if point[0] <= position]
+            elif entry.get("event") in (*NUMBERS, "save") and position > points[-1][0]:  # each step once
+                points.append((position, seconds))
+        places, times = (list(column) for column in zip(*points, strict=True))
+        return {
+            "epoch": _between(step, steps, epochs, 1 / steps_per_epoch if steps_per_epoch else None),
+            "time": _between(step, places, times),
+        }
+
+    def log(self, most: int) -> list[str] | None:
+        """Return the lines within the last `most` bytes of the log, or None without a log. A link does not count."""
+        path = self.directory / "experiment.log"
+        if not path.is_file() or path.is_symlink():
+            return None
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - most))
+            return file.read(most).decode(errors="replace").splitlines()
+
+    def times(self, step: Floats) -> Floats:
+        """Return the times of optimizer steps, in seconds since 1970.
+
+        Args:
+          step: float64 `[steps]`.
+
+        Returns:
+          float64 `[steps]`: the journal's times where it tells a step, linear between such places, and on behind the
+          last; 0 where it tells none. Steps before a break have times before it.
+        """
+        points = self._recorded_times()
+        if not points:
+            return np.zeros(len(step))
+        places, times = (list(column) for column in zip(*points, strict=True))
+        pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(points)]
+        pace = next((seconds / steps for steps, seconds in reversed(pairs) if steps > 2 * AFTER), 0.0)
+        return _between(step, places, times, pace)
+
+    def _recorded_times(self) -> list[tuple[float, float]]:
+        """Return recorded steps and their times, both ascending. No step runs during a break: one point lies before it,
+        at the checkpoint if one was recorded, and one just after it, at the restart.
+        """
+        points: list[tuple[float, float]] = []
+        saved: dict[int, float] = {}
+        before = 0.0
+        for entry in self.journal:
+            event, step, now = entry.get("event"), _non_negative_int(entry.get("step")), time_of(entry)
+            if event == "start":
+                points = [point for point in points if point[0] <= step]
+                last = saved.get(step, before)
+                if points and step > points[-1][0] and last > points[-1][1]:
+                    points.append((float(step), last))
+            elif event == "save":
+                saved[step] = now
+            position = step + AFTER if event == "start" else float(step)
+            if event in ("start", *NUMBERS) and (not points or position > points[-1][0]):
+                points.append((position, now))
+            before = now
+        return points
+
+    @property
+    def last_sign(self) -> float:
+        """The modification time of the newest file, in seconds since 1970."""
+        times = [0.0]
+        for path in (self.directory / MARK, self.directory / "experiment.log", *self._newest_files()):
+            with contextlib.suppress(OSError):
+                times.append(path.stat().st_mtime)
+        return max(times)
+
+    def _newest_files(self) -> Iterator[Path]:
+        """Yield the metric files of the last epoch of each split."""
+        with contextlib.suppress(OSError):
+            for split in self.directory.iterdir():
+                epochs = epochs_in(split)
+                if epochs:
+                    yield from (split / f"epoch-{epochs[-1]}").glob("*.log")
+
+
+def _record(history: History, entries: list[dict[str, Any]]) -> None:
+    for entry in entries:
+        if entry.get("event") in NUMBERS:
+            history.record_entry(entry)
+
+
+def _entry(line: bytes, location: str) -> dict[str, Any]:
+    """Parse a line of the journal. Values that are nested absurdly deep are left out, with a warning."""
+    entry = entry_of(line, location)
+    if line.count(b"{") + line.count(b"[") <= DEEPEST:
+        return entry
+    deep = [key for key, value in entry.items() if is_deep(value, DEEPEST)]
+    if deep:
+        named = printable(", ".join(deep))
+        warnings.warn(f"{location}: {named} is nested more than {DEEPEST} deep and is left out", stacklevel=3)
+    return {key: value for key, value in entry.items() if key not in deep}
+
+
+def _info(key: str, content: Any) -> MetricInfo:
+    split, name = key.split("/", 1)
+    content = content if isinstance(content, Mapping) else {}
+    direction = content.get("higher_is_better")
+    if not isinstance(direction, bool):
+        direction = False if not content and name == "Loss" else None  # before any summary: the loss is always there
+    return MetricInfo(split, name, str(content.get("unit") or ""), direction)
+
+
+def _between(x: Floats, known: Sequence[float], values: Sequence[float], slope: float | None = None) -> Floats:
+    """Interpolate linearly between known points; extrapolate with `slope`, or with the last slope."""
+    inside = np.interp(x, known, values)
+    if slope is None and len(known) > 1 and known[-1] > known[-2]:
+        slope = (values[-1] - values[-2]) / (known[-1] - known[-2])
+    return np.where(x > known[-1], values[-1] + (slope or 0.0) * (x - known[-1]), inside)
+
+
+def time_of(entry: Mapping[str, Any]) -> float:
+    """Return the time of a journal line, in seconds since 1970, or 0 if it has no valid time."""
+    value = entry.get("time")
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else 0.0
+
+
+def _non_negative_int(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < LARGEST else 0

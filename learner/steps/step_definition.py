@@ -1,0 +1,264 @@
+"""The definition of a run's steps: the user's functions, the model, and what is fixed before an optimizer is chosen.
+
+It knows how to run the train step, its gradients and the valid step. `learner.steps.step` adds the optimizer and its
+learning rate, and makes whole steps of them.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from learner.errors import LearnerError
+from learner.models.adapters import ModelAdapter, same_structure
+from learner.steps.axis import Axis
+from learner.steps.eval_params import eval_params
+from learner.steps.finite import RAISES, NonFinitePolicy
+from learner.steps.measure import MetricCollection
+from learner.steps.outputs import TrainOutput
+from learner.steps.precision import FLOAT32, Policy
+from learner.steps.remat import rematerialised
+from learner.steps.train_state import TrainState
+from learner.steps.tree_math import like, scale_by_weight, weight_of
+from learner.util.trees import named_leaves
+
+Array = Any
+PyTree = Any
+Batch = Any
+
+VALID_STREAM = 2**31 - 1  # folded into the root key for validation: no optimizer step has this number
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFn:
+    """A user's step, called in one way whatever its signature.
+
+    Attributes:
+      fn: `(model, batch)` or `(model, batch, rng)`.
+      takes_rng: which of them.
+      name: for error messages.
+    """
+
+    fn: Callable[..., Any]
+    takes_rng: bool
+    name: str
+
+    @property
+    def returns_gradients(self) -> bool:
+        """True if the signature is annotated `-> TrainOutput`."""
+        annotation = getattr(self.fn, "__annotations__", {}).get("return")
+        if isinstance(annotation, str):
+            return annotation.split(".")[-1] == TrainOutput.__name__
+        return annotation is TrainOutput
+
+    def __call__(self, model: Any, batch: Batch, rng: Array) -> tuple[Any, Any]:
+        """Return `(output, model)`. The model is the one that the step returned, or None if it returned the output
+        alone.
+        """
+        returned = self.fn(model, batch, rng) if self.takes_rng else self.fn(model, batch)
+        if isinstance(returned, tuple) and len(returned) == 2 and not hasattr(returned, "loss"):
+            return returned
+        return returned, None
+
+
+def _kind_of(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+
+
+def step_fn(model: Any, method: str, given: Callable[..., Any] | None) -> StepFn | None:
+    """Return the step that was given, or the model's method of that name, or None."""
+    fn = given if given is not None else getattr(type(model), method, None)
+    if fn is None:
+        return None
+    name = getattr(fn, "__qualname__", None) or method
+    if not callable(fn):
+        raise LearnerError(
+            f"{method} is {fn!r}; it needs a function (model, batch) or (model, batch, rng)", code="step-function-type"
+        )
+    try:
+        kinds = [p.kind for p in inspect.signature(fn).parameters.values() if p.default is p.empty or p.name == "rng"]
+    except (TypeError, ValueError):
+        kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
+    positional = [k for k in kinds if k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    if len(positional) not in (2, 3):
+        first = "self" if given is None else "model"
+        raise LearnerError(
+            f"{method} ({name}) takes {len(positional)} arguments; it needs ({first}, batch) or ({first}, batch, rng)",
+            code="step-function-signature",
+            name=name,
+        )
+    return StepFn(fn, len(positional) == 3, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepDefinition:
+    """The parts of a step that are fixed when a program is traced, except for the optimizer.
+
+    Attributes:
+      adapter: assembles the model from its arrays, and takes it apart.
+      train: the train step.
+      update: replaces the whole update: `(model, batch, lr, rng) -> (model, output)`.
+      valid: the valid step.
+      train_metrics: metrics of the train split.
+      valid_metrics: metrics of the validation splits.
+      accumulate: micro-batches per optimizer step.
+      own_grads: True if the train step returns `TrainOutput`.
+      watch: the response to a loss or a gradient that is not finite.
+      policy: the dtypes of parameters, computing and outputs.
+      matmul: the precision of matrix products, if it is not JAX's default.
+      remat: a policy of `jax.checkpoint`, by which the backward pass computes parts of the forward pass again.
+      axis: of devices that each have rows of their own. None if each device has the whole batch, or XLA splits it.
+      gather: gathers arrays that are split over devices before a step computes with them. None if none are.
+    """
+
+    adapter: ModelAdapter
+    train: StepFn | None
+    update: Callable[..., Any] | None
+    valid: StepFn | None
+    train_metrics: MetricCollection
+    valid_metrics: MetricCollection
+    accumulate: int = 1
+    own_grads: bool = False
+    watch: NonFinitePolicy = RAISES
+    policy: Policy = FLOAT32
+    matmul: str | None = None
+    remat: Callable[..., Any] | None = None
+    axis: Axis | None = None
+    gather: Callable[[str, PyTree], PyTree] | None = None
+
+    @property
+    def needs_reduction(self) -> bool:
+        """True if a step is a sum over micro-batches or devices."""
+        return self.accumulate > 1 or self.axis is not None
+
+    def differentiate(
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        batch: Batch,
+        key: Array,
+        scale: Array | None = None,
+        axis: Axis | None = None,
+    ) -> tuple[PyTree, Any, PyTree, bool]:
+        """Return the gradients, the output, the model's state after the step, and True if the gradients are multiplied
+        by the weight: where the statistics of a batch are those of all devices, the rows of each have a part in the
+        gradients of the others, which count by the weights of those.
+        """
+        synced: list[bool] = []
+
+        def forward(params: PyTree) -> tuple[Array, tuple[Any, Any, PyTree]]:
+            returned, new_state = self.run_train(params, model_state, batch, key, axis, synced)
+            grads, output = (returned.grads, returned.output) if self.own_grads else (None, returned)
+            loss, output = jnp.asarray(output.loss), self.policy.to_output_dtype(output)
+            if any(synced):
+                weight = jax.lax.stop_gradient(jnp.asarray(weight_of(output, batch), jnp.float32))
+                loss = scale_by_weight(loss, weight)
+            if scale is not None:
+                loss = loss.astype(jnp.float32) * scale
+            return loss, (grads, output, new_state)
+
+        if self.own_grads:
+            _, (grads, output, new_state) = forward(params)
+            if any(synced):
+                raise LearnerError(
+                    "the train step computes its own gradients, and those of its model's BatchNorm go through all "
+                    "devices: use strategy(Sharded()), or Replicated(sync_batch_norm=False)",
+                    code="step-sync-batch-norm",
+                )
+            grads = self.grads_like(params, grads)
+            return self.policy.to_param_dtype(grads), output, new_state, False
+        differentiated = forward if self.remat is None else rematerialised(forward, self.remat)
+        (_, (_, output, new_state)), grads = jax.value_and_grad(differentiated, has_aux=True)(params)
+        if scale is not None:
+            grads = jax.tree.map(lambda g: g / scale.astype(g.dtype), grads)
+        return grads, output, new_state, any(synced)
+
+    def run_train(
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        batch: Batch,
+        key: Array,
+        axis: Axis | None = None,
+        synced: list[bool] | None = None,
+    ) -> tuple[Any, PyTree]:
+        """Return the output of the train step, computed as `policy` says, and the model's state after it. Appends to
+        `synced` whether the batch statistics are those of all devices.
+        """
+        assert self.train is not None
+        with self.policy.allow_promotion():
+            computed = self._computed(params, model_state)
+            model = self.adapter.merge(*computed, jax.random.fold_in(key, 1), train=True)
+            if axis is not None and axis.sync_batch_norm:
+                self.adapter.sync_batch_norm(model, axis.name)
+            returned, new_model = self.train(model, self.policy.to_compute_dtype(batch), key)
+            if new_model is not None and not (hasattr(returned, "loss") or isinstance(returned, TrainOutput)):
+                raise LearnerError(
+                    f"{self.train.name} returned a pair whose first element, {_kind_of(returned)}, has no field "
+                    "'loss'; a step returns an output, such as ClassificationOutput.from_logits(logits, labels), or "
+                    "(output, model). What jax.grad takes as aux (has_aux=True) are fields of the output",
+                    code="step-output-without-loss",
+                )
+            if axis is not None and synced is not None:
+                synced.append(self.adapter.is_synced(model))
+            return returned, self.model_state_after(model, new_model, model_state, computed[1])
+
+    def _computed(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the parameters and the model's state in the dtypes that steps compute with."""
+        parts = (
+            self.policy.to_compute_dtype(params),
+            self.policy.state_to_compute_dtype(model_state, self.adapter.frozen),
+        )
+        if self.gather is None:
+            return parts
+        return self.gather("params", parts[0]), self.gather("model_state", parts[1])
+
+    def grads_like(self, params: PyTree, grads: Any) -> PyTree:
+        """Return the gradients that the train step returned, under the names of `params`."""
+        assert self.train is not None
+        what = f"{self.train.name} returned other gradients than the model's"
+        grads = same_structure(self.adapter.grads(grads), params, what)
+        each_example = self.train.returns_gradients and self.accumulate == 1  # may then be `[examples, ...]`
+        for name, g, p in zip(named_leaves(params), jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
+            if jnp.shape(g) != p.shape and not (each_example and jnp.shape(g)[1:] == p.shape):
+                raise LearnerError(
+                    f"{what}: that of {name} is {list(jnp.shape(g))}, and {name} is {list(p.shape)}",
+                    code="step-gradient-shapes",
+                    name=name,
+                )
+        return grads
+
+    def model_state_after(self, given: Any, returned: Any, before: PyTree, computed: PyTree) -> PyTree:
+        """Return the model's state after a step that was `given` a model and `returned` one, or None. `computed` is the
+        state `before` it, as it was cast for the step.
+        """
+        if returned is None and not self.adapter.changes_in_place:
+            return before
+        after = self.adapter.read(given if returned is None else returned)
+        return like(self.policy.restore_state_dtypes(after, computed, before), before, "the model's state")
+
+    def value_fn(self, state: TrainState, batch: Batch) -> Callable[[PyTree], Array]:
+        """Return the loss of a step's only batch as a function of the parameters, for optimizers that search along a
+        line.
+        """
+        key = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 0)
+
+        def value(params: PyTree) -> Array:
+            output, _ = self.run_train(params, state.model_state, batch, key)
+            return self.policy.to_output_dtype(output.output if self.own_grads else output).loss
+
+        return value
+
+    def run_valid(self, state: TrainState, batch: Batch, index: Array, replicated: bool = True) -> Any:
+        """Return the valid step's output in the dtypes that the step returns; see `StepFunctions.evaluate`."""
+        assert self.valid is not None
+        key = jax.random.fold_in(jax.random.fold_in(state.rng, VALID_STREAM), index)
+        key = key if replicated or self.axis is None else self.axis.fold(key)
+        with self.policy.allow_promotion():
+            parts = self._computed(eval_params(state.params, state.opt_state), state.model_state)
+            model = self.adapter.merge(*parts, jax.random.fold_in(key, 1), train=False)
+            output, _ = self.valid(model, self.policy.to_compute_dtype(batch), key)
+        return output

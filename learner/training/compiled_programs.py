@@ -1,0 +1,159 @@
+"""The programs of a run, compiled for its devices, and the state in the form that they take."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from learner.steps.measure import MetricCollection, Packed
+from learner.steps.program import Programs
+from learner.steps.train_state import TrainState
+from learner.strategies.base import Kind, Strategy
+
+PyTree = Any
+Leaves = list[Any]
+SPLIT_ARGUMENTS: tuple[Kind, ...] = ("same", "batch", "same", "same")  # metrics, feed, cursor, count or number
+
+
+class StateLeaves:
+    """The leaves of a train state in two lists: those that steps change, and those that none does.
+
+    The latter (the factor of the learning rate, the root key) go into programs and do not come out again: a small step
+    notices every array that does.
+
+    Attributes:
+      moving: leaves that steps change. They are donated: after the next training dispatch these arrays are gone.
+      fixed: the others.
+    """
+
+    def __init__(self, tree: Any, state: TrainState):
+        self._tree = tree
+        marks = jax.tree.map(lambda _: False, state)
+        self._is_fixed: list[bool] = jax.tree.leaves(dataclasses.replace(marks, lr_scale=True, rng=True))
+        self.replace(jax.tree.leaves(state))
+
+    def replace(self, leaves: Leaves) -> None:
+        """Hold other leaves."""
+        self.moving, self.fixed = self.split(leaves)
+
+    def split(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        """Return the leaves that steps change, and the others."""
+        pairs = list(zip(leaves, self._is_fixed, strict=True))
+        return [x for x, fixed in pairs if not fixed], [x for x, fixed in pairs if fixed]
+
+    def join(self, moving: Leaves, fixed: Leaves) -> Leaves:
+        """Return all leaves in the order of the state."""
+        kinds = {False: iter(moving), True: iter(fixed)}
+        return [next(kinds[kind]) for kind in self._is_fixed]
+
+    @property
+    def leaves(self) -> Leaves:
+        """All leaves in the order of the state."""
+        return self.join(self.moving, self.fixed)
+
+    @property
+    def state(self) -> TrainState:
+        """The state as a tree."""
+        state: TrainState = jax.tree.unflatten(self._tree, self.leaves)
+        return state
+
+
+class CompiledPrograms:
+    """The programs of a run, compiled when they are first called.
+
+    Each takes the leaves that steps change, the fixed leaves, and what its program takes besides; the train programs
+    return the former first. Arguments that come out again are donated, so that a step needs no second copy of them.
+
+    Attributes:
+      train: by kind of dispatch.
+      valid: by kind of dispatch.
+      begin: returns the sums of no micro-batches.
+      add: adds a micro-batch to the sums; by whether it is a tail.
+      finish: the update of a step from its sums.
+      outputs: of the valid step for one batch.
+      fresh: by kind of split: returns metric states of no batches.
+      values: by kind of split: returns the metrics' values, and new states in the place of the old ones.
+    """
+
+    def __init__(self, programs: Programs, strategy: Strategy, leaves: StateLeaves):
+        step = programs.step
+        sums = _sums_shardings(programs, strategy, leaves.state) if step.update is None else []
+        shardings = {"state": [x.sharding for x in leaves.moving], "sums": sums}
+        compiled = functools.partial(_compile, strategy, leaves, shardings)
+        compiled_step = functools.partial(_compile_step, strategy, leaves, shardings)
+
+        changes: tuple[Kind, ...] = ("state", "same", "same", "same")
+        train = {"loop": programs.train, "single": programs.train_single, "tail": programs.train_tail}
+        # Donated: the leaves, and the metrics' states behind the two lists of leaves.
+        self.train = {kind: compiled_step(fn, SPLIT_ARGUMENTS, changes, (0, 2)) for kind, fn in train.items()}
+        # A validation reads the state, which the next training dispatch needs: it donates the metrics' states only.
+        results: tuple[Kind, ...] = ("same",) * 4
+        self.valid = {
+            "loop": compiled(programs.valid, (*SPLIT_ARGUMENTS, "same"), results, (2,)),
+            "single": compiled(programs.valid_single, SPLIT_ARGUMENTS, results, (2,)),
+            "tail": compiled(programs.valid_tail, SPLIT_ARGUMENTS, results, (2,)),
+        }
+        self.begin = compiled(programs.begin, (), "sums")
+        self.finish = compiled_step(programs.finish, ("sums", "same"), ("state", "same", "same"), (0, 3))
+        add = ("sums", "batch", "same", "same"), ("sums", "same", "same", "same")
+        self.add = {False: compiled(programs.add, *add, (2,)), True: compiled(programs.add_tail, *add, (2,))}
+        self.outputs = compiled(programs.outputs, ("same", "same"))
+        measures = {"train": step.train_metrics, "valid": step.valid_metrics}
+        # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
+        self.fresh = {kind: strategy.compile(measure.fresh) for kind, measure in measures.items()}
+        self.values = {
+            kind: strategy.compile(functools.partial(_totals, measure), ("same",), donate=(0,))
+            for kind, measure in measures.items()
+        }
+
+
+def _compile(
+    strategy: Strategy,
+    leaves: StateLeaves,
+    shardings: Mapping[str, PyTree],
+    program: Callable[..., Any],
+    takes: Sequence[Kind],
+    gives: Sequence[Kind] | Kind = "same",
+    donate: tuple[int, ...] = (),
+) -> Any:
+    """Compile a program of all leaves as one of the two lists of leaves. `takes` is about what follows them."""
+
+    def split(moving: Leaves, fixed: Leaves, *rest: Any) -> Any:
+        return program(leaves.join(moving, fixed), *rest)
+
+    split.__name__ = program.__name__  # for profiles
+    return strategy.compile(split, ("state", "same", *takes), gives, donate, shardings)
+
+
+def _compile_step(
+    strategy: Strategy,
+    leaves: StateLeaves,
+    shardings: Mapping[str, PyTree],
+    program: Callable[..., Any],
+    takes: Sequence[Kind],
+    gives: Sequence[Kind],
+    donate: tuple[int, ...],
+) -> Any:
+    """Compile a program that returns all leaves first as one that returns those that steps change."""
+
+    def split(all_leaves: Leaves, *rest: Any) -> Any:
+        all_leaves, *more = program(all_leaves, *rest)
+        return leaves.split(all_leaves)[0], *more
+
+    split.__name__ = program.__name__
+    return _compile(strategy, leaves, shardings, split, takes, gives, donate)
+
+
+def _sums_shardings(programs: Programs, strategy: Strategy, state: TrainState) -> list[Any]:
+    """Return the shardings of the sums over micro-batches: gradients lie where their parameters do."""
+    same = strategy.scalar(0).sharding
+    sums = jax.tree.map(lambda _: same, jax.eval_shape(programs.step.begin, state))
+    grads, model_state = (jax.tree.map(lambda x: x.sharding, part) for part in (state.params, state.model_state))
+    return jax.tree.leaves(dataclasses.replace(sums, grads=grads, model_state=model_state))
+
+
+def _totals(measure: MetricCollection, packed: Packed) -> tuple[dict[str, Any], Packed]:
+    """Return the values over a split, and new states in the place of the old ones."""
+    return measure.totals(packed), measure.fresh()

@@ -1,0 +1,129 @@
+"""What a learner trains: the options, the step and its optimizer, and the state before the first step."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from learner.data.source import source_of
+from learner.data.workers import check_process
+from learner.errors import LearnerError, one_error
+from learner.optimizers.schedule_resolution import OptimizerDefinition, ResolvedOptimizer
+from learner.steps.step import StepFunctions
+from learner.steps.step_definition import StepDefinition
+from learner.steps.train_state import TrainState
+from learner.strategies.base import Strategy
+from learner.strategies.choose import choose_devices
+from learner.training.initialization import InitReport, take_initial
+from learner.training.inputs import run_length
+from learner.training.options import Options
+from learner.training.step_checks import init_problems
+
+
+class TrainingDefinition:
+    """The options, the step and the optimizer of a learner.
+
+    The step is defined anew as more becomes known: the length of the run, which resolves schedules; the arrays of
+    another run's checkpoint; and whether the train step computes its own gradients.
+
+    Args:
+      options: of the builder.
+      step: the definition of its steps.
+      optimizer: the optimizer and the learning rate as `build` was given them.
+
+    Attributes:
+      options: see above.
+      optimizer: see above.
+      step: as far as it is known.
+      init_report: the arrays that came from another run's checkpoint, or None.
+    """
+
+    def __init__(self, options: Options, step: StepDefinition, optimizer: OptimizerDefinition):
+        check_process()  # first: what follows may read a checkpoint, which a forked process cannot
+        self.options, self.optimizer = options, optimizer
+        self.init_report: InitReport | None = None
+        self._definition = step
+        self._resolved: ResolvedOptimizer | None = None  # until the length of the run is known
+        self.step: StepFunctions
+        self.change()
+        if options.start is None:
+            self.take_initial()
+
+    @functools.cached_property
+    def strategy(self) -> Strategy:
+        """The devices of the run. They are chosen at the first access, as this initializes JAX."""
+        return self.options.devices or choose_devices()
+
+    def change(self, **changes: Any) -> None:
+        """Build the step from its definition with these changes, and from the optimizer, which can train only once the
+        length of the run has resolved its schedules.
+        """
+        self._definition = dataclasses.replace(self._definition, **changes)
+        optimizer = self._resolved or self.optimizer.without_run_length()
+        self.step = StepFunctions.of(self._definition, optimizer.optimizer, optimizer.schedule)
+
+    def trial(self, options: Options, optimizer: OptimizerDefinition, **changes: Any) -> "TrainingDefinition":
+        """Return the definition of a short run of the same model with other options."""
+        return TrainingDefinition(options, dataclasses.replace(self._definition, **changes), optimizer)
+
+    def take_initial(self) -> None:
+        """Read the checkpoint that `initial_from` names, once. A run that resumes from a checkpoint of its own never
+        does.
+        """
+        if self.options.initial is not None and self.init_report is None:
+            with jax.ensure_compile_time_eval():
+                adapter, self.init_report = take_initial(self.options, self.step.adapter)
+            self.change(adapter=adapter)
+
+    # -- the length of the run -----------------------------------------------------------------------------------------
+
+    def resolve(self, batches: int | None) -> list[str]:
+        """Resolve the schedules for a run of this many batches per epoch, and return all problems that they then
+        have.
+        """
+        self._resolved, problems = self.optimizer.resolve(run_length(self.options, batches))
+        self.change()
+        return problems
+
+    def resolve_without_fit(self, train: Any) -> None:
+        """Resolve the schedules before `fit` has read the data, from the training data that `build` was given."""
+        if self._resolved is not None or not (unresolved := self.optimizer.needing_run_length()):
+            return
+        if train is None and self.options.num_steps is None:
+            place, schedule = unresolved[0]
+            raise LearnerError(
+                f"{place or 'the learning rate'}: {schedule!r} counts with the length of the run, which is known with "
+                "the training data: give it to build(..., train=), set num_steps(n), or use "
+                "schedule.resolved(num_steps=..., steps_per_epoch=...)",
+                code="schedule-length-needed",
+            )
+        batches = None if train is None else source_of(train, "train", batch_size=self.options.batch_size).batches
+        with jax.ensure_compile_time_eval():  # the step may be traced at this moment
+            problems = self.resolve(batches)
+        if problems:
+            raise one_error(problems, code="learner-untrainable")
+
+    # -- the first state -----------------------------------------------------------------------------------------------
+
+    def init(self) -> TrainState:
+        """Return the state before the first step, on one device."""
+        return self.step.init(self.optimizer.lr, self.options.seed)
+
+    def init_placed(self) -> TrainState:
+        """Return the state before the first step, placed by the strategy."""
+        places = None if self.strategy.resident else self.strategy
+        state = self.step.init(self.optimizer.lr, self.options.seed, places)
+        if self.step.adapter.fresh is not None and (problems := init_problems(state.params)):
+            raise one_error(problems, code="learner-untrainable")
+        return state
+
+    def shapes(self) -> TrainState:
+        """Return the shapes of the state before the first step. Nothing is computed."""
+        shapes: TrainState = jax.eval_shape(self.init)
+        return shapes
+
+    def placed_shapes(self) -> TrainState:
+        """Return the same shapes with the shardings of the strategy."""
+        shapes: TrainState = self.strategy.placed_shapes(self.shapes())
+        return shapes

@@ -1,0 +1,215 @@
+"""What the reporter makes of its items: lines in files, points in the history, events for listeners."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from learner.events import EpochEnded, EpochStarted, Event, ListenerThread, SplitEnded, StepsEnded
+from learner.runs.history import History
+from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.training.host_metrics import HostMetrics
+from learner.training.messages import (
+    Callback,
+    EpochFinished,
+    Item,
+    Query,
+    ReporterSnapshot,
+    SplitFinished,
+    StepsDispatched,
+    ValidationAborted,
+)
+from learner.training.nonfinite_reports import NonFiniteReports
+from learner.training.oom import OomContext
+from learner.training.step_reader import StepReader, StepsRead
+from learner.util.ownership import ThreadOwned
+
+
+class Delivery(ThreadOwned):
+    """Deliver the items of a run in order. It belongs to the reporter's thread, and its parts do as well.
+
+    Args:
+      files: of the run; None if nothing is written.
+      history: the values so far.
+      listeners: their threads.
+      reader: of the device's outputs.
+      host_metrics: of the run.
+      nonfinite: reports non-finite steps.
+      clock: seconds since 1970 (UTC), for events.
+      now: the clock of steps, in seconds.
+      epoch_values: the closed values of the current epoch that a checkpoint holds.
+
+    Attributes:
+      history: the value of every metric at every epoch and validation.
+      reader: see above.
+      nonfinite: see above.
+      summary: of the run, once it has ended.
+      handling: seconds of doing something with values that were read.
+    """
+
+    def __init__(
+        self,
+        files: RunFiles | NoFiles | None,
+        history: History,
+        listeners: Sequence[ListenerThread],
+        reader: StepReader,
+        host_metrics: HostMetrics,
+        nonfinite: NonFiniteReports,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+        epoch_values: Mapping[str, float | str] | None,
+    ):
+        self._files, self.history, self._listeners = files, history, listeners
+        self.reader, self._host_metrics, self.nonfinite = reader, host_metrics, nonfinite
+        self._clock, self._now = clock, now
+        self.summary: Mapping[str, Any] = {}
+        self.handling = 0.0
+        self._epoch_values: dict[str, float | str] = dict(epoch_values or {})
+        self._log_offsets_before_validation: Mapping[str, Any] = {}
+        self._split_began: dict[str, float] = {}
+        self._epoch_began = now()
+
+    def claim(self) -> None:
+        """Make the current thread the owner of this and its parts."""
+        super().claim()
+        for part in (self.reader, self._host_metrics, self._host_metrics.rows, self.nonfinite):
+            part.claim()
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Deliver items in order. Dispatches that follow each other are read together."""
+        began, reading = self._now(), self.reader.reading
+        # Runs of dispatches: one wait and one transfer for all that are queued, whatever their split.
+        for is_steps, group in itertools.groupby(items, lambda item: isinstance(item, StepsDispatched)):
+            if is_steps:
+                self._deliver_steps([item for item in group if isinstance(item, StepsDispatched)])
+                continue
+            for item in group:
+                self._deliver_one(item)
+            self.reader.mark_busy()
+        self.handling += self._now() - began - (self.reader.reading - reading)
+
+    def _deliver_one(self, item: Item) -> None:
+        # The host had dispatched these before it knew that a step ends the run: they describe steps in vain.
+        if self.nonfinite.halted is not None and isinstance(item, SplitFinished | EpochFinished | EpochStarted):
+            return
+        if isinstance(item, SplitFinished):
+            with OomContext(item.split):
+                self._finish_split(item)
+        elif isinstance(item, ValidationAborted):
+            self._host_metrics.discard(item.split)
+            self._split_began.pop(item.split, None)
+        elif isinstance(item, EpochFinished):
+            self._finish_epoch(item)
+        elif isinstance(item, Callback):
+            item.fn()
+        elif isinstance(item, Query):
+            item.run()
+        elif isinstance(item, Event):
+            self._emit(item)
+
+    def _emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener.put(event)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _deliver_steps(self, dispatched: Sequence[StepsDispatched]) -> None:
+        read = self.reader.read(dispatched)
+        for _, pairs in itertools.groupby(read.pairs, lambda pair: (pair[0].split, pair[0].epoch)):
+            if self.nonfinite.halted is None:
+                self._deliver_group(StepsRead(list(pairs), read.seconds, read.computing))
+
+    def _deliver_group(self, read: StepsRead) -> None:
+        """Deliver dispatches of one split and epoch that were read together."""
+        first, last = read.pairs[0][0], read.pairs[-1][0]
+        total = sum(dispatched.count for dispatched, _ in read.pairs)
+        self._split_began.setdefault(last.split, self.reader.last_end - read.seconds * total)
+        codes = np.concatenate([values.nonfinite[: dispatched.count] for dispatched, values in read.pairs])
+        count = self.nonfinite.report(first, codes) if codes.any() else total
+        numbers = np.concatenate([values.numbers[: dispatched.count] for dispatched, values in read.pairs])[:count]
+        weights = np.concatenate([values.weights[: dispatched.count] for dispatched, values in read.pairs])[:count]
+        columns = self._host_metrics.update(read, numbers, weights)
+        if self._files is not None:
+            self._files.steps(last.split, last.epoch, columns, weights)
+        # This runs for every dispatch: without listeners no event is built.
+        if self._listeners:
+            event = StepsEnded(
+                self._clock(),
+                split=last.split,
+                epoch=last.epoch,
+                first=first.first,
+                count=count,
+                in_epoch=last.in_epoch - (total - count),
+                total=last.total,
+                step=last.step - (total - count),
+                values=columns,
+                weights=weights,
+                seconds=read.seconds * count,
+            )
+            self._emit(event)
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _finish_split(self, finished: SplitFinished) -> None:
+        split, epoch, step, at_step = finished.split, finished.epoch, finished.step, finished.at_step
+        values, pictures = self._host_metrics.compute(finished, self.nonfinite.end_split(split))
+        by_key = {f"{split}/{name}": value for name, value in values.items()}
+        now = self._now()
+        seconds = now - self._split_began.pop(split, now)
+        if self._files is not None:
+            self._files.close_split(split, epoch, values, at_step)
+            if at_step is not None:
+                self._files.journal("validation", epoch=epoch, step=step, values=by_key)
+        self.history.record(split, epoch, step, values)
+        if at_step is None:
+            self._epoch_values |= by_key
+        # After the files: a listener that reads the run's directory finds the values there.
+        self._emit(SplitEnded(self._clock(), split, epoch, step, values, seconds, at_step, pictures))
+
+    def _finish_epoch(self, finished: EpochFinished) -> None:
+        values, self._epoch_values = self._epoch_values, {}
+        now = self._now()
+        seconds, self._epoch_began = now - self._epoch_began, now
+        if self._files is not None:
+            self._files.journal("epoch", epoch=finished.epoch, step=finished.step, values=values)
+        self._emit(EpochEnded(self._clock(), finished.epoch, finished.step, values, seconds))
+
+    # -- the files -----------------------------------------------------------------------------------------------------
+
+    def journal(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Write a line of the journal."""
+        if self._files is not None:
+            self._files.journal(event, **fields)
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """Write the description of the model."""
+        if self._files is not None:
+            self._files.write_model(model)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary."""
+        self.summary = summary
+        if self._files is not None:
+            self._files.write_summary(summary)
+
+    def mark_logs(self) -> None:
+        """Record the log offsets before a validation: a checkpoint of one that is interrupted has these."""
+        if self._files is not None:
+            self._log_offsets_before_validation = self._files.position()
+
+    def flush_logs(self, position: Mapping[str, Any]) -> None:
+        """Write the logs up to a position to the disk. The saver's thread may call it, as it changes nothing here."""
+        if self._files is not None:
+            self._files.to_disk(position)
+
+    def snapshot(self, in_validation: bool, with_rows: bool) -> ReporterSnapshot:
+        """Return the reporter's part of a checkpoint at this place in the order of items.
+
+        All of it is copied, as the saver's thread writes it while this one goes on.
+        """
+        assert self._files is not None
+        log = self._log_offsets_before_validation if in_validation else self._files.position()
+        rows = self._host_metrics.rows.to_store() if with_rows else {}
+        states = self._host_metrics.get_states()
+        return ReporterSnapshot(log, dict(self._epoch_values), states, rows, self.history.copy().to_json)

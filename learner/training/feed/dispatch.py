@@ -1,0 +1,56 @@
+"""One dispatch: steps that the device gets together."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+
+from learner.steps.buffers import Feed, ResidentBatches
+
+PyTree = Any
+Kind = Literal["loop", "single", "tail", "parts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """Steps that are dispatched to the device together.
+
+    Attributes:
+      kind: `loop`: steps over full micro-batches. `single`: one step of one full micro-batch, without a loop. `tail`:
+        one step that ends with the feed's ragged micro-batch. `parts`: one step whose micro-batches are accumulated one
+        by one.
+      epoch: the epoch of its micro-batches.
+      feed: the micro-batches on the device; for `parts` one feed for each.
+      start: the first micro-batch in the feed; `None`: the one after the last dispatch.
+      count: full micro-batches.
+      steps: optimizer steps (batches, in validation).
+      batches: micro-batches, the ragged one included.
+      ends_epoch: the epoch ends with it.
+      states: positions in the data after each of its steps, for data with a state.
+      rows: rows of all its micro-batches, over all processes.
+    """
+
+    kind: Kind
+    epoch: int
+    feed: Feed | list[tuple[Feed, bool]]
+    start: int | None
+    count: int
+    steps: int
+    batches: int
+    ends_epoch: bool
+    states: tuple[Any, ...] = ()
+    rows: int = 0
+
+    def shapes(self) -> PyTree:
+        """Return the shapes of a micro-batch, of the ragged one if there is one; for messages."""
+        feed = self.feed[-1][0] if isinstance(self.feed, list) else self.feed
+        if isinstance(feed, ResidentBatches):
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((feed.size, *x.shape[1:]), x.dtype), feed.data)
+        if feed.last is not None:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), feed.last)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), feed.batches)
+
+    @property
+    def data_state(self) -> Any:
+        """Return the position in the data after the last batch, as JSON; None for data without a state."""
+        return self.states[-1] if self.states else None

@@ -1,0 +1,152 @@
+"""The data of a run, read as far as the first batch of each split."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.data.abstract_source import Source
+from learner.data.batch_arrays import batch_arrays
+from learner.data.sharding import ProcessShard
+from learner.data.source import source_of
+from learner.errors import LearnerError
+from learner.runs.file_names import refuse_same_files
+from learner.schedules.base import RunLength
+from learner.steps.tree_math import rows_of
+from learner.strategies.base import Strategy
+from learner.training.feed.group import signature_of
+from learner.training.options import Options
+from learner.util.trees import named_leaves
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The data of a run.
+
+    Attributes:
+      train: the train split, if there is one.
+      valid: the validation splits by name: `valid`, or `valid-<name>` for each of several.
+      first_batches: the first batch of each split, NumPy arrays.
+      programs: the traced step of each split (`ClosedJaxpr`), once they are checked.
+    """
+
+    train: Source | None
+    valid: dict[str, Source]
+    first_batches: dict[str, PyTree]
+    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def rows(self, split: str) -> int:
+        """Return the number of rows of a split's first batch over all processes."""
+        source = self.source(split)
+        return rows_of(self.first_batches[split]) * (source.shares if source.first_part else 1)
+
+    def batch_shapes(self, split: str) -> dict[str, str]:
+        """Return dtype and shape of the fields of a split's first batch in this process."""
+        leaves = signature_of(self.first_batches[split])[1]
+        names = named_leaves(self.first_batches[split])
+        return {name: f"{dtype}{list(shape)}" for name, (shape, dtype) in zip(names, leaves, strict=True)}
+
+    def close(self) -> None:
+        """Close the sources of all splits."""
+        for source in (self.train, *self.valid.values()):
+            if source is not None:
+                source.close()
+
+    def source(self, split: str) -> Source:
+        """Return the data of a split."""
+        source = self.train if split == "train" else self.valid[split]
+        assert source is not None
+        return source
+
+
+def read_inputs(options: Options, train: Any, valid: Any, strategy: Strategy) -> Inputs:
+    """Read the data of a run and the first batch of each split."""
+    if train is None:
+        raise LearnerError(
+            "there is no training data: give it to fit(train, valid) or to build(..., train=, valid=)",
+            code="data-training-missing",
+        )
+    share = _share(strategy)
+    source = source_of(train, "train", batch_size=options.batch_size, shuffle=options.seed, share=share)
+    first = batch_arrays(source.peek(1), "train")
+    inputs = read_valid(options, valid, strategy)
+    if options.valid_batches is not None:
+        for split in inputs.valid:
+            inputs.source(split).limit(options.valid_batches)
+    refuse_endless(inputs)
+    return Inputs(source, inputs.valid, {"train": first, **inputs.first_batches})
+
+
+def refuse_endless(inputs: Inputs) -> None:
+    """Raise `LearnerError` if a validation is known never to end."""
+    for split, source in inputs.valid.items():
+        if source.endless:
+            raise LearnerError(
+                f"the {split} data has no end, and a validation reads it to its end: limit it by valid_batches(n) of "
+                "the builder, or pass a function that returns itertools.islice(data, n)",
+                code="data-validation-endless",
+                split=split,
+            )
+
+
+def run_length(options: Options, batches: int | None) -> RunLength:
+    """Return the length of a run, as far as it is known.
+
+    Args:
+      options: of the builder.
+      batches: of an epoch; `None`: the data does not say it.
+    """
+    epoch = None if batches is None else -(-batches // options.accumulate)
+    by_epochs = None if epoch is None or options.num_epochs is None else epoch * options.num_epochs
+    ends = [steps for steps in (by_epochs, options.num_steps) if steps is not None]
+    return RunLength(min(ends, default=None), epoch)
+
+
+def _share(strategy: Strategy | None) -> ProcessShard | None:
+    return None if strategy is None or strategy.share is None else ProcessShard(*strategy.share)
+
+
+def read_valid(options: Options, valid: Any, strategy: Strategy | None) -> Inputs:
+    """Read validation data only; without a strategy, each process gets all of it."""
+    sources = valid_sources(options, valid, _share(strategy))
+    return Inputs(None, sources, {split: batch_arrays(source.peek(1), split) for split, source in sources.items()})
+
+
+def valid_sources(options: Options, valid: Any, share: ProcessShard | None) -> dict[str, Source]:
+    """Return the validation splits by name."""
+    if valid is None:
+        return {}
+    named = {"valid": valid}
+    if isinstance(valid, dict):
+        arrays = [isinstance(value, np.ndarray | jax.Array) for value in valid.values()]
+        if not valid or (any(arrays) and (options.batch_size is None or not _is_arrays(valid))):
+            raise LearnerError(
+                f"the validation data is a dict with {', '.join(map(str, valid)) or 'nothing'}; it needs a "
+                "loader, or a dict of "
+                "several loaders by name. Arrays become a loader by "
+                "DataLoaderBuilder().batch_size(32).build(ArrayDataset({...})), or by with_batch_size(n)",
+                code="data-validation-type",
+            )
+        if not any(arrays):  # otherwise they are the fields of one dataset
+            named = {f"valid-{name}": loader for name, loader in valid.items()}
+            refuse_same_files(list(named))
+    return {split: source_of(data, split, batch_size=options.batch_size, share=share) for split, data in named.items()}
+
+
+def _is_arrays(data: PyTree) -> bool:
+    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(data))
+
+
+def unused_batch_size(options: Options, inputs: Inputs) -> str | None:
+    """Return a warning if `with_batch_size` is another size than that of the loader given as training data."""
+    facts = inputs.source("train").fingerprint()
+    size = facts["batch_size"] if facts["kind"] == "loader" else inputs.rows("train")
+    if options.batch_size in (None, size):
+        return None
+    return (
+        f"with_batch_size({options.batch_size}) is not used for the train data, which comes in batches of {size} "
+        "already: give its loader that size, or pass the dataset in the loader's place"
+    )

@@ -1,0 +1,62 @@
+"""The metrics that decide: about the best checkpoint, early stopping and plateaus; and their direction."""
+
+from collections.abc import Sequence
+
+from learner.checkpoint.retention import CheckpointOptions
+from learner.errors import Problem, near
+from learner.metrics.monitor import Monitor
+from learner.schedules.plateau import ReduceOnPlateau
+from learner.training.options import Options
+
+
+def default_monitor(valid_splits: Sequence[str]) -> str:
+    """Return the default metric that selects the best checkpoint."""
+    return f"{valid_splits[0]}/Loss" if valid_splits else "train/Loss"
+
+
+def monitor_of(options: Options, valid_splits: list[str]) -> tuple[str, bool]:
+    """Return the metric that decides about the best checkpoint, by key, and True if higher is better."""
+    checkpoints = options.checkpoints or CheckpointOptions()
+    key = checkpoints.monitor or default_monitor(valid_splits)
+    return key, direction_of(options, valid_splits, key, checkpoints.mode)[0] == "max"
+
+
+def set_directions(options: Options, valid_splits: list[str], plateau: ReduceOnPlateau | None) -> list[str]:
+    """Set the direction of each monitor to that of its metric, and return the problems of monitors without one."""
+    monitors: list[tuple[str, Monitor]] = [("early stopping", stopping.monitor) for stopping in options.early_stopping]
+    if plateau is not None:
+        monitors.append(("ReduceOnPlateau", plateau.monitor))
+    problems: list[str] = []
+    for what, monitor in monitors:
+        direction, problem = direction_of(options, valid_splits, monitor.monitor, monitor.mode)
+        monitor.mode = monitor.mode or direction
+        problems += _wrong(what, problem)
+    for logger in options.loggers:
+        for key in logger.monitors:
+            _, problem = direction_of(options, valid_splits, key, None)
+            problems += _wrong(type(logger).__name__, problem)
+    if options.checkpoints is not None:
+        key = options.checkpoints.monitor or default_monitor(valid_splits)
+        _, problem = direction_of(options, valid_splits, key, options.checkpoints.mode)
+        problems += _wrong("the checkpointer", problem)
+    return problems
+
+
+def _wrong(what: str, problem: str | None) -> list[Problem]:
+    return [] if problem is None else [Problem(f"{what} monitors {problem}", code="monitor-metric", name=what)]
+
+
+def direction_of(options: Options, valid_splits: list[str], key: str, mode: str | None) -> tuple[str, str | None]:
+    """Return `min` or `max` for a metric, and the problem with monitoring it or None."""
+    infos = {info.key: info for info in options.metric_infos(["train", *valid_splits])}
+    numeric = [k for k, info in infos.items() if info.numeric]
+    if key not in infos and key.startswith("valid/") and not valid_splits:
+        return "min", f"{key!r}, and there is no validation data; {near('', numeric)}"
+    if key not in infos:
+        return "min", f"{key!r}, which no metric provides; {near(key, numeric)}"
+    if not infos[key].numeric:
+        return "min", f"{key!r}, which is not a number"
+    better = infos[key].higher_is_better
+    if mode is None and better is None:
+        return "min", f"{key!r}, which has no direction of its own: give mode='min' or mode='max'"
+    return mode or ("max" if better else "min"), None

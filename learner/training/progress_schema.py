@@ -1,0 +1,112 @@
+"""The schema of a checkpoint's `progress`: a checkpoint that no run can have written is refused before it is used."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learner.errors import LearnerError
+from learner.runs.history import History
+from learner.runs.journal import LARGEST, is_value
+from learner.runs.log_cutting import refuse_position
+from learner.util.json_values import decode
+
+
+def _count(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < LARGEST
+
+
+def _optional(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: x is None or check(x)
+
+
+def _is(kind: Any) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, kind)
+
+
+def _position(x: Any) -> bool:
+    fields = {"epoch", "batch", "step", "in_epoch", "due", "left"}
+    return (
+        isinstance(x, dict)
+        and x.keys() == fields
+        and all(_count(x[name]) for name in ("epoch", "batch", "step", "in_epoch"))
+        and x["epoch"] >= 1
+        and x["in_epoch"] <= min(x["step"], x["batch"])
+        and x["due"] in ("", "validation", "epoch")
+        and isinstance(x["left"], list)
+        and all(map(_is(str), x["left"]))
+    )
+
+
+def _fingerprint(x: Any) -> bool:
+    """Return True for a fingerprint. Checkpoints of version 0.1.0 have `grouping` and `made_with` in its place."""
+    return isinstance(x, dict) and all(isinstance(x.get(part), dict) for part in ("data", "settings", "programs"))
+
+
+def _key(x: Any) -> bool:
+    return isinstance(x, list) and len(x) in (2, 4) and all(_count(word) and word < 2**32 for word in x)
+
+
+def _number(x: Any) -> bool:
+    """Return True for a number in JSON, or a word that stands for one that is not finite."""
+    return is_value(x) and not isinstance(decode(x), str | bool)
+
+
+def _fields(**checks: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return a check for an object with these fields, each of which passes its own check."""
+    return lambda x: isinstance(x, dict) and all(name in x and check(x[name]) for name, check in checks.items())
+
+
+def _data(x: Any) -> bool:
+    return not (isinstance(x, dict) and x.keys() == {"processes"}) or isinstance(x["processes"], list)
+
+
+def _rate_value(x: Any) -> bool:
+    return isinstance(x, float | int) and not isinstance(x, bool) and is_value(x) and 0 <= x < math.inf
+
+
+STOPPING = _fields(monitor=_is(str), best=_optional(_number), without=_count, seen=_count)
+PROGRESS: dict[str, Callable[[Any], bool]] = {
+    "position": _position,
+    "monitor": _is(str),
+    "higher_is_better": _is(bool),
+    "score": _optional(_number),
+    "root_key": _key,
+    "history": _is(dict),
+    "log": _is(dict),
+    "epoch_values": lambda x: isinstance(x, dict) and all("/" in key and is_value(x[key]) for key in x),
+    "host_metrics": lambda x: isinstance(x, dict) and all(map(_is(dict), x.values())),
+    "early_stopping": lambda x: isinstance(x, list) and all(map(STOPPING, x)),
+    "plateau": _optional(_fields(best=_optional(_number), rate=_rate_value, without=_count, resting=_count)),
+    "validated_step": _optional(_count),
+    "ends_epoch": _optional(_count),
+    "at_stop": _is(bool),
+    "at_end": _is(bool),
+    "config": _optional(_is(str)),
+    "made_on": _is(dict),
+}
+
+
+OLD: dict[str, Callable[[Any], bool]] = {
+    "grouping": lambda x: isinstance(x, dict) and all(map(_optional(_count), x.values())),
+    "made_with": _is(dict),
+}
+"""Fields in place of the fingerprint in checkpoints of version 0.1.0."""
+
+
+def refuse_malformed(progress: Mapping[str, Any], step: int, path: str) -> None:
+    """Raise `LearnerError` if no run can have written this progress: the checkpoint may come from an attacker."""
+    checks = PROGRESS | ({"fingerprint": _fingerprint} if "fingerprint" in progress else OLD)
+    malformed = [name for name, check in checks.items() if name not in progress or not check(progress[name])]
+    if not _data(progress.get("data")):
+        malformed.append("data")
+    if not malformed and progress["position"]["step"] != step:
+        malformed = ["position"]
+    if malformed:
+        raise LearnerError(
+            f"the checkpoint {path} cannot be resumed: invalid values in `progress`: {', '.join(malformed)}",
+            code="resume-progress-malformed",
+            path=path,
+            fields=", ".join(malformed),
+        )
+    refuse_position(progress["log"])
+    History.from_json(progress["history"])

@@ -1,0 +1,149 @@
+"""Reading a checkpoint into the arrays of a run."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from learner.checkpoint.items import Items, difference_text, from_items, root_key_of, to_items
+from learner.checkpoint.manifest import DamagedError
+from learner.checkpoint.store import CheckpointStore, Entry
+from learner.errors import LearnerError, one_error
+from learner.steps.train_state import TrainState
+from learner.training.position import Position
+from learner.training.progress_schema import refuse_malformed
+
+ALLOWED = {
+    "data": "the epoch goes on after as many batches as before, of the data as it is now",
+    "metrics": "the metrics of the epoch under way begin anew, as others were in flight",
+    "optimizer": "the optimizer begins with a new state",
+    "logs": "the logs go on as they are, although parts of them are missing",
+}
+"""Changes that a resumed run accepts if `allow=` names them, and their effect."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """The content of a checkpoint.
+
+    Attributes:
+      entry: the checkpoint.
+      state: the train state, placed by the strategy.
+      progress: everything else, as JSON.
+      metrics: the item `in_flight` of a checkpoint inside an epoch, or None.
+      notes: warnings about newer checkpoints that are damaged, and about accepted changes.
+    """
+
+    entry: Entry
+    state: TrainState
+    progress: Mapping[str, Any]
+    metrics: Mapping[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def position(self) -> Position:
+        """The position of the run."""
+        return Position.from_json(self.progress["position"])
+
+
+SCALE = "loss_scale."  # where the loss scale is in `extra`
+Differing = Callable[[Mapping[str, Any]], list[str]]
+
+
+def restore(
+    store: CheckpointStore,
+    entry: Entry,
+    shapes: TrainState,
+    filled: Callable[[TrainState], TrainState],
+    allow: Collection[str] = (),
+    differing: Differing = lambda progress: [],
+) -> Restored:
+    """Read a checkpoint. Each array is placed where it belongs, so that no second state takes up memory.
+
+    Args:
+      store: of the checkpoint.
+      entry: the checkpoint.
+      shapes: of the state, with their shardings.
+      filled: returns a state whose missing parts of `opt_state` and `extra`, which are shapes, are initialized.
+      allow: the accepted changes, of `ALLOWED`.
+      differing: returns further reasons, given `progress`, why the run cannot resume.
+
+    Raises:
+      DamagedError: a file of the checkpoint is damaged.
+      LearnerError: the checkpoint does not fit; all differences in one error.
+    """
+    progress = store.progress(entry.step)
+    refuse_malformed(progress, entry.step, str(store.path(entry.step)))
+    needed = to_items(shapes)
+    begun = dict(needed["optim"]["extra"])
+    new = _adopt_loss_scale(needed, store.shapes(entry.step, ["optim"]))
+    differing_in = {item: store.differences(entry.step, {item: needed[item]}) for item in needed}
+    notes = []
+    if differing_in["optim"] and "optimizer" in allow:
+        del needed["optim"], differing_in["optim"]
+        notes.append(f"the optimizer is another one than before: {ALLOWED['optimizer']}")
+    problems = [line for lines in differing_in.values() for line in lines]
+    if problems:
+        fresh = "" if differing_in["model"] else "; allow=('optimizer',) begins with a new state of the optimizer"
+        problems = [difference_text(problems, f"the checkpoint {store.path(entry.step)}") + fresh]
+    problems += differing(progress)
+    if problems:
+        raise one_error(problems, "the run cannot go on", code="resume-differs")
+    items = store.restore(entry.step, needed)
+    if "optim" in items:
+        items["optim"]["extra"] |= {name: begun[name] for name in new}
+    key = root_key_of(progress, shapes.rng)
+    state = filled(dataclasses.replace(from_items(items, shapes), rng=key))
+    if int(state.step) != entry.step:
+        raise LearnerError(
+            f"the checkpoint {store.path(entry.step)} is of step {int(state.step)}, not of {entry.step}",
+            code="checkpoint-step-mismatch",
+        )
+    return Restored(entry, state, progress, store.metrics(entry.step), tuple(notes))
+
+
+def _adopt_loss_scale(needed: Items, saved: Mapping[str, Any]) -> list[str]:
+    """Give `needed` the loss scale that a checkpoint has, which another precision has not, or has otherwise. Return the
+    names of the entries that the checkpoint lacks.
+    """
+    extra, saved_extra = needed["optim"]["extra"], saved["optim"].get("extra") or {}
+    new = [name for name in extra if name.startswith(SCALE) and name not in saved_extra]
+    for name in new:
+        del extra[name]
+    extra |= {
+        name: x for name, x in saved_extra.items() if name.startswith(SCALE) and name not in extra and x.shape == ()
+    }
+    return new
+
+
+def restore_newest(
+    store: CheckpointStore,
+    shapes: TrainState,
+    filled: Callable[[TrainState], TrainState],
+    allow: Collection[str] = (),
+    differing: Differing = lambda progress: [],
+) -> Restored | None:
+    """Return the newest checkpoint that is not damaged. Return None if there are no checkpoints.
+
+    Raises:
+      LearnerError: all of them are damaged, or the newest differs from the learner as it is now.
+    """
+    entries = {entry.step: entry for entry in store.entries}
+    damaged: list[str] = []
+    for step in reversed(store.steps):
+        try:
+            if step in store.damaged:
+                raise DamagedError(store.damaged[step], code="checkpoint-damaged", step=step)
+            restored = restore(store, entries[step], shapes, filled, allow, differing)
+        except DamagedError as error:
+            damaged.append(str(error))
+            continue
+        used = f"the run goes on from the checkpoint of step {step}, before it"
+        return dataclasses.replace(restored, notes=(*(f"{text}; {used}" for text in damaged), *restored.notes))
+    if damaged:
+        raise LearnerError(
+            "there is no checkpoint that could be used:\n  "
+            + "\n  ".join(damaged)
+            + "\nTo begin anew, use LearnerBuilder(directory, overwrite=True) (--overwrite=true)",
+            code="resume-no-usable-checkpoint",
+        )
+    return None

@@ -1,0 +1,91 @@
+"""Taking a run back to the checkpoint it resumes from: newer lines and newer checkpoints are set aside."""
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from learner.checkpoint.store import CheckpointStore
+from learner.runs.log_cutting import refuse_changed
+from learner.training.monitors import monitor_of
+from learner.training.options import Options
+from learner.training.restore import Restored
+from learner.training.resume import allowed, changes_since
+from learner.training.run_directory import open_store
+from learner.training.run_outputs import Outputs
+from learner.training.spec import RunSpec
+
+NOTHING_LOGGED = {"epoch_lines": 0, "epoch": 0, "files": {}}
+
+
+def open_checkpoints(spec: RunSpec, outputs: Outputs, threads: contextlib.ExitStack) -> CheckpointStore | None:
+    """Return the checkpoints, which `threads` closes, with everything else in the directory at the position to resume
+    from. Return None if nothing is saved.
+    """
+    options, restored, log = spec.options, spec.restored, outputs.log
+    store = None
+    if options.checkpoints is not None:
+        _, higher_is_better = monitor_of(options, list(spec.inputs.valid))
+        store = open_store(options, higher_is_better, spec.processes)
+        threads.callback(store.close)
+    if restored is not None:
+        warned, logged = changes_since(restored, spec.fingerprint, options)
+        for text in (*restored.notes, *warned):
+            outputs.warn(text)
+        for text in logged:
+            log.warning(text)
+
+    def prepare() -> None:
+        _rewind_logs(spec, outputs, store)
+        if store is not None:
+            store.prepare()
+
+    spec.processes.run_on_primary(prepare)
+    return store
+
+
+def _rewind_logs(spec: RunSpec, outputs: Outputs, store: CheckpointStore | None) -> None:
+    """Cut the files at the position to resume from, and keep the newer lines in `superseded/`."""
+    options, restored, files, log = spec.options, spec.restored, outputs.files, outputs.log
+    position, lenient = None if restored is None else restored.progress["log"], "logs" in allowed(options)
+    if position is not None and not lenient:
+        refuse_changed(options.directory, position)  # before anything is changed
+    if options.config_text is not None:
+        _write(options.directory / "config.yaml", options.config_text, 0o600 if options.config_private else 0o666)
+    if not spec.resumes:
+        return
+    if restored is None or position is None:
+        files.cut(NOTHING_LOGGED)
+        log.info("resume: there is no checkpoint yet, so the run starts afresh")
+    else:
+        files.cut(position, _archive_newer_checkpoints(options, restored, store, log), lenient)
+        log.info("resume: from the checkpoint of step %d", restored.entry.step)
+    (options.directory / "summary.json").unlink(missing_ok=True)
+
+
+def _archive_newer_checkpoints(
+    options: Options, restored: Restored, store: CheckpointStore | None, log: logging.Logger
+) -> Path | None:
+    """Move newer checkpoints to a directory in `superseded/`, and return it; return None if there are none."""
+    if store is None:  # nothing is saved from now on, but newer checkpoints must go, too
+        with contextlib.closing(open_store(options)) as reader:
+            return _archive_newer_checkpoints(options, restored, reader, log)
+    if all(step <= restored.entry.step for step in store.steps):
+        return None
+    superseded = options.directory / "superseded"
+    superseded.mkdir(exist_ok=True)
+    place = superseded / str(1 + max((int(p.name) for p in superseded.iterdir() if p.name.isdecimal()), default=0))
+    moved = store.set_aside(restored.entry.step, place.absolute() / "checkpoint")
+    log.info("checkpoints of steps %s and the logs after step %d moved to %s", moved, restored.entry.step, place)
+    return place
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    # Never through a link, and never readable by others, not for a moment.
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # a config that a power cut has shortened would be that of another run
+    partial.replace(path)

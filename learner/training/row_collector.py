@@ -1,0 +1,81 @@
+"""The rows that collecting metrics need until their split ends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from learner.errors import LearnerError
+from learner.metrics.base import MetricBase
+from learner.steps.buffers import StepOutputs
+from learner.training.messages import StepsDispatched
+from learner.util.ownership import ThreadOwned
+
+PyTree = Any
+
+
+class RowCollector(ThreadOwned):
+    """The collected rows by split and metric. It belongs to the reporter's thread.
+
+    Args:
+      collected: the rows that a checkpoint holds: by split and metric, lists of the leaves of each batch.
+      row_trees: the structures of those rows, by metric.
+    """
+
+    def __init__(
+        self, collected: dict[str, dict[str, list[list[np.ndarray]]]] | None, row_trees: Mapping[str, Any] | None
+    ):
+        self._collected = collected or {}
+        self._row_trees: dict[str, Any] = dict(row_trees or {})
+
+    def add(self, dispatched: StepsDispatched, values: StepOutputs, collecting: Sequence[MetricBase]) -> None:
+        """Append the rows of a dispatch for each of its collecting metrics."""
+        if not collecting:
+            return
+        # Batches in the order in which they were trained: those of the loop's buffer first, the ragged ones after it.
+        tails = values.tail if isinstance(values.tail, list) else [values.tail] if values.tail else []
+        full = dispatched.batches - len(tails)
+        parts = [jax.tree.map(lambda x: _flatten(x, full), values.rows)] if values.rows else []
+        by_metric = self._collected.setdefault(dispatched.split, {})
+        for part in [*parts, *tails]:
+            for metric, rows in zip(collecting, part, strict=True):
+                leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
+                by_metric.setdefault(metric.name, []).append(leaves)
+
+    def rows(self, split: str, name: str) -> PyTree:
+        """Return all rows of a split for one metric, in order."""
+        parts = self._collected.get(split, {}).get(name, [])
+        columns = list(zip(*parts, strict=True))
+        for column in columns:
+            if len(shapes := {rows.shape[1:] for rows in column}) > 1:
+                raise LearnerError(
+                    f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
+                    "to one length",
+                    code="metric-row-shapes-differ",
+                    name=name,
+                    split=split,
+                )
+        leaves = [np.concatenate(column) for column in columns]
+        return self._row_trees[name].unflatten(leaves)
+
+    def discard(self, split: str) -> None:
+        """Drop the rows of a split."""
+        self._collected.pop(split, None)
+
+    def to_store(self) -> dict[str, Any]:
+        """Return the rows for a checkpoint: arrays by split, by the number of the metric and by that of the leaf."""
+        rows: dict[str, Any] = {}
+        for split, metrics in self._collected.items():
+            for index, parts in enumerate(metrics.values()):
+                columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+                rows.setdefault(split, {})[str(index)] = {str(i): column for i, column in enumerate(columns)}
+        return rows
+
+
+def _flatten(buffer: np.ndarray, batches: int) -> np.ndarray:
+    """Return the rows of the first micro-batches of a buffer `[steps, micro-batches, rows, ...]`, as `[all rows,
+    ...]`. What is behind them in the buffer was never written.
+    """
+    written = buffer.reshape(-1, *buffer.shape[2:])[:batches]
+    return written.reshape(-1, *buffer.shape[3:])

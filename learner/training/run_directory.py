@@ -1,0 +1,99 @@
+"""The directory that a run may use: it is checked, locked and prepared before anything is written there."""
+
+import contextlib
+from collections.abc import Iterator
+
+from learner.checkpoint.retention import CheckpointOptions, Retention
+from learner.checkpoint.store import CheckpointStore
+from learner.distributed.process_group import ProcessGroup, SingleProcess
+from learner.errors import LearnerError
+from learner.runs import control_files
+from learner.runs.file_names import file_name
+from learner.runs.lock import locked
+from learner.training import directory
+from learner.training.inputs import Inputs
+from learner.training.options import Options
+
+SINGLE_PROCESS = SingleProcess()
+
+
+def resumes(options: Options) -> bool:
+    """Return True if the builder asked to resume and the directory holds a run.
+
+    Raises:
+      LearnerError: a checkpoint was named, and there is no run.
+    """
+    start, path = options.start, options.directory
+    if start is None or directory.holds_run(path):
+        return start is not None
+    if not start.get("resume"):
+        named = " ".join(f"{key} {value}" for key, value in start.items())
+        raise LearnerError(
+            f"there is no run in {path}, so there is no checkpoint of {named}; resume() starts afresh there",
+            code="resume-checkpoint-missing",
+            place=path,
+        )
+    return False
+
+
+def may_resume(options: Options) -> bool:
+    """Return True if the run in the directory is resumed.
+
+    Raises:
+      LearnerError: a new run may not start there.
+    """
+    if resumes(options):
+        return True
+    directory.refuse_run(options.directory, overwrite=options.overwrite)
+    _refuse_checkpoints(options)
+    return False
+
+
+def refuse_links(options: Options, inputs: Inputs) -> None:
+    """Raise `LearnerError` if something that no run wrote has the name of a file of this run."""
+    splits = ["train", "custom", *map(file_name, inputs.valid)]
+    directory.refuse_foreign(options.directory, splits, profile=options.profile is not None)
+
+
+@contextlib.contextmanager
+def locked_directory(options: Options, processes: ProcessGroup) -> Iterator[None]:
+    """Hold the lock of the directory in the first process. Requests to a run that ended earlier are removed."""
+    options.directory.mkdir(parents=True, exist_ok=True)
+    with locked(options.directory) if processes.index == 0 else contextlib.nullcontext():
+        if processes.index == 0:
+            control_files.forget(options.directory)
+        yield
+
+
+def prepare(options: Options, *, keep: bool) -> None:
+    """Remove the run that a new one replaces, unless it is kept to be resumed."""
+    if not keep:
+        directory.refuse_run(options.directory, overwrite=options.overwrite)  # one may have begun since preflight
+    directory.prepare(options.directory, keep=keep)
+    if not keep and options.checkpoints is not None and options.checkpoints.directory is not None:
+        with contextlib.closing(open_store(options, higher_is_better=False)) as store:
+            store.remove_all()
+
+
+def open_store(
+    options: Options, higher_is_better: bool | None = None, processes: ProcessGroup = SINGLE_PROCESS
+) -> CheckpointStore:
+    """Return the checkpoints of a run; read-only if the direction of the monitor is not given."""
+    checkpoints, place = options.checkpoints or CheckpointOptions(), options.checkpoint_place
+    if higher_is_better is None:
+        return CheckpointStore(place, once=processes.run_on_primary)
+    keep = Retention(checkpoints.keep_last, checkpoints.keep_best, checkpoints.keep_every, higher_is_better)
+    return CheckpointStore(place, keep, processes.run_on_primary)
+
+
+def _refuse_checkpoints(options: Options) -> None:
+    """Raise `LearnerError` if the checkpoints of another run are where those of this run would be."""
+    if options.checkpoints is None or options.checkpoints.directory is None or options.overwrite:
+        return
+    with contextlib.closing(open_store(options)) as store:
+        if store.steps:
+            raise LearnerError(
+                f"{options.checkpoint_place} holds the checkpoints of a run. To replace them, use "
+                f"LearnerBuilder(directory, overwrite=True) (--overwrite=true); or choose another directory",
+                code="directory-holds-checkpoints",
+            )

@@ -1,0 +1,111 @@
+"""The log, the files and the listeners of a run: opened first, closed last, also if the run fails in between."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from learner.checkpoint.save_queue import SaveQueue
+from learner.errors import LearnerError, ProcessError
+from learner.events import Listener, ListenerThread, Message, RunFailed
+from learner.loggers.application import close_application_log, open_application_log
+from learner.loggers.unlogged import RunFilesWithoutMetrics
+from learner.runs.metric_logs import NoFiles, RunFiles
+from learner.training.options import Options
+from learner.training.position import Position
+
+Files = RunFiles | NoFiles
+WAIT_FOR_LISTENERS = 10.0  # seconds at the end; importing what talks to a server can take some
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Where a run writes.
+
+    Attributes:
+      log: the application log.
+      files: the journal and the metric files; none in all processes but the first.
+      listeners: the renderer and the loggers, each on a thread of its own.
+      saves: the saves that are not written yet.
+    """
+
+    log: logging.Logger
+    files: Files
+    listeners: list[ListenerThread]
+    saves: SaveQueue
+
+    def warn(self, text: str) -> None:
+        """Write a warning to the log, and send it to the listeners. Any thread may call it."""
+        self.log.warning(text)
+        for listener in self.listeners:
+            listener.put(Message(time.time(), logging.WARNING, text))
+
+
+@contextlib.contextmanager
+def open_outputs(options: Options, process: int, position: Position) -> Iterator[Outputs]:
+    """Open the outputs of a run. An error in the block is written to all of them, with the position of the run then."""
+    first = process == 0
+    log = open_application_log(options.directory, options.application_logger, process)
+    kind = RunFiles if options.metric_files else RunFilesWithoutMetrics
+    saves = SaveQueue()
+    # On a full disk the files wait for saves, but only for those that the reporter has answered: the saver waits for
+    # its answer to the others.
+    files = kind(options.directory, time.time, saves.wait_for_answered) if first else NoFiles()
+    outputs = Outputs(log, files, [], saves)
+    with contextlib.ExitStack() as stack:
+        # Closed in reverse: listeners first, which may still warn; then the files; the log last.
+        stack.callback(close_application_log, log)
+        stack.push(_suppressing_beside_an_error(outputs.files.close))
+        if first:
+            outputs.listeners.extend(ListenerThread(listener, outputs.warn) for listener in _listeners(options))
+        stack.push(closing(lambda seconds: _close(outputs.listeners, seconds)))
+        try:
+            yield outputs
+        except BaseException as error:
+            log.error("failed: %r", error, exc_info=error)
+            with contextlib.suppress(Exception):
+                outputs.files.journal("error", epoch=position.epoch, step=position.step, error=repr(error))
+            for listener in outputs.listeners:
+                listener.put(RunFailed(time.time(), position.epoch, position.step, repr(error)))
+            raise
+
+
+def closing(close: Callable[[float | None], None]) -> Callable[..., None]:
+    """Return an exit callback that closes a part, however long that takes. After a second signal, or if another process
+    has failed, a part that hangs is abandoned after a second.
+    """
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        close(1.0 if isinstance(error, KeyboardInterrupt | SystemExit | ProcessError) else None)
+
+    return leave
+
+
+def _suppressing_beside_an_error(close: Callable[[], None]) -> Callable[..., None]:
+    """Return an exit callback whose own error is suppressed if the block has raised one, which is the cause."""
+
+    def leave(kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with contextlib.suppress(LearnerError, OSError) if error is not None else contextlib.nullcontext():
+            close()
+
+    return leave
+
+
+def _listeners(options: Options) -> list[Listener]:
+    renderer = options.renderer
+    if renderer == "auto":
+        from learner.renderers import default_renderer
+
+        renderer = default_renderer()
+    return [*([renderer] if isinstance(renderer, Listener) else []), *options.loggers]
+
+
+def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
+    """Close all within some seconds. The renderer is the last one, so that it shows which listeners were abandoned."""
+    until = time.monotonic() + (WAIT_FOR_LISTENERS if seconds is None else seconds)
+    for listener in listeners[1:]:
+        listener.end()
+    for listener in reversed(listeners):
+        listener.close(max(1.0, until - time.monotonic()))

@@ -1,0 +1,39 @@
+"""Everything that a run is opened with."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from learner.steps.train_state import TrainState
+from learner.training.preflight import RunPlan
+from learner.training.restore import Restored
+
+__all__ = ["Restored", "RunPlan", "RunSpec"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec(RunPlan):
+    """A plan, and where the run begins.
+
+    Attributes:
+      state: the first state.
+      restored: the checkpoint to resume from, or None.
+      overview: shows the plan of the run to its listeners; called with a `Planned` and the `Run`.
+    """
+
+    state: TrainState
+    restored: Restored | None
+    overview: Callable[[Any, Any], None]
+
+    @classmethod
+    def of(
+        cls, plan: RunPlan, state: TrainState, restored: Restored | None, overview: Callable[[Any, Any], None]
+    ) -> "RunSpec":
+        """Return the spec of a plan that begins with a state, or with a checkpoint and the state restored from it."""
+        fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(RunPlan)}
+        return cls(**fields, state=state, restored=restored, overview=overview)
+
+    @property
+    def splits(self) -> list[str]:
+        """All splits, the train split first."""
+        return ["train", *self.inputs.valid]

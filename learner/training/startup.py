@@ -1,0 +1,90 @@
+"""The first lines of a run's log, and checks of its state, before any program compiles."""
+
+import logging
+import sys
+from typing import Any
+
+import jax
+
+from learner.errors import LearnerError
+from learner.models.freezing import frozen_leaves
+from learner.steps.eval_params import has_eval_params
+from learner.steps.step import StepFunctions
+from learner.steps.train_state import TrainState
+from learner.strategies.base import Strategy
+from learner.training.options import Options
+from learner.training.step_checks import rows_on_two_axes
+from learner.util.distribution import versions
+from learner.util.trees import named_leaves
+
+PyTree = Any
+
+
+def describe(log: logging.Logger, options: Options, step: StepFunctions, state: TrainState, strategy: Strategy) -> int:
+    """Write versions, devices, the model and the options to the log, and return the number of parameters."""
+    installed = versions("learner", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    installed["python"] = sys.version.split()[0]
+    log.info("versions: %s", ", ".join(f"{name} {v}" for name, v in installed.items()))
+    log.info("devices: %s of %d", strategy.description, jax.device_count())
+    if jax.device_count() > 1 and options.devices is None and len(strategy.devices) == 1:
+        log.info("there are %d devices and one is used: devices('all') uses all", jax.device_count())
+    leaves = named_leaves(state.params)
+    count = sum(int(x.size) for x in leaves.values())
+    log.info("model: %s, %d parameters in %d arrays", step.adapter.kind, count, len(leaves))
+    frozen = frozen_leaves(step.adapter, state.model_state).values()
+    if frozen:
+        size, memory = sum(int(x.size) for x in frozen), sum(int(x.nbytes) for x in frozen) / 2**20
+        log.info(
+            "frozen: %d parameters in %d arrays (%.1f MiB), of which no gradients and no optimizer state are kept",
+            size,
+            len(frozen),
+            memory,
+        )
+    width = max(map(len, leaves))
+    for name, x in leaves.items():
+        log.info("  %-*s %-10s %s", width, name, x.dtype, list(x.shape))
+    if step.adapter.note is not None:
+        log.info(step.adapter.note)
+    log.info("precision: %s", options.precision_text)
+    log.info("seed %d, %d micro-batches per step", options.seed, options.accumulate)
+    if has_eval_params(named_leaves(state.opt_state)):
+        log.info("validation, hooks and the result have averaged parameters, as the optimizer keeps them")
+    return count
+
+
+def warning_of_pairs(step: StepFunctions, state: TrainState, batch: PyTree, strategy: Strategy) -> str | None:
+    """Return the warning for a step that relates the rows of a batch to each other (in-batch negatives) in a run that
+    computes it on parts of a batch; None for other steps and runs.
+    """
+    parts = ["each device of Replicated sees its own rows alone"] if strategy.axis is not None else []
+    parts += [f"each of {step.accumulate} micro-batches sees its own rows alone"] if step.accumulate > 1 else []
+    shape = rows_on_two_axes(step, state, batch) if parts else None
+    if shape is None:
+        return None
+    advice = ["strategy(Sharded()) computes with the rows of all devices"] if strategy.axis is not None else []
+    advice += ["a larger batch_size in place of grads_accumulation has all rows"] if step.accumulate > 1 else []
+    return (
+        f"train_step has the batch's rows on two axes ({shape}), as a loss over pairs of rows has, and "
+        f"{' and '.join(parts)}: such a loss is another one than that of the whole batch. "
+        f"{'; '.join(advice)}. For a loss that is a mean over rows nothing changes"
+    )
+
+
+def check_recordable(options: Options, state: TrainState) -> None:
+    """Raise `LearnerError` if records are written beside checkpoints and no process has all of the arrays."""
+    if options.checkpoints is None or options.checkpoints.record is None:
+        return
+    parts = {"params": state.params, "model_state": state.model_state}
+    if "optim" in options.checkpoints.record_items:
+        parts["opt_state"] = state.opt_state
+    leaves = named_leaves(parts)
+    addressable = {
+        name for name, x in leaves.items() if getattr(x, "is_fully_addressable", True) or x.is_fully_replicated
+    }
+    if remote := [name for name in leaves if name not in addressable]:
+        raise LearnerError(
+            f"record= of with_file_checkpointer writes its files in one process, and {len(remote)} of their arrays lie "
+            f"in parts on the devices of several ({', '.join(remote[:3])}): leave it out, and use learner export, or "
+            "load_checkpoint and save_model, in one process afterwards",
+            code="checkpoint-record-distributed",
+        )

@@ -1,0 +1,83 @@
+"""JSON lines, as columns."""
+
+import gzip
+import json
+
+import pytest
+
+from learner.data import Lines, json_lines
+from tests.support.codes import raises_code
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*lines, packed=False):
+        content = b"\n".join(
+            x if isinstance(x, bytes) else (x if isinstance(x, str) else json.dumps(x)).encode() for x in lines
+        )
+        (tmp_path / "a.jsonl").write_bytes(gzip.compress(content) if packed else content)
+        return tmp_path / "a.jsonl"
+
+    return write
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_keys_become_columns(write, packed):
+    path = write({"x": [1.5, 2], "n": 3, "kind": "b"}, "", {"kind": "a", "n": 4, "x": [3, 4]}, packed=packed)
+    table = json_lines(path, labels={"kind": None})
+    assert {name: array.tolist() for name, array in table.arrays.items()} == {
+        "x": [[1.5, 2], [3, 4]],
+        "n": [3, 4],
+        "kind": [1, 0],
+    }
+    assert [str(array.dtype) for array in table.arrays.values()] == ["int32", "int32", "float32"]  # kind, n, x
+    assert json_lines(path, {"y": ["n", "n"]}).arrays["y"].tolist() == [[3, 3], [4, 4]]
+
+
+def test_a_key_that_is_not_everywhere(write):
+    path = write({"a": 1, "b": 2}, {"a": 3}, {"a": 4, "b": None})
+    with raises_code("data-columns-unreadable", "2", "'b'", "3"):
+        json_lines(path)
+    assert json_lines(path, missing=-1).arrays["b"].tolist() == [2, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "values"),
+    [
+        (
+            [{"a": 1}, "{'a': 2}", "[1]"],
+            "data-file-malformed",
+            ("a.jsonl", "2", "3"),
+        ),
+        ([{"a": 1}, '{"a" 2}'], "data-file-malformed", ("2", "':'", "6")),
+        ([{"a": 1}, b'{"a": "\xff"}'], "data-file-malformed", ("2",)),
+        ([{"a": 1}, '{"a": ' + "9" * 5000 + "}"], "data-file-malformed", ("2",)),
+        ([{"a": 1}, "[" * 100_000], "data-file-malformed", ("2",)),
+        ([{"a": 1}, {"a": "x"}], "data-columns-unreadable", ("2", "'a'", "'x'")),
+        ([{"a": [1]}, "", {"a": [1, 2]}], "data-columns-unreadable", ("3", "'a'", "[2]")),
+        ([""], "data-without-rows", ()),
+        ([{}], "data-columns-unreadable", ()),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(write, lines, code, values):
+    with raises_code(code, *values):
+        json_lines(write(*lines))
+
+
+def test_no_such_key_and_no_such_file(write):
+    path = write({"text": 1})
+    with raises_code("data-columns-unreadable", "'txt'", "'text'"):
+        json_lines(path, {"x": "txt"})
+    with raises_code("data-file-missing", "b.jsonl", "a.jsonl"):
+        json_lines(path.parent / "b.jsonl")
+
+
+def test_a_line_without_an_end(write, monkeypatch):
+    monkeypatch.setattr("learner.data.sources.ndjson.LONGEST", 100)
+    with raises_code("data-file-malformed", "2", "100"):
+        json_lines(write({"a": 1}, {"a": [0] * 100}))
+
+
+def test_objects_that_are_not_alike_are_lines(write):
+    lines = Lines(write({"text": "a"}, {"tokens": [1, 2, 3]}))
+    assert [json.loads(line) for line in lines] == [{"text": "a"}, {"tokens": [1, 2, 3]}]

@@ -1,0 +1,117 @@
+"""Columns of values that have types, and rows of lists."""
+
+import numpy as np
+import pytest
+
+from learner.data.sources.column_spec import parse_columns
+from learner.data.sources.table_arrays import Table, table
+from tests.support.codes import raises_code
+
+
+def made(cells, missing=None, **options):
+    options = {"fields": None, "dtypes": None, "labels": None, "missing": missing} | options
+    return table("t", parse_columns("t", list(cells), **options), cells, lambda row: f"row {row}")
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 2], np.int32),
+        ([1, 2**31], np.int64),
+        ([-(2**31), 2**31 - 1], np.int32),
+        ([1, 2.5], np.float32),
+        ([1.0, 1e39], np.float64),
+        ([1.0, float("inf")], np.float32),
+        ([True, False], np.bool_),
+        ([True, 2], np.int32),
+        ([[1, 2], [3, 4]], np.int32),
+        ([[[0.5], [1]], [[2], [3]]], np.float32),
+        (np.array([1, 2], np.int8), np.int8),
+        (np.array([1, 2.5]), np.float64),
+    ],
+)
+def test_types_follow_the_values(values, dtype):
+    array = made({"a": values}).arrays["a"]
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, np.array(values, dtype))
+
+
+def test_several_columns_are_the_last_axis():
+    arrays = made(
+        {"a": [1, 2], "b": [3, 4], "c": [[1, 2], [3, 4]], "d": [[5, 6], [7, 8]]},
+        fields={"x": ["b", "a"], "y": ["c", "d"]},
+    ).arrays
+    assert arrays["x"].tolist() == [[3, 1], [4, 2]]
+    assert arrays["y"].tolist() == [[[1, 5], [2, 6]], [[3, 7], [4, 8]]]
+
+
+def test_labels_of_several_columns_are_one_list():
+    made_of = made({"a": ["x", "z"], "b": ["y", "x"]}, fields={"l": ["a", "b"]}, labels={"l": None})
+    assert made_of.arrays["l"].tolist() == [[0, 1], [2, 0]]
+    assert made_of.labels == {"l": ("x", "y", "z")}
+    assert isinstance(made_of, Table)
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "code", "values"),
+    [
+        (
+            {"a": [[1, 2], [3]]},
+            {},
+            "data-columns-unreadable",
+            ("1", "'a'", "[1]", "(2,)"),
+        ),
+        ({"a": [[1, 2], [3, [4]]]}, {}, "data-columns-unreadable", ("1", "'a'")),
+        ({"a": [["x"], ["y"]]}, {}, "data-columns-unreadable", ("0", "'a'")),
+        ({"a": [1, [2]]}, {}, "data-columns-unreadable", ("1", "'a'")),
+        ({"a": [1, {"b": 2}]}, {}, "data-columns-unreadable", ("1", "'a'")),
+        ({"a": [1, None]}, {}, "data-columns-unreadable", ("1", "'a'")),
+        ({"a": [1, 2**63]}, {}, "data-columns-unreadable", ("1", "'a'", "9223372036854775808", "int64")),
+        (
+            {"a": [1, "b"], "c": [None, 1]},
+            {},
+            "data-columns-unreadable",
+            ("2", "1", "'a'", "0", "'c'"),
+        ),
+        ({"a": [1, 2], "b": [[1], [2]]}, {"fields": {"x": ["a", "b"]}}, "data-column-shapes-differ", ("x",)),
+        (
+            {"a": np.array([0, 3000])},
+            {"dtypes": {"a": "int8"}},
+            "data-columns-unreadable",
+            ("1", "'a'", "3000", "int8"),
+        ),
+        ({"a": np.array([0.5, 1])}, {"dtypes": {"a": "bool"}}, "data-columns-unreadable", ("0", "'a'", "0.5")),
+        ({"a": []}, {}, "data-without-rows", ("t",)),
+    ],
+)
+def test_what_does_not_fit_is_named(cells, options, code, values):
+    with raises_code(code, *values):
+        made(cells, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "values"),
+    [
+        ({"fields": "a"}, "data-columns-unreadable", ("'a'",)),
+        ({"fields": {"x": 3}}, "data-columns-unreadable", ("fields.x", "3")),
+        ({"fields": {"x": ["a", None]}}, "data-columns-unreadable", ("fields.x", "['a', None]")),
+        ({"labels": {"a": "xyz"}}, "data-columns-unreadable", ("labels.a", "'xyz'")),
+        ({"labels": {"a": ["x", "y", "x"]}}, "data-columns-unreadable", ("labels.a", "['x', 'y', 'x']")),
+        ({"missing": "0"}, "data-columns-unreadable", ("'0'",)),
+        ({"missing": True, "fields": 1}, "data-columns-unreadable", ("2",)),
+    ],
+)
+def test_options_that_are_none(options, code, values):
+    with raises_code(code, *values):
+        made({"a": [1, 2]}, **options)
+
+
+def test_lists_are_short_for_columns_by_their_names():
+    short = made({"a": [1, 2], "b": ["y", "x"], "c": [3, 4]}, fields=["b", "a"], labels=["b"])
+    assert {name: array.tolist() for name, array in short.arrays.items()} == {"a": [1, 2], "b": [1, 0]}
+
+
+def test_a_float_may_be_rounded_by_its_type():
+    array = made({"a": [0.1, float("nan")]}, dtypes={"a": "float16"}).arrays["a"]
+    np.testing.assert_array_equal(array, np.float16([0.1, np.nan]))
+    assert made({"a": [1, None]}, missing=0, dtypes={"a": "uint8"}).arrays["a"].tolist() == [1, 0]

@@ -1,0 +1,261 @@
+"""Fingerprints of data: equal for the same data in any process, other for other rows, fields, sizes or orders."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+
+import grain
+import numpy as np
+import pytest
+
+from learner.data import ArrayDataset, DataLoaderBuilder, Dataset, Pad, PerProcess
+from learner.data.data_fingerprint import describe_iterable
+from learner.data.sharding import ProcessShard
+from learner.data.source import source_of
+
+ROWS, SIZE = 10, 4
+
+
+def arrays(rows=ROWS, width=3, dtype=np.float32):
+    return {"x": np.zeros((rows, width), dtype), "y": np.arange(rows)}
+
+
+def loader(data=None, size=SIZE, seed=0, drop=False, batcher=None, workers=0):
+    builder = DataLoaderBuilder(batcher).batch_size(size).drop_last(drop).num_workers(workers)
+    return (builder if seed is None else builder.shuffle(seed)).build(arrays() if data is None else data)
+
+
+def batches(rows=ROWS):
+    return [{"x": np.zeros((min(SIZE, rows - first), 3))} for first in range(0, rows, SIZE)]
+
+
+def generator_function():
+    yield from batches()
+
+
+def fingerprint(data, **options):
+    source = source_of(data, "train", **options)
+    source.peek(1)
+    try:
+        return source.fingerprint()
+    finally:
+        source.close()
+
+
+class Sampler:
+    pass
+
+
+class RandomSampler:
+    pass
+
+
+class SequentialSampler:
+    pass
+
+
+class Loader:
+    """What of PyTorch's `DataLoader` tells something about its batches."""
+
+    def __init__(self, sampler=SequentialSampler, rows=ROWS, shape=(3,), drop_last=False):
+        self.dataset, self.batch_size, self.drop_last, self.sampler = range(rows), SIZE, drop_last, sampler()
+        self.shape = shape
+
+    def __len__(self):
+        return -(-len(self.dataset) // SIZE)
+
+    def __iter__(self):
+        for first in range(0, len(self.dataset), SIZE):
+            yield {"x": np.zeros((min(SIZE, len(self.dataset) - first), *self.shape), np.float32)}
+
+
+def test_a_loader_tells_rows_batches_fields_and_order():
+    assert fingerprint(loader()) == {
+        "kind": "loader",
+        "class": "DataLoader",
+        "dataset": "ArrayDataset(10 rows: x float32 [3], y int64 [])",
+        "rows": 10,
+        "batches": 3,
+        "batch_size": 4,
+        "drop_last": False,
+        "order": "shuffled",
+        "seed": 0,
+        "batcher": "stack",
+        "fields": {"x": "float32 [3]", "y": "int64 []"},
+        "in_memory": True,
+    }
+
+
+def test_an_iterable_tells_what_it_can():
+    assert fingerprint(Loader(RandomSampler)) == {
+        "kind": "iterable",
+        "class": "Loader",
+        "rows": 10,
+        "batches": 3,
+        "batch_size": 4,
+        "drop_last": False,
+        "order": "shuffled",
+        "sampler": "RandomSampler",
+        "fields": {"x": "float32 [?]"},
+    }
+    assert fingerprint(Loader())["fields"] == {"x": "float32 [3]"}
+    assert fingerprint(Loader(Sampler))["order"] is None
+
+
+def test_lists_count_their_rows():
+    facts = fingerprint(batches(9))
+    assert (facts["rows"], facts["batches"], facts["batch_size"], facts["order"]) == (9, 3, 4, "as given")
+    assert fingerprint([np.zeros((2, 3)), np.zeros((5, 3))])["rows"] == 7
+
+
+def test_functions_and_iterators_have_their_names():
+    facts = fingerprint(generator_function)
+    assert (facts["kind"], facts["class"], facts["rows"], facts["batches"]) == (
+        "function",
+        "generator_function",
+        None,
+        None,
+    )
+    facts = fingerprint(generator_function())
+    assert (facts["kind"], facts["class"]) == ("iterator", "generator_function")
+    facts = fingerprint(iter(batches()))
+    assert (facts["kind"], facts["class"]) == ("iterator", "list_iterator")
+
+
+class Plain(Dataset):
+    """Items that cannot be known without reading one."""
+
+    def __init__(self, rows=ROWS):
+        self.rows = rows
+
+    def __len__(self):
+        return self.rows
+
+    def __getitem__(self, index):
+        return {"text": np.arange(index + 1)}
+
+
+CHANGES = {
+    "a row fewer with as many batches": (loader, lambda: loader(arrays(9))),
+    "a row fewer in the list": (batches, lambda: batches(9)),
+    "a row fewer in another's loader": (Loader, lambda: Loader(rows=9)),
+    "another seed": (loader, lambda: loader(seed=1)),
+    "no shuffling": (loader, lambda: loader(seed=None)),
+    "shuffling in another's loader": (Loader, lambda: Loader(RandomSampler)),
+    "a list in the loader's place": (lambda: loader(seed=None), lambda: list(loader(seed=None))),
+    "another dtype": (loader, lambda: loader(arrays(dtype=np.float64))),
+    "another width": (loader, lambda: loader(arrays(width=4))),
+    "another width in another's loader": (Loader, lambda: Loader(shape=(4,))),
+    "another batch size": (loader, lambda: loader(size=5)),
+    "the last batch left out": (loader, lambda: loader(drop=True)),
+    "another split of the data": (
+        lambda: loader(ArrayDataset(arrays()).split([0.5, 0.5], seed=0)[0]),
+        lambda: loader(ArrayDataset(arrays()).split([0.5, 0.5], seed=1)[0]),
+    ),
+    "another length of padded texts": (
+        lambda: loader(Plain(), batcher=Pad(length=16)),
+        lambda: loader(Plain(), batcher=Pad(length=32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_data_has_another_fingerprint(change):
+    before, after = CHANGES[change]
+    assert fingerprint(before()) == fingerprint(before())
+    assert fingerprint(before()) != fingerprint(after())
+
+
+def test_workers_and_the_way_a_dataset_is_passed_change_nothing():
+    assert fingerprint(arrays_of_pairs := loader(seed=None)) == fingerprint(ArrayDataset(arrays()), batch_size=SIZE)
+    assert arrays_of_pairs.fingerprint() == loader(seed=None).fingerprint()
+    plain = loader(Plain(), batcher=Pad(length=16))
+    assert fingerprint(plain)["fields"] == {"text": "int64 [16]", "mask": "bool [16]"}
+
+
+def test_shares_of_several_processes_have_the_fingerprint_of_the_whole():
+    for make in (loader, lambda: loader(Plain(), batcher=Pad(length=16)), batches, Loader, generator_function):
+        whole = fingerprint(make())
+        assert [fingerprint(make(), share=ProcessShard(index, 2, 2)) for index in range(2)] == [whole, whole]
+
+
+def test_processes_with_rows_of_their_own_agree():
+    own = [
+        fingerprint(PerProcess(loader(arrays(rows), size=2)), share=ProcessShard(index, 2, 2))
+        for index, rows in enumerate((10, 9))
+    ]
+    assert (own[0]["rows"], own[0]["batch_size"]) == (None, 4)
+    assert own[0] == own[1]
+
+
+def test_before_a_batch_is_read_the_fields_of_arrays_are_known():
+    assert source_of(loader(), "train").fingerprint()["fields"] == {"x": "float32 [3]", "y": "int64 []"}
+    assert source_of(loader(Plain(), batcher=Pad(length=16)), "train").fingerprint()["fields"] is None
+    assert source_of(batches(), "train").fingerprint()["fields"] is None
+
+
+@pytest.mark.parametrize("make", [loader, Loader, batches, generator_function], ids=lambda make: make.__name__)
+def test_it_is_json(make):
+    facts = fingerprint(make())
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_descriptions_have_no_addresses():
+    class Held(Dataset):
+        def __init__(self):
+            self.held = object()
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return {"x": np.float32(index)}
+
+        def __repr__(self):
+            return f"Held({self.held!r})"
+
+    assert fingerprint(loader(Held()))["dataset"].endswith("Held")
+    assert "0x" not in json.dumps(fingerprint(loader(Held().map(lambda item: item))))
+
+
+def test_grains_datasets_tell_their_length():
+    facts = fingerprint(grain.MapDataset.source([{"x": np.int64(i)} for i in range(ROWS)]).batch(SIZE))
+    assert (facts["kind"], facts["batches"], facts["rows"]) == ("iterable", 3, None)
+
+
+SCRIPT = """
+import json, numpy as np
+from learner.data import DataLoaderBuilder, Pad, view
+from learner.data.source import source_of
+items = view([{"text": np.arange(i + 1)} for i in range(10)]).augment(lambda item, rng: item, seed=2)
+source = source_of(DataLoaderBuilder(Pad(multiple=4)).batch_size(4).shuffle(1).build(items), "train")
+source.peek(1)
+print(json.dumps(source.fingerprint(), sort_keys=True))
+"""
+
+
+def test_another_process_finds_the_same():
+    with contextlib.redirect_stdout(io.StringIO()) as here:
+        exec(SCRIPT, {})
+    there = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, text=True).stdout
+    assert there == here.getvalue()
+
+
+class Unready:
+    """An iterable whose attributes are of no use to anybody else."""
+
+    @property
+    def dataset(self):
+        raise RuntimeError("not ready")
+
+    batch_size = sampler = drop_last = dataset
+
+    def __iter__(self):
+        return iter([{"x": np.zeros(4, np.float32)}])
+
+
+def test_attributes_that_raise_are_left_out():
+    facts = describe_iterable(Unready())
+    assert facts["rows"] is facts["batch_size"] is None

@@ -1,0 +1,163 @@
+"""What arrays a model has, and `model.json`."""
+
+import json
+import os
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from learner import LearnerError
+from learner.models.adapters import abstract_adapter, adapter_of
+from learner.models.array_info import array_infos, model_json
+from learner.models.freezing import trained_of
+from tests.support.codes import raises_code
+from tests.support.runs import Net, batches, build_line, line, line_step, quiet
+from tests.support.small_models import CASES, Everything, make_dict, make_linen, make_normed
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def told(model, freeze=()):
+    adapter = adapter_of(model, trained_of(None, freeze) if freeze else None)
+    return model_json(array_infos(adapter, adapter.params, adapter.model_state))
+
+
+def kinds(content):
+    return {row["path"]: (row["kind"], row["trainable"]) for row in content["arrays"]}
+
+
+NORM = {"norm.bias": ("params", True), "norm.scale": ("params", True)}
+
+
+def test_nnx():
+    """A shared parameter is there once; random streams are not."""
+    assert kinds(told(Everything())) == NORM | {
+        "head.bias": ("params", True),
+        "head.kernel": ("params", True),
+        "layers.0.bias": ("params", True),
+        "layers.0.kernel": ("params", True),
+        "layers.1.bias": ("params", True),
+        "norm.mean": ("batch_stats", False),
+        "norm.var": ("batch_stats", False),
+        "seen": ("Offset", False),
+        "shift": ("params", False),
+        "table": ("arrays", False),
+    }
+
+
+def test_linen_with_a_frozen_part():
+    content = told(make_linen(), ["^hidden"])
+    assert kinds(content) == NORM | {
+        "head.bias": ("params", True),
+        "head.kernel": ("params", True),
+        "hidden.bias": ("params", False),
+        "hidden.kernel": ("params", False),
+        "batch_stats.norm.mean": ("batch_stats", False),
+        "batch_stats.norm.var": ("batch_stats", False),
+    }
+    assert content["parameters"] == (3 * 3 + 3) + (3 + 3) + (3 * 2 + 2)
+    assert content["bytes"] == 4 * (content["parameters"] + 6)
+
+
+def test_equinox_and_its_state():
+    found = kinds(told(make_normed()))
+    assert {path: kind for path, kind in found.items() if path.startswith("0.")} == {
+        f"0.{path}": ("params", True)
+        for path in ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "head.weight", "head.bias")
+    }
+    assert {kind for path, kind in found.items() if not path.startswith("0.")} == {("state", False)}
+
+
+def test_equinox_without_a_state():
+    class Shifted(eqx.Module):
+        w: jax.Array
+        shift: jax.Array
+
+    found = kinds(told(Shifted(jnp.ones(2), jnp.arange(2))))
+    assert found == {"w": ("params", True), "shift": ("arrays", False)}
+
+
+def test_a_tree_by_hand():
+    assert told(make_dict() | {"key": jax.random.key(0)}, ["head"]) == {
+        "parameters": 9 + 3 + 6,
+        "bytes": 4 * 18 + 4 + 8,
+        "arrays": [
+            {"path": "hidden.b", "shape": [3], "dtype": "float32", "kind": "params", "trainable": True},
+            {"path": "hidden.w", "shape": [3, 3], "dtype": "float32", "kind": "params", "trainable": True},
+            {"path": "head.w", "shape": [3, 2], "dtype": "float32", "kind": "params", "trainable": False},
+            {"path": "key", "shape": [], "dtype": "key<fry>", "kind": "arrays", "trainable": False},
+            {"path": "seen", "shape": [], "dtype": "int32", "kind": "arrays", "trainable": False},
+        ],
+    }
+
+
+def test_variables_of_nnx_inside_of_a_tree():
+    found = kinds(told({"norm": nnx.BatchNorm(2, rngs=nnx.Rngs(0)), "w": jnp.ones(2)}))
+    assert {path: kind for path, kind in found.items() if kind[0] != "params"} == {
+        "norm.mean.value": ("batch_stats", False),
+        "norm.var.value": ("batch_stats", False),
+    }
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name, marks=[pytest.mark.full] * (c.name == "nnx_vmapped")) for c in CASES]
+)
+def test_every_array_is_there_once(case):
+    content = told(case.make())
+    paths = [row["path"] for row in content["arrays"]]
+    expected = case.arrays(case.make())
+    assert len(paths) == len(set(paths)) == len(expected)
+    assert content["bytes"] == sum(x.nbytes for x in expected.values())
+    assert any(case.head in path for path in paths)
+
+
+def test_a_model_that_is_not_made_yet_is_the_same():
+    adapter, _ = abstract_adapter(Net)
+    assert model_json(array_infos(adapter, adapter.params, adapter.model_state)) == told(Net())
+
+
+def test_a_run_writes_it_at_its_start_and_again_when_it_goes_on(tmp_path):
+    """The same. A link that somebody put there is refused, and leads nowhere."""
+    place = tmp_path / "run" / "model.json"
+    result = build_line(quiet(tmp_path / "run").with_file_checkpointer()).fit(batches())
+    first = place.read_bytes()
+    assert json.loads(first) == told(line())
+    assert "model.json" in result.summary["artifacts"]
+    os.remove(place)
+    (tmp_path / "elsewhere").write_text("mine")
+    place.symlink_to(tmp_path / "elsewhere")
+    with raises_code("directory-unusable", "model.json"):
+        build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()).fit(batches())
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    place.unlink()
+    build_line(quiet(tmp_path / "run").with_file_checkpointer().num_epochs(2).resume()).fit(batches())
+    assert place.read_bytes() == first
+
+
+def test_a_run_that_was_killed_early_has_it(tmp_path):
+    """Before the first step: the data fails with the second batch."""
+
+    def failing():
+        yield from batches()[:1]
+        raise OSError("gone")
+
+    with pytest.raises((OSError, LearnerError)):
+        build_line(quiet(tmp_path / "run")).fit(failing)
+    assert json.loads((tmp_path / "run" / "model.json").read_text())["parameters"] == 4
+
+
+def test_frozen_parts_and_dtypes_of_a_run(tmp_path):
+    """The dtypes are those that the run trains with."""
+    model = {name: x.astype(jnp.bfloat16) for name, x in line().items()}
+    learner = (
+        quiet(tmp_path / "run").precision("bfloat16").freeze("b").build(model, optax.sgd, 0.1, train_step=line_step)
+    )
+    learner.fit(batches())
+    assert json.loads((tmp_path / "run" / "model.json").read_text())["arrays"] == [
+        {"path": "w", "shape": [3, 1], "dtype": "float32", "kind": "params", "trainable": True},
+        {"path": "b", "shape": [1], "dtype": "bfloat16", "kind": "params", "trainable": False},
+    ]

@@ -1,0 +1,90 @@
+"""Clipping, noise and what decays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from learner.optimizers import Clipped, Noisy, kernels
+from tests.support.codes import raises_code
+
+pytestmark = pytest.mark.usefixtures("optax_promotion")
+GRADS = {"w": jnp.array([6.0, -8.0]), "b": jnp.array([24.0])}  # norms 10 and 24, together 26
+
+
+@pytest.fixture
+def optax_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def updates(optimizer):
+    made = optimizer(jnp.float32(1.0))
+    changed, _ = made.update(GRADS, made.init(GRADS), {"w": jnp.array([30.0, 40.0]), "b": jnp.array([0.5])})
+    return {name: (-x).tolist() for name, x in changed.items()}
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"norm": 13.0}, {"w": [3.0, -4.0], "b": [12.0]}),
+        ({"norm": 30.0}, {"w": [6.0, -8.0], "b": [24.0]}),
+        ({"tensor_norm": 12.0}, {"w": [6.0, -8.0], "b": [12.0]}),
+        ({"value": 7.0}, {"w": [6.0, -7.0], "b": [7.0]}),
+        ({"value": 8.0, "tensor_norm": 5.0}, {"w": [3.0, -4.0], "b": [5.0]}),
+        ({"adaptive": 2.0}, {"w": [6.0, -8.0], "b": [1.0]}),  # twice the norm of the parameter: 0.5 of b
+    ],
+)
+def test_clipping(limits, expected):
+    found = updates(Clipped(optax.sgd, **limits))
+    assert found["w"] == pytest.approx(expected["w"], rel=1e-5)
+    assert found["b"] == pytest.approx(expected["b"], rel=1e-5)
+
+
+def test_a_gradient_of_zeros_stays_so():
+    made = Clipped(optax.sgd, tensor_norm=1.0)(1.0)
+    assert made.update({"w": jnp.zeros(2)}, made.init({"w": jnp.zeros(2)}))[0]["w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "values"),
+    [
+        ({}, "optimizer-clip-limit-missing", ("tensor_norm",)),
+        ({"norm": 0.0}, "optimizer-clip-limit-value", ("norm", "0.0")),
+        ({"value": "1"}, "optimizer-clip-limit-value", ("value",)),
+    ],
+)
+def test_limits_that_are_none(limits, code, values):
+    with raises_code(code, *values):
+        Clipped(optax.sgd, **limits)
+
+
+def test_noise_has_the_variance_that_was_asked_for_and_falls():
+    made = Noisy(optax.sgd, eta=0.25, gamma=2.0, seed=1)(1.0)
+    zeros = {"w": jnp.zeros(20_000)}
+    first, state = made.update(zeros, made.init(zeros))
+    second, _ = made.update(zeros, state)
+    assert np.var(first["w"]) == pytest.approx(0.25, rel=0.05)
+    assert np.var(second["w"]) == pytest.approx(0.25 / 4, rel=0.05)
+    with raises_code("optimizer-noise-value", name="eta", value=-1):
+        Noisy(optax.sgd, eta=-1)
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.LayerNorm(4, rngs=rngs)
+
+
+def test_biases_and_norms_do_not_decay_in_stacked_layers_too():
+    one = nnx.as_pure(nnx.state(Block(nnx.Rngs(0)), nnx.Param))
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), one)
+    expected = {"linear": {"kernel": True, "bias": False}, "norm": {"scale": False, "bias": False}}
+    assert kernels(one) == kernels(stacked) == expected
+    made = optax.adamw(1.0, weight_decay=0.5, mask=kernels)
+    zeros = jax.tree.map(jnp.zeros_like, one)
+    changed, _ = made.update(zeros, made.init(one), one)
+    np.testing.assert_allclose(changed["linear"]["kernel"], -0.5 * one["linear"]["kernel"])
+    assert float(jnp.abs(changed["norm"]["scale"]).max()) == 0.0

@@ -1,0 +1,213 @@
+"""Averages of parameters: their values by hand, and that whoever evaluates has them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learner import load_checkpoint, load_model
+from learner.errors import LearnerError
+from learner.optimizers import Clipped, Ema, Group, Groups, Swa
+from learner.records import MessagePackRecorder
+from learner.steps.eval_params import eval_params
+from learner.strategies import Replicated, Sharded, fsdp
+from tests.support.codes import raises_code
+from tests.support.runs import T, X, batches, bits, build_line, checkpoint_bits, line, line_step, quiet
+from tests.support.stopped import some
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+RATE, STEPS = 0.05, 12
+
+
+def by_hand():
+    """The parameters after every step of SGD, two epochs of six batches."""
+    w, b, left = np.zeros((3, 1)), np.zeros(1), []
+    for _ in range(2):
+        for first in range(0, 24, 4):
+            x, t = X[first : first + 4].astype(np.float64), T[first : first + 4].astype(np.float64)
+            error = 2 * (x @ w + b - t) / 4
+            w, b = w - RATE * x.T @ error, b - RATE * error.sum(0)
+            left.append({"w": w, "b": b})
+    return left
+
+
+def ema_by_hand(decay, warmup, start):
+    average = {"w": np.zeros((3, 1)), "b": np.zeros(1)}
+    for step, params in enumerate(by_hand()):
+        d = min(decay, (1 + step - start) / (10 + step - start)) if warmup else decay
+        d = 0.0 if step < start else d
+        average = {name: d * average[name] + (1 - d) * params[name] for name in params}
+    return average
+
+
+def swa_by_hand(start, every):
+    counted = [params for step, params in enumerate(by_hand()) if step >= start and (step - start) % every == 0]
+    return {name: np.mean([params[name] for params in counted], 0) for name in ("w", "b")}
+
+
+def loss_of(params):
+    return np.mean((X @ np.asarray(params["w"]) + np.asarray(params["b"]) - T) ** 2)
+
+
+CASES = {
+    "ema": (functools.partial(Ema, decay=0.8, warmup=False), ema_by_hand(0.8, False, 0)),
+    "ema, warmed up": (functools.partial(Ema, decay=0.8), ema_by_hand(0.8, True, 0)),
+    "ema, later": (functools.partial(Ema, decay=0.8, start=5), ema_by_hand(0.8, True, 5)),
+    "swa": (functools.partial(Swa, start=4), swa_by_hand(4, 1)),
+    "swa, every third": (functools.partial(Swa, start=3, every=3), swa_by_hand(3, 3)),
+}
+STRATEGIES = {
+    "replicated": lambda: Replicated(2),
+    "fsdp": lambda: Sharded({"data": 2}, fsdp(1), devices=2),
+}
+
+
+def options(directory, n=2, **more):
+    return quiet(directory, saves=True, **more).num_epochs(n)
+
+
+def close(found, expected):
+    for name in ("w", "b"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", some(CASES, {"ema, warmed up"}))
+def test_the_average_is_evaluated_kept_and_read_again(tmp_path, case):
+    make, expected = CASES[case]
+    optimizer = make(optax.sgd)
+    seen = []
+    builder = options(tmp_path / "run").on_epoch_end(lambda info, model: seen.append(model))
+    learner = build_line(builder, RATE, optimizer)
+    result = learner.fit(batches(), batches(24))
+    close(result.model, expected)
+    close(seen[-1], expected)
+    assert result.history["valid/Loss"][-1] == pytest.approx(loss_of(expected), rel=1e-4)
+    assert learner.evaluate(batches(24))["Loss"] == pytest.approx(loss_of(expected), rel=1e-4)
+    assert "validation, hooks and the result have averaged" in (tmp_path / "run" / "experiment.log").read_text()
+    for given in ({"optimizer": optimizer}, {}):
+        loaded = load_checkpoint(tmp_path / "run", "latest", line(), **given)
+        close(loaded.model, expected)
+        close(loaded.params, by_hand()[-1])  # by path there is what was trained
+    assert bits(result.best_model) == bits(load_checkpoint(tmp_path / "run", "best", line()).model)
+    other = build_line(quiet(tmp_path / "other").initial_from(tmp_path / "run", "latest"), RATE)
+    close(other.fit(batches(rows=4)).model, after_one_more(expected))
+
+
+def after_one_more(params):
+    """SGD on the first batch."""
+    x, t = X[:4].astype(np.float64), T[:4].astype(np.float64)
+    error = 2 * (x @ params["w"] + params["b"] - t) / 4
+    return {"w": params["w"] - RATE * x.T @ error, "b": params["b"] - RATE * error.sum(0)}
+
+
+@pytest.mark.full
+def test_a_run_goes_on_to_the_same_bits(tmp_path):
+    optimizer = Ema(Clipped(optax.adam, norm=1.0), decay=0.9)
+    build_line(options(tmp_path / "run", 1), RATE, optimizer).fit(batches())
+    resumed = build_line(options(tmp_path / "run").resume(), RATE, optimizer).fit(batches())
+    whole = build_line(options(tmp_path / "whole"), RATE, optimizer).fit(batches())
+    assert bits(resumed.model) == bits(whole.model)
+    assert checkpoint_bits(tmp_path / "run", STEPS) == checkpoint_bits(tmp_path / "whole", STEPS)
+
+
+@pytest.mark.parametrize("strategy", some(["replicated", "fsdp"], {"fsdp"}))
+@pytest.mark.full
+def test_on_several_devices(tmp_path, strategy):
+    make, expected = CASES["ema"]
+    builder = options(tmp_path / "run").strategy(STRATEGIES[strategy]())
+    builder.with_file_checkpointer(record=MessagePackRecorder())
+    result = build_line(builder, RATE, make(optax.sgd)).fit(batches(), batches(24))
+    close(result.model, expected)
+    assert result.history["valid/Loss"][-1] == pytest.approx(loss_of(expected), rel=1e-4)
+    close(result.best_model, expected)
+    close(load_model(tmp_path / "run" / "checkpoint" / "model-2.mpk", line()), expected)
+
+
+def test_schedule_free_optimizers_are_evaluated_where_they_say(tmp_path):
+    """As `optax.contrib.schedule_free_eval_params` of a loop by hand."""
+    make = functools.partial(optax.contrib.schedule_free_sgd, b1=0.9)
+    result = build_line(options(tmp_path / "run"), RATE, make).fit(batches(), batches(24))
+    optimizer, params = make(RATE), line()
+    state = optimizer.init(params)
+    grad = jax.jit(jax.grad(lambda params, batch: line_step(params, batch).loss))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for _ in range(2):
+            for batch in batches():
+                updates, state = optimizer.update(grad(params, batch), state, params)
+                params = optax.apply_updates(params, updates)
+        expected = optax.contrib.schedule_free_eval_params(state, params)
+    close(result.model, expected)
+    assert np.abs(np.asarray(params["w"]) - np.asarray(expected["w"])).max() > 1e-3
+    assert result.history["valid/Loss"][-1] == pytest.approx(loss_of(expected), rel=1e-4)
+    close(load_checkpoint(tmp_path / "run", "latest", line()).model, expected)
+
+
+def test_a_group_may_be_averaged_alone():
+    params = {"w": jnp.float32(1), "b": jnp.float32(1)}
+    made = Groups(optax.sgd, [Group("w", optimizer=Ema(optax.sgd, decay=0.75, warmup=False))])(1.0)
+    state = made.init(params)
+    updates, state = made.update({"w": jnp.float32(-4), "b": jnp.float32(-4)}, state, params)
+    params = optax.apply_updates(params, updates)
+    assert {name: float(x) for name, x in eval_params(params, state).items()} == {"w": 2.0, "b": 5.0}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(Ema(optax.sgd, decay=0.9), marks=pytest.mark.full, id="ema"),
+        pytest.param(optax.contrib.schedule_free_sgd, id="free"),
+    ],
+)
+def test_a_model_that_is_one_array_begins_with_the_average(tmp_path, optimizer):
+    step = lambda model, batch: line_step({"w": model, "b": jnp.zeros(1)}, batch)  # noqa: E731
+    make = lambda name: quiet(tmp_path / name, saves=True).num_epochs(2)  # noqa: E731
+    first = make("run").build(jnp.zeros((3, 1)), optimizer, RATE, train_step=step).fit(batches())
+    other = make("other").initial_from(tmp_path / "run", "latest")
+    begun = other.build(jnp.zeros((3, 1)), optax.sgd, RATE, train_step=step).init().params
+    np.testing.assert_array_equal(begun, first.model)
+    assert np.abs(np.asarray(load_checkpoint(tmp_path / "run", "latest").params["value"]) - begun).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("names", "optimizer"),
+    [
+        (("averaged_params",), optax.adam),
+        (("b1", "weight_sum", "max_lr", "z"), functools.partial(optax.sgd, momentum=0.9)),
+    ],
+)
+def test_parameters_may_be_called_as_what_averages_are_found_by(names, optimizer):
+    params = {name: {"w": jnp.ones(2), "b1": jnp.ones(2)} for name in names} | {"w": jnp.ones(2), "b1": jnp.ones(2)}
+    assert eval_params(params, optimizer(0.1).init(params)) is params
+
+
+def test_half_precision_is_averaged_in_float32():
+    made = Ema(optax.sgd, decay=0.5, warmup=False)(1.0)
+    params = {"w": jnp.bfloat16(1)}
+    state = made.init(params)
+    assert state[1].averaged_params["w"].dtype == jnp.float32
+    assert eval_params(params, state)["w"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "values"),
+    [
+        (lambda: Ema(optax.sgd, decay=1.0), "optimizer-ema-decay-value", ("1.0",)),
+        (lambda: Ema(optax.sgd, start=-1), "optimizer-number-value", ("Ema", "-1", "0", "start")),
+        (lambda: Ema(optax.sgd(0.1)), "optimizer-already-built", ("the optimizer of Ema",)),
+        (lambda: Swa(optax.sgd, start=3, every=0), "optimizer-number-value", ("Swa", "0", "1", "every")),
+    ],
+)
+def test_wrong_arguments(make, code, values):
+    with raises_code(code, *values):
+        make()
+
+
+@pytest.mark.full
+def test_what_has_an_average_of_its_own_is_not_averaged(tmp_path):
+    twice = Ema(functools.partial(optax.contrib.schedule_free_sgd, b1=0.9))
+    with pytest.raises(LearnerError, match="averages what a schedule-free one trains"):
+        build_line(quiet(tmp_path / "run"), RATE, twice)

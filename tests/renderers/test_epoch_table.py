@@ -1,0 +1,53 @@
+"""The table of epochs."""
+
+import pytest
+
+from learner.events import MetricInfo
+from learner.renderers.epoch_table import EpochTable
+
+NAMES = ("Accuracy", "Loss", "Mean Absolute Percentage Error")
+METRICS = [MetricInfo(split, name) for split in ("train", "valid") for name in NAMES]
+METRICS.append(MetricInfo("valid", "Confusion", numeric=False))
+VALUES = {info.key: number / 8 for number, info in enumerate(METRICS, 1)}
+
+
+def test_everything_where_there_is_room():
+    table = EpochTable(METRICS, 100)
+    assert [*table.titles(), table.row("12", VALUES, 75.0)] == [
+        "            train                                valid",
+        "epoch    Accuracy     Loss  Mean Absolute P.  Accuracy     Loss  Mean Absolute P.     time",
+        "12          0.125     0.25             0.375       0.5    0.625              0.75  1 min 15 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "keys"),
+    [
+        (1, ["train/Loss"]),
+        (30, ["train/Loss"]),
+        (40, ["train/Loss", "valid/Loss"]),
+        (50, ["train/Accuracy", "train/Loss", "valid/Loss"]),
+        (60, ["train/Accuracy", "train/Loss", "valid/Accuracy", "valid/Loss"]),
+    ],
+)
+def test_the_losses_stay_where_there_is_little(width, keys):
+    table = EpochTable(METRICS, width)
+    row = table.row("1", VALUES, 1.0)
+    assert row.split() == ["1", *(f"{VALUES[key]:.4g}" for key in keys), "1.0", "s"]
+    assert max(map(len, [*table.titles(), row])) <= max(width, 27)
+
+
+def test_what_is_missing_is_blank():
+    table = EpochTable(METRICS, 60)
+    row = table.row("@480", {"valid/Loss": 0.5}, 0.2)
+    assert row.split() == ["@480", "0.5", "0.2", "s"]
+    assert row.index("0.5") == table.titles()[1].rindex("Loss") + 1
+
+
+def test_without_metrics_there_are_epochs_and_times():
+    assert EpochTable([], 80).row("1", {"train/Loss": 1.0}, 1.0).split() == ["1", "1.0", "s"]
+
+
+def test_names_cannot_steer_the_terminal():
+    titles = EpochTable([MetricInfo("va\rlid", "\x1b[31m")], 80).titles()
+    assert all(line.isprintable() for line in titles)

@@ -1,0 +1,75 @@
+"""What is said at the end of a run besides its values: its time, and what to do next."""
+
+import math
+
+from learner.renderers.summary_text import following, times
+from tests.support.codes import named_case
+
+SECONDS = {"total": 200.0, "compile": 20.0, "data": 1.0, "train": 150.0, "valid": 18.0, "save": 0.4, "other": 10.6}
+RUN = {
+    "stopped_by": "num_epochs",
+    "epochs": 20,
+    "steps": 900,
+    "metrics": {"train/Loss": {}, "valid/Loss": {}},
+    "checkpoints": [{"path": "checkpoint/900", "epoch": 20}],
+    "artifacts": ["config.yaml", "journal.jsonl"],
+}
+
+
+def test_the_time_by_parts():
+    """What took less than a percent is left out."""
+    assert times({"seconds": SECONDS}) == [
+        "time: 3 min 20 s: compiling 20.0 s (10 %), training 2 min 30 s (75 %), "
+        "validation 18.0 s (9 %), the rest 10.6 s (5 %)"
+    ]
+
+
+def test_older_and_odd_summaries_say_nothing_of_the_time():
+    cases = [
+        *(None, 3, [1], {}, {"total": 0.0}, {"total": 3.0}, {"train": 1.0}, {"total": "3", "train": "1"}),
+        *({"total": x, "train": 1.0} for x in (math.nan, math.inf, True)),
+    ]
+    for seconds in cases:
+        with named_case(seconds):
+            assert times({"seconds": seconds}) == []
+            assert times({}) == []
+
+
+def test_parts_that_are_no_times_are_left_out():
+    odd = {"total": 2.0, "train": 1.0, "data": "1", "valid": -1.0, "save": math.nan, "\x1b[2J": 1.0}
+    assert times({"seconds": odd}) == ["time: 2.0 s: training 1.0 s (50 %)"]
+
+
+PYTHON = {"artifacts": ["journal.jsonl"]}
+
+
+def test_what_to_do_next():
+    cases = [
+        ({}, ["learner evaluate runs/a", "learner resume runs/a --num_epochs=40"]),
+        ({"stopped_by": "num_steps"}, ["learner evaluate runs/a", "learner resume runs/a --num_steps=1800"]),
+        ({"stopped_by": "ctrl-c"}, ["learner evaluate runs/a", "learner resume runs/a"]),
+        ({"stopped_by": "early stopping: valid/Loss"}, ["learner evaluate runs/a"]),
+        ({"checkpoints": []}, []),
+        ({"metrics": {"train/Loss": {}}}, ["learner resume runs/a --num_epochs=40"]),
+        ({"metrics": {"valid-dev/Loss": {}}, "stopped_by": "x"}, ["learner evaluate runs/a", "learner resume runs/a"]),
+        (PYTHON, ["learner.evaluate(data)", ".num_epochs(40).resume()"]),
+        (PYTHON | {"stopped_by": "num_steps"}, ["learner.evaluate(data)", ".num_steps(1800).resume()"]),
+        (PYTHON | {"stopped_by": "time limit"}, ["learner.evaluate(data)", ".resume()"]),
+        (PYTHON | {"checkpoints": []}, []),
+    ]
+    for changes, expected in cases:
+        with named_case((changes, expected)):
+            assert following(RUN | changes, "runs/a") == ["next: " + " | ".join([*expected, "learner report runs/a"])]
+
+
+def test_only_what_is_installed_is_advised(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert following(RUN, "runs/a") == ["next: learner evaluate runs/a | learner resume runs/a --num_epochs=40"]
+    assert following(RUN | {"checkpoints": []}, "runs/a") == []
+
+
+def test_directories_can_be_pasted_and_steer_nothing():
+    (line,) = following(RUN, "my runs/it's")
+    assert "learner evaluate 'my runs/it'\"'\"'s' | " in line
+    assert following(RUN, None) == []
+    assert all(line.isprintable() for line in following(RUN, "runs/\x1b[2J"))

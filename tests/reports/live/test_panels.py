@@ -1,0 +1,163 @@
+"""What stands beside the plots."""
+
+import json
+import os
+
+import pytest
+
+from learner.reports.live import panels
+from learner.reports.live.view import PlotView
+from tests.support.written import write_run
+
+
+def append(directory, **entry):
+    with (directory / "journal.jsonl").open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def aged(directory, time):
+    for path in {*directory.rglob("*")} - {directory / "run.lock"}:
+        os.utime(path, (time, time))
+
+
+def test_the_head(runs, watch):
+    aged(runs / "a", 1095)
+    (run,) = watch("runs/a").runs
+    assert panels.header_line(run, 80).plain == "a running  epoch 3  6 steps"
+    append(runs / "a", event="start", time=1050.0, steps_per_epoch=2, config={"num_epochs": 10})
+    aged(runs / "a", 1020)
+    (run,) = watch("runs/a").runs
+    assert panels.header_line(run, 80).plain == "a running  epoch 3/10  step 6/20  30 %  silent for 1 min 20 s"
+    assert panels.header_line(run, 20).plain == "a running  epoch 3/…"
+
+
+def test_the_head_of_a_run_that_is_over(tmp_path, watch):
+    (run,) = watch(write_run(tmp_path / "a")).runs
+    assert panels.header_line(run, 80).plain == "a ended  epoch 3  6 steps  num_epochs"
+    append(tmp_path / "a", event="error", error="ValueError('a\\nb')")
+    (run,) = watch(tmp_path / "a").runs
+    assert panels.header_line(run, 80).plain.startswith("a failed  epoch 3  6 steps  ValueError(")
+
+
+def test_the_time_left(runs, watch):
+    append(runs / "a", event="start", time=1050.0, steps_per_epoch=2, config={"num_epochs": 10})
+    aged(runs / "a", 1100)
+    now = [1100.0]
+    watched = watch("runs/a", now=now)
+    now[0] = 1104.0
+    append(runs / "a", event="validation", epoch=4, step=8, values={})
+    watched.refresh()
+    watched.read([])
+    assert "40 %  24.0 s left" in panels.header_line(watched.runs[0], 100).plain  # 12 steps, 2 in 4 s
+
+
+def test_what_was_asked_for(runs, watch):
+    aged(runs / "a", 1100)
+    (runs / "a" / "save.ask").write_text("{}")
+    (run,) = watch("runs/a").runs
+    assert panels.header_line(run, 80).plain == "a running  save: asked, not yet taken  epoch 3  6 steps"
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (PlotView(), "axis: step  each step  2 runs"),
+        (PlotView(x="epoch", log=True, smooth=0.9), "axis: epoch  whole epochs  log scale  smooth 0.9  2 runs"),
+        (PlotView(zoom=2, alone=True), "axis: step  each step  zoom x4  this run only"),
+        (PlotView(zoom=1, end=0.7), "axis: step  each step  zoom x2 (not at the end)  2 runs"),
+    ],
+)
+def test_how_it_is_looked_at(view, said):
+    assert panels.view_description(view, 2) == said
+
+
+def test_the_table(runs, watch):
+    (run,) = watch("runs/a").runs
+    assert [line.split() for line in panels.table(run, 80)] == [
+        ["metric", "now", "last", "best", "epoch"],
+        ["train/Loss", "0.1667", "0.4", "0.4", "3"],
+        ["valid/Loss", "0.7", "0.7", "0.6", "2"],
+        ["train/Accuracy", "0.8"],
+        ["valid/Confusion", "a", "text"],
+    ]
+    assert max(map(len, panels.table(run, 20))) == 20
+
+
+def test_the_runs(runs, watch):
+    aged(runs / "a", 1095)
+    aged(runs / "b", 1090)
+    lines = panels.table_of_runs(watch("runs").runs, 3, 80, 9)
+    assert [line.split() for line in lines[1:]] == [
+        ["a", "running", "3", "6", "1", "min", "40", "s", "5.0", "s"],
+        [">", "b", "running", "3", "6", "1", "min", "40", "s", "10.0", "s"],
+    ]
+
+
+def test_of_many_runs_those_around_the_chosen_one(tmp_path, watch):
+    for number in range(9):
+        write_run(tmp_path / f"run-{number}")
+    found = watch(tmp_path).runs
+
+    def names(chosen):
+        return [line[:7] for line in panels.table_of_runs(found, chosen, 80, 4)[1:]]
+
+    assert names(0) == ["> run-0", "  run-1", "  run-2"]
+    assert names(5) == ["  run-4", "> run-5", "  run-6"]
+    assert names(-1) == ["  run-6", "  run-7", "> run-8"]
+    assert len(panels.table_of_runs([], 0, 80, 4)) == 1
+
+
+def test_the_log(runs, watch):
+    log = runs / "a" / "experiment.log"
+    log.write_text("2026-11-22 08:00:00 INFO  one\n" + "words " * 10 + "\n\x1b[2J\x07 [bold]x\n")
+    (run,) = watch("runs/a").runs
+    assert panels.log(run, 40, 9) == [
+        "08:00:00 INFO  one",
+        "words words words words words words",
+        "  words words words words",
+        "?[2J? [bold]x",
+    ]
+    assert panels.log(run, 40, 2) == ["  words words words words", "?[2J? [bold]x"]
+    assert panels.log(run, 40, 0) == []
+
+
+def test_system_figures(tmp_path, watch):
+    values = {"train/Host CPU": [0.5], "train/Loss": [1.0], "valid/Host Memory": [700.0]}
+    directory = write_run(tmp_path / "a", values)
+    (directory / "summary.json").write_text(
+        json.dumps({"seconds": {"total": 10.0, "train": 7.5, "data": 2.5, "valid": 0.0}})
+    )
+    environment = {"environment": {"jax": "9.9", "x": [1]}, "commit": "abc"}
+    metrics = {"train/Host CPU": {"unit": ""}, "valid/Host Memory": {"unit": "MB"}}
+    lines = (directory / "journal.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({**json.loads(lines[0]), **environment, "metrics": metrics})
+    lines.insert(1, json.dumps({"event": "save", "step": 2, "time": 1005.0}))
+    (directory / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    aged(directory, 1095)
+    (run,) = watch(directory).runs
+    found = {line[:18].strip(): line[18:].strip() for line in panels.system(run, 200)}
+    began = found.pop("began")
+    assert began.startswith(("1970-01-01", "1969-12-31"))
+    assert found == {
+        "last line": "5.0 s ago",
+        "running for": "11.0 s",
+        "checkpoint": "step 2, 1 min 35 s ago",
+        "valid/Host Memory": "700 MB",
+        "time": "train 75 %, data 25 %",
+        "jax": "9.9",
+        "commit": "abc",
+        "directory": str(directory),
+    }
+    assert max(map(len, panels.system(run, 30))) == 30
+
+
+def test_the_newest_figure_of_the_machine(runs, watch):
+    place = runs / "a" / "train" / "epoch-3"
+    (place / "Host_CPU.log").write_text("0.25,1\n0.75,1\n")
+    append(runs / "a", event="start", time=1050.0, metrics={"train/Host CPU": {"unit": ""}})
+    (run,) = watch("runs/a").runs
+    assert ["Host", "CPU", "0.75"] in [line.split() for line in panels.system(run, 80)]
+
+
+def test_what_is_waited_for():
+    assert panels.waiting(["no \x1b[2J"], ["a\nb\x07"]) == ["waiting: no ?[2J", "a", "b?"]

@@ -1,0 +1,238 @@
+"""Runs as event files of TensorBoard."""
+
+import io
+import json
+import os
+import resource
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+from tensorboardX.record_writer import masked_crc32c
+
+from learner.reports.confusion_matrices import read_matrix
+from learner.reports.event_files import write_events
+from learner.runs import RunReader
+from learner.util.distribution import install_hint
+from tests.support.codes import raises_code
+from tests.support.tfevents import events_of, read, scalars, texts
+from tests.support.written import write_run, write_steps
+
+TABLES = ["label  cat  dog\ncat      3    1\ndog      0   10", "label  cat  dog\ncat      4    0\ndog      5    5"]
+VALUES = {"train/Loss": [2.0, 1.0], "valid/Loss": [float("nan"), 1.5], "valid/Matrix": TABLES}
+CONFIG = "seed: 0\nmodel: {class_path: M, init_args: {width: 8}}\nmetric_loggers: [{class_path: S, init_args: {}}]\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = write_run(tmp_path / "a", VALUES, config=CONFIG)
+    for epoch, losses in ((1, [8, "inf"]), (2, [2, 1])):
+        write_steps(directory, "Loss", epoch, losses)
+    (directory / "experiment.log").write_text("x INFO begun\nx WARNING <disk>\n")
+    (directory / "summary.json").write_text('{"stopped_by": "num_epochs"}')
+    return RunReader(directory)
+
+
+def test_scalars_lie_at_their_steps(run, tmp_path):
+    count = write_events(tmp_path / "out", run)
+    found = scalars(tmp_path / "out")
+    assert found["step/train/Loss"] == [(1, 8.0), (2, np.inf), (3, 2.0), (4, 1.0)]
+    assert found["train/Loss"] == [(2, 2.0), (4, 1.0)]
+    assert [step for step, _ in found["valid/Loss"]] == [2, 4]
+    assert np.isnan(found["valid/Loss"][0][1])
+    assert set(found) == {"step/train/Loss", "train/Loss", "valid/Loss"}
+    assert count == len(read(tmp_path / "out"))
+
+
+def test_times(run, tmp_path):
+    """Epochs take ten seconds, their two steps five each."""
+    write_events(tmp_path / "out", run)
+    walls = {
+        (value.tag, event.step): event.wall_time for event in read(tmp_path / "out") for value in event.summary.value
+    }
+    steps = [walls["step/train/Loss", step] for step in (1, 2, 3, 4)]
+    np.testing.assert_allclose(steps, [1005, 1010, 1015, 1020], atol=1e-4)
+    assert (walls["valid/Loss", 2], walls["valid/Loss", 4]) == (1010, 1020)
+
+
+def test_texts(run, tmp_path):
+    write_events(tmp_path / "out", run)
+    found = texts(tmp_path / "out")
+    config = {"seed": 0, "model": {"class_path": "M", "init_args": {"width": 8}}}
+    assert json.loads(found["run/config"]) == config  # without its loggers, where an address may be secret
+    assert found["run/status"] == "    ended: num_epochs"
+    assert json.loads(found["run/summary"]) == {"stopped_by": "num_epochs"}
+    assert found["run/log"] == "    x INFO begun\n    x WARNING <disk>"
+    assert found["valid/Matrix"] == "\n".join(f"    {line}" for line in TABLES[1].splitlines())
+
+
+def test_hyper_parameters(run, tmp_path):
+    write_events(tmp_path / "out", run)
+    data = {
+        value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content)
+        for event in read(tmp_path / "out")
+        for value in event.summary.value
+        if value.metadata.plugin_data.plugin_name == "hparams"
+    }
+    said = data["_hparams_/session_start_info"].session_start_info.hparams
+    assert (said["seed"].number_value, said["model"].string_value) == (0, "M")
+    metrics = data["_hparams_/experiment"].experiment.metric_infos
+    assert [info.name.tag for info in metrics] == ["train/Loss", "valid/Loss"]
+    assert "_hparams_/session_end_info" in data
+
+
+def test_pictures(run, tmp_path):
+    write_events(tmp_path / "out", run)
+    images = {
+        event.step: value.image
+        for event in read(tmp_path / "out")
+        for value in event.summary.value
+        if value.HasField("image") and value.tag == "valid/Matrix"
+    }
+    assert sorted(images) == [2, 4]
+    for step, text in zip((2, 4), TABLES, strict=True):
+        with Image.open(io.BytesIO(images[step].encoded_image_string)) as image:
+            np.testing.assert_array_equal(np.asarray(image), read_matrix(text).picture())
+
+
+def test_checksums(run, tmp_path):
+    """TensorBoard refuses records whose checksums are wrong."""
+    write_events(tmp_path / "out", run)
+    (path,) = (tmp_path / "out").iterdir()
+    content = path.read_bytes()
+    for event in events_of(path):
+        size = event.ByteSize()
+        parts = content[:8], content[8:12], content[12 : 12 + size], content[12 + size : 16 + size]
+        assert [masked_crc32c(parts[0]), masked_crc32c(parts[2])] == [
+            int.from_bytes(parts[1], "little"),
+            int.from_bytes(parts[3], "little"),
+        ]
+        content = content[16 + size :]
+    assert content == b""
+
+
+def test_a_run_that_goes_on(tmp_path):
+    """Its last epoch is written so far; its session has no end yet. A second export replaces the first."""
+    lock = json.dumps({"host": os.uname().nodename, "pid": os.getpid()})
+    directory = write_run(tmp_path / "a", {"train/Loss": [2.0]}, ending=None, lock=lock)
+    write_steps(directory, "Loss", 1, [3, 2])
+    (directory / "train" / "epoch-2").mkdir()
+    (directory / "train" / "epoch-2" / "Loss.log").write_text("1.5,32\n1.2")
+    for _ in range(2):
+        write_events(tmp_path / "out", RunReader(directory))
+        assert scalars(tmp_path / "out")["step/train/Loss"] == [(1, 3.0), (2, 2.0), (3, 1.5)]
+    assert texts(tmp_path / "out")["run/status"] == "    running"
+    tags = [value.tag for event in read(tmp_path / "out") for value in event.summary.value]
+    assert "_hparams_/session_start_info" in tags
+    assert "_hparams_/session_end_info" not in tags
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_an_export_replaces_one_of_another_run(run, tmp_path):
+    write_events(tmp_path / "out", RunReader(write_run(tmp_path / "b", began=5000.0)))
+    write_events(tmp_path / "out", run)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["events.out.tfevents.0000001000.exported"]
+
+
+def test_no_value_is_there_twice(run, tmp_path):
+    """What the logger wrote while the run went on stays, and is not added to."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "events.out.tfevents.1700000000.host.learner").write_bytes(b"")
+    with raises_code("report-foreign-events", "events.out"):
+        write_events(tmp_path / "out", run)
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_it_writes_through_no_link(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "mine")
+    with raises_code("run-file-kind"):
+        write_events(tmp_path / "out", run)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "private").write_text("mine")
+    (tmp_path / "other" / "export.partial").symlink_to(tmp_path / "private")
+    write_events(tmp_path / "other", run)
+    assert (tmp_path / "private").read_text() == "mine"
+    assert len(list((tmp_path / "other").iterdir())) == 1
+
+
+def test_what_it_refuses_it_leaves_alone(run, tmp_path):
+    """A file of that name may be somebody else's."""
+    for place in (tmp_path / "mine", tmp_path / "others"):
+        place.mkdir()
+        (place / "export.partial").write_text("mine")
+    (tmp_path / "out").symlink_to(tmp_path / "mine")
+    (tmp_path / "others" / "events.out.tfevents.1700000000.host.learner").write_bytes(b"")
+    for place, code in ((tmp_path / "out", "run-file-kind"), (tmp_path / "others", "report-foreign-events")):
+        with raises_code(code):
+            write_events(place, run)
+        assert (place / "export.partial").read_text() == "mine"
+
+
+def test_a_directory_in_the_place_of_the_file(run, tmp_path):
+    (tmp_path / "out" / "export.partial").mkdir(parents=True)
+    with raises_code("report-not-written", "export.partial"):
+        write_events(tmp_path / "out", run)
+    assert (tmp_path / "out" / "export.partial").is_dir()
+
+
+def test_whole_or_not_at_all(run, tmp_path):
+    """No file may be longer than what the second export needs."""
+    write_events(tmp_path / "out", run)
+    (path,) = (tmp_path / "out").iterdir()
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with raises_code("report-not-written", "File too large"):
+            write_events(tmp_path / "out", run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "out").iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
+def test_a_place_that_cannot_be(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "nowhere" / "out"):
+        with raises_code("report-not-written"):
+            write_events(place, run)
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_runs_of_others(tmp_path):
+    """Odd names, texts, numbers and times."""
+    values = {"valid/\ud800<b>": [1.0], "valid/T": ["\udfff\x00"], "valid/Huge": [10**300]}
+    directory = write_run(tmp_path / "a", values, config='"<i>": 1\nlarge: 1000000000000000000000\n', began=-5.0)
+    with (directory / "journal.jsonl").open("a") as file:
+        file.write('{"event": "epoch", "time": "x", "epoch": 2, "step": 1, "values": {"valid/T": "b"}}\n')
+    write_events(tmp_path / "out", RunReader(directory))
+    found = scalars(tmp_path / "out")
+    assert found["valid/?<b>"] == [(2, 1.0)]
+    assert found["valid/Huge"] == [(2, np.inf)]
+    assert texts(tmp_path / "out")["valid/T"] == "    b"
+
+
+def test_a_deep_summary(run, tmp_path):
+    (tmp_path / "a" / "summary.json").write_text('{"a":' * 700 + "1" + "}" * 700)
+    write_events(tmp_path / "out", run)
+    assert "run/summary" not in texts(tmp_path / "out")
+
+
+def test_long_texts_are_cut(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("learner.reports.event_files.LONGEST_TEXT", 10)
+    write_events(tmp_path / "out", run)
+    assert texts(tmp_path / "out")["valid/Matrix"] == "    label  cat\n    ..."
+
+
+def test_no_epoch_yet(tmp_path):
+    write_events(tmp_path / "out", RunReader(write_run(tmp_path / "a", {}, ending=None)))
+    assert texts(tmp_path / "out") == {"run/status": "    died"}
+
+
+def test_without_tensorboardx(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with raises_code("logger-package-missing", "tensorboardX", install_hint("tensorboard")):
+        write_events(tmp_path / "out", run)
+    assert not (tmp_path / "out").exists()

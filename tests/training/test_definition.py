@@ -1,0 +1,39 @@
+"""The definition of a training: what is known when, and in which order it is checked."""
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from learner import LearnerError
+from learner.schedules import Cosine
+from tests.support.codes import raises_code
+from tests.support.runs import batches, line_step, quiet
+
+
+def refuse():
+    raise LearnerError("a forked process", code="worker-forked-process")
+
+
+def test_a_forked_process_reads_no_checkpoint(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr("learner.training.definition.check_process", refuse)
+    monkeypatch.setattr("learner.training.definition.take_initial", lambda *arguments: read.append(arguments))
+    builder = quiet(tmp_path / "run").initial_from(tmp_path / "other")
+    with raises_code("worker-forked-process"):
+        builder.build({"w": jnp.zeros(3)}, optax.sgd, 0.1, train_step=line_step)
+    assert read == []
+
+
+@pytest.mark.parametrize(
+    ("step", "count", "code"),
+    [
+        ("valid_step", 1, "step-train-missing"),
+        ("train_step", 0, "step-batch-count"),
+        ("train_step", 1, "schedule-length-needed"),
+    ],
+)
+def test_a_train_step_is_checked_before_its_schedule(tmp_path, step, count, code):
+    """The length of the run is of no use to a learner that cannot train."""
+    learner = quiet(tmp_path / "run").build({"w": jnp.zeros(3)}, optax.sgd, Cosine(0.1), **{step: line_step})
+    with raises_code(code):
+        learner.train_step(None, *batches()[:count])

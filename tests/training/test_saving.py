@@ -1,0 +1,87 @@
+"""Saving: three threads pass a checkpoint on, and none of them waits in a circle."""
+
+import errno
+import os
+import threading
+import time
+
+import pytest
+
+from learner.checkpoint import CheckpointStore
+from learner.checkpoint.save_queue import SaveQueue
+from learner.errors import LearnerError
+from tests.support.runs import batches, build_line, journal_of, quiet, saved_steps
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Checkpoints take a while, so that others are pending meanwhile."""
+    save = CheckpointStore.save
+
+    def slowly(store, step, items, progress):
+        time.sleep(0.05)
+        save(store, step, items, progress)
+
+    monkeypatch.setattr(CheckpointStore, "save", slowly)
+
+
+def build(directory, **options):
+    builder = quiet(directory).num_epochs(2).steps_per_dispatch(1)
+    return build_line(builder.with_file_checkpointer(keep_last=99, every_steps=1, **options))
+
+
+@pytest.mark.parametrize("keep_best", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_a_full_disk_waits_for_the_answered_saves_only(tmp_path, monkeypatch, slow_disk, keep_best):
+    """The reporter waits for the saver before each line, while the saver waits for its answers to other saves."""
+    write, attempts, waited, wait = os.write, [], [], SaveQueue.wait_for_answered
+
+    def full_at_first(descriptor, content):
+        if threading.current_thread().name == "learner-reporter":
+            attempts.append(descriptor)
+            if len(attempts) % 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content)
+
+    def counted(queue):
+        waited.append(1)
+        wait(queue)
+
+    monkeypatch.setattr(os, "write", full_at_first)
+    monkeypatch.setattr(SaveQueue, "wait_for_answered", counted)
+    build(tmp_path / "run", keep_best=keep_best).fit(batches())
+    assert len(waited) > 12
+    assert saved_steps(tmp_path / "run") == list(range(1, 13))
+    assert [entry["step"] for entry in journal_of(tmp_path / "run") if entry["event"] == "save"] == list(range(1, 13))
+
+
+def test_each_checkpoint_has_the_logs_of_its_own_step(tmp_path, slow_disk):
+    """Though the loop, and the reporter, are further when it is written."""
+    build(tmp_path / "run").fit(batches())
+    store = CheckpointStore(tmp_path / "run" / "checkpoint")
+    for step in range(1, 13):
+        log = store.progress(step)["log"]
+        epoch = (step - 1) // 6 + 1
+        path = f"train/epoch-{epoch}/Loss.log"
+        lines = (tmp_path / "run" / path).read_bytes()[: log["files"][path]].splitlines()
+        assert len([line for line in lines if b"final" not in line]) == step - 6 * (epoch - 1)
+        assert len(store.progress(step)["history"].get("train/Loss", [])) == step // 6
+
+
+def test_a_reporter_that_fails_ends_the_run_with_saves_pending(tmp_path, monkeypatch, slow_disk):
+    """The saver waits for answers that nobody gives any more."""
+    write, lines = os.write, []
+
+    def broken(descriptor, content):
+        if threading.current_thread().name == "learner-reporter":
+            lines.append(content)
+            if len(lines) > 5:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", broken)
+    with pytest.raises((OSError, LearnerError)) as caught:
+        build(tmp_path / "run").fit(batches())
+    assert getattr(caught.value, "errno", None) == errno.EIO
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "learner-saver"]

@@ -1,0 +1,142 @@
+"""A metric and a logger are one new file each: every way to name them follows from it."""
+
+import gc
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import learner.loggers
+import learner.metrics
+from learner import LearnerBuilder
+from learner.cli.config import RunConfig
+from learner.cli.main import main
+from learner.config.mappings import read_mapping
+from learner.events import Listener
+from learner.metrics import MetricBase
+from learner.runs import RunReader
+from learner.util.discovery import export_classes
+from tests.support.runs import batches, build_line
+
+ROOT = Path(__file__).parents[2]
+
+METRIC = '''
+from learner.metrics.means import MeanMetric
+
+
+class MeanBias(MeanMetric):
+    """The mean of prediction - target."""
+
+    name, fields = "Mean Bias", ("predictions", "targets")
+
+    def update(self, state, output, info):
+        return state.add(output.predictions - output.targets)
+'''
+
+LOGGER = '''
+from learner.loggers.base import RunLogger
+
+
+class LineWriter(RunLogger):
+    """A line for each split in `lines.txt` of the run."""
+
+    def __init__(self, mark: str = ":"):
+        super().__init__()
+        self.mark = mark
+
+    def started(self, event):
+        self.path = event.directory / "lines.txt"
+
+    def split(self, event):
+        with self.path.open("a") as file:
+            file.write(f"{event.split}{self.mark}{event.values['Mean Bias']:.3f}\\n")
+'''
+
+CONFIG = """
+model: tests.support.runs.line
+optimizer: SGD
+lr: 0.05
+train: tests.support.runs.batches
+train_step: tests.support.runs.line_step
+renderer: null
+metric_train: {metric}
+metric_loggers:
+- class_path: {logger}
+  init_args: {{mark: "="}}
+"""
+
+
+@pytest.fixture
+def new_files(tmp_path, monkeypatch):
+    """One file in `learner/metrics` and one in `learner/loggers`, imported as if they had always been there."""
+    bases = {learner.metrics: MetricBase, learner.loggers: Listener}
+    files = {learner.metrics: ("bias", METRIC), learner.loggers: ("line_writer", LOGGER)}
+    before = {package: (dict(vars(package)), list(package.__all__)) for package in bases}
+    for package, (name, text) in files.items():
+        folder = tmp_path / package.__name__
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        importlib.invalidate_caches()
+        export_classes(package.__name__, bases[package])
+    yield
+    for package, (attributes, names) in before.items():
+        for name in set(vars(package)) - set(attributes):
+            delattr(package, name)
+        package.__all__ = names
+        sys.modules.pop(f"{package.__name__}.{files[package][0]}", None)
+    gc.collect()
+
+
+def trained(directory, mark):
+    """The lines that the logger wrote are those of the metric in the journal."""
+    (point,) = RunReader(directory).points("train/Mean Bias")
+    assert (directory / "lines.txt").read_text() == f"train{mark}{point.value:.3f}\n"
+
+
+@pytest.mark.usefixtures("new_files", "compiled_once")
+def test_they_are_public_and_the_builder_takes_them(tmp_path):
+    builder = LearnerBuilder(tmp_path / "run").renderer(None)
+    builder.metric_train(learner.metrics.MeanBias()).metric_loggers(learner.loggers.LineWriter())
+    build_line(builder).fit(batches())
+    trained(tmp_path / "run", ":")
+    assert "MeanBias" in learner.metrics.__all__
+    assert "LineWriter" in learner.loggers.__all__
+
+
+@pytest.mark.usefixtures("new_files", "compiled_once")
+@pytest.mark.parametrize("places", [("", ""), ("learner.metrics.bias.", "learner.loggers.line_writer.")])
+def test_a_config_names_them(tmp_path, places):
+    """By their short names, and by the paths of their files."""
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.format(metric=f"{places[0]}MeanBias", logger=f"{places[1]}LineWriter"))
+    RunConfig({**read_mapping(config), "directory": str(tmp_path / "run")}).learner().fit()
+    trained(tmp_path / "run", "=")
+
+
+@pytest.mark.usefixtures("new_files")
+def test_the_command_lists_them(capsys):
+    for key, entry in (("metric_valid", "MeanBias()"), ("metric_loggers", "LineWriter(mark=:)")):
+        assert main(["fit", f"--{key}.help"]) == 0
+        assert f"  {entry}\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("new_files")
+def test_the_reference_has_them():
+    """Its pages show `__all__` of a package, and names in docstrings link to what is public."""
+    # A module of its own, which is in nobody's way: the names are cached, and doctests look for modules by their file.
+    spec = importlib.util.spec_from_file_location("plain_with_new_files", ROOT / "docs" / "plain.py")
+    plain = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    assert plain.found("MeanBias", "learner.Learner") == "learner.metrics.MeanBias"
+    assert plain.found("LineWriter", "learner.Learner") == "learner.loggers.LineWriter"
+    for package in ("metrics", "loggers"):
+        page = (ROOT / "docs" / "reference" / f"{package}.md").read_text()
+        assert re.search(rf"automodule:: learner\.{package}\n +:members:", page)
+
+
+def test_bases_and_private_classes_are_not_exported():
+    assert not {"RunLogger", "ExactlyOnceLogger"} & set(learner.loggers.__all__)
+    assert not {"ClassMetric", "RankingMetric", "_Dice"} & set(learner.metrics.__all__)
