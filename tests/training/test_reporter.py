@@ -6,9 +6,9 @@ import errno
 import functools
 import itertools
 import os
+import queue
 import threading
 import traceback
-import types
 
 import jax
 import jax.numpy as jnp
@@ -284,27 +284,29 @@ def test_dispatches_that_wait_together_are_one_event_for_each_split_and_epoch(st
     assert [call[4] for call in files.calls] == [[1, 2, 1], [1], [1]]
 
 
+class FourTogether(InFlightLimiter):
+    read_batch_size, full = 4, False
+
+    def acquire(self, seconds=None):
+        return True
+
+
 def test_short_dispatches_are_handed_over_together_but_never_kept_back(start, monkeypatch):
     """Until the loop has to wait for them, or something else comes."""
-    worker = start(files=Files())
-    handed = []
-    q = worker._queue
-    put = lambda entry: (handed.append(len(entry[0] or ())), q.put(entry))  # noqa: E731
-    vars(worker)["_queue"] = types.SimpleNamespace(put=put, get=q.get, empty=q.empty)
-    monkeypatch.setattr(InFlightLimiter, "read_batch_size", 4)
-    for first in range(1, 7):
+    reads, read = queue.SimpleQueue(), jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: reads.put(len(tree)) or read(tree))
+    worker = start(limiter=FourTogether())
+    for first in range(1, 5):
         worker.put(made(first, 0.5))
-    assert handed == [4]
+    assert reads.get(timeout=WAIT) == 4
+    worker.put(made(5, 0.5))
+    worker.put(made(6, 0.5))
     worker.put(EpochStarted(1.0, 2, 3))
-    assert handed == [4, 3]
+    assert reads.get(timeout=WAIT) == 2
     worker.put(made(7, 0.5))
-    monkeypatch.setitem(vars(worker), "limiter", types.SimpleNamespace(full=False, acquire=int, release=print))
-    worker.acquire()
-    assert handed == [4, 3]
     worker.limiter.full = True
     worker.acquire()
-    assert handed == [4, 3, 1]
-    monkeypatch.undo()
+    assert reads.get(timeout=WAIT) == 1
 
 
 @pytest.mark.parametrize(("seconds", "together"), [(1.0, 1), (0.006, 1), (0.002, 2), (0.001, 5), (0.0001, 16)])
@@ -758,10 +760,11 @@ def test_flight_starts_with_two_as_long_as_nothing_is_known():
     flight.acquire()
     thread = threading.Thread(target=lambda: (flight.acquire(), third.set()), daemon=True)
     thread.start()
-    assert flight._in_flight == 2
+    assert flight.full
+    assert not third.is_set()
     flight.release(1, 10.0)
     assert third.wait(WAIT)
-    assert flight._in_flight == 2
+    assert flight.full
 
 
 def test_fast_dispatches_may_fly_64_at_a_time():
