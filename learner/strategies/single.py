@@ -21,7 +21,7 @@ class SingleDevice(Strategy):
     def __init__(self, device: Any = None):
         device = jax.local_devices()[0] if device is None else find_devices([device])[0]
         super().__init__([device], jax.sharding.SingleDeviceSharding(device))
-        self._put = jax.jit(lambda tree: tree, out_shardings=self.replicated_sharding)
+        self._put = jax.jit(_same, out_shardings=self.replicated_sharding)
 
     @property
     def device(self) -> Any:
@@ -53,3 +53,7 @@ class SingleDevice(Strategy):
     ) -> Any:
         """See `Strategy`. Unused arguments are kept: they commit the results to the device."""
         return jax.jit(program, donate_argnums=donate, keep_unused=True)
+
+
+def _same(tree: PyTree) -> PyTree:  # one function, so that all strategies share what JAX compiles for it
+    return tree

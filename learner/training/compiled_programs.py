@@ -11,6 +11,7 @@ from learner.steps.measure import MetricCollection, Packed
 from learner.steps.program import Programs
 from learner.steps.train_state import TrainState
 from learner.strategies.base import Kind, Strategy
+from learner.util.executables import share
 
 PyTree = Any
 Leaves = list[Any]
@@ -99,12 +100,14 @@ class CompiledPrograms:
         self.finish = compiled_step(programs.finish, ("sums", "same"), ("state", "same", "same"), (0, 3))
         add = ("sums", "batch", "same", "same"), ("sums", "same", "same", "same")
         self.add = {False: compiled(programs.add, *add, (2,)), True: compiled(programs.add_tail, *add, (2,))}
-        self.outputs = compiled(programs.outputs, ("same", "same"))
+        # Its batches are replicated, so it takes them as it takes the index.
+        self.outputs = compiled(programs.outputs, ("same", "same"), varying=[2])
         measures = {"train": step.train_metrics, "valid": step.valid_metrics}
         # Committed, as what comes out of a program is: the first dispatch of a split would be compiled twice otherwise.
-        self.fresh = {kind: strategy.compile(measure.fresh) for kind, measure in measures.items()}
+        shared = functools.partial(share, devices=strategy.devices)
+        self.fresh = {kind: shared(strategy.compile(measure.fresh)) for kind, measure in measures.items()}
         self.values = {
-            kind: strategy.compile(functools.partial(_totals, measure), ("same",), donate=(0,))
+            kind: shared(strategy.compile(functools.partial(_totals, measure), ("same",), donate=(0,)))
             for kind, measure in measures.items()
         }
 
@@ -117,6 +120,7 @@ def _compile(
     takes: Sequence[Kind],
     gives: Sequence[Kind] | Kind = "same",
     donate: tuple[int, ...] = (),
+    varying: Sequence[int] | None = None,
 ) -> Any:
     """Compile a program of all leaves as one of the two lists of leaves. `takes` is about what follows them."""
 
@@ -124,7 +128,10 @@ def _compile(
         return program(leaves.join(moving, fixed), *rest)
 
     split.__name__ = program.__name__  # for profiles
-    return strategy.compile(split, ("state", "same", *takes), gives, donate, shardings)
+    jitted = strategy.compile(split, ("state", "same", *takes), gives, donate, shardings)
+    # Batches differ in shape; everything else has the shapes and the places of the first dispatch.
+    batches = [index for index, kind in enumerate(takes, 2) if kind == "batch"]
+    return share(jitted, strategy.devices, batches if varying is None else varying)
 
 
 def _compile_step(

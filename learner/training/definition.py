@@ -19,6 +19,7 @@ from learner.training.initialization import InitReport, take_initial
 from learner.training.inputs import run_length
 from learner.training.options import Options
 from learner.training.step_checks import init_problems
+from learner.util.executables import share
 
 
 class TrainingDefinition:
@@ -113,7 +114,8 @@ class TrainingDefinition:
     def init_placed(self) -> TrainState:
         """Return the state before the first step, placed by the strategy."""
         places = None if self.strategy.resident else self.strategy
-        state = self.step.init(self.optimizer.lr, self.options.seed, places)
+        program, arguments = self.step.init_program(self.optimizer.lr, self.options.seed, places)
+        state: TrainState = share(program, self.strategy.devices)(*arguments)
         if self.step.adapter.fresh is not None and (problems := init_problems(state.params)):
             raise one_error(problems, code="learner-untrainable")
         return state

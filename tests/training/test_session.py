@@ -3,6 +3,7 @@
 import logging
 import threading
 
+import optax
 import pytest
 
 from learner import LearnerError
@@ -10,6 +11,7 @@ from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, GradientNorm
 from learner.renderers import PlainRenderer
 from learner.training.compilation import CompileTimes
+from learner.util import executables
 from tests.support.codes import raises_code
 from tests.support.runs import (
     ROWS,
@@ -84,6 +86,7 @@ def test_a_resumed_run_goes_on_with_its_log(tmp_path):
 
 
 def compilations(builder, train, valid):
+    executables.clear()
     learner = build_line(builder)
     with CompileTimes() as compiled:
         learner.fit(train, valid)
@@ -98,7 +101,23 @@ def test_a_program_is_compiled_once(tmp_path):
     assert 0 < int(line.split()[3]) <= one
     builder = quiet(tmp_path / "more").num_epochs(3).valid_every(steps=1).metric_loggers(MemoryLogger())
     assert compilations(builder.renderer(PlainRenderer()), shuffled(), valid_data()) == one
-    assert compilations(quiet(tmp_path / "other").metric_train(GradientNorm()), shuffled(), valid_data()) == one
+    more = compilations(quiet(tmp_path / "other").metric_train(GradientNorm()), shuffled(), valid_data())
+    assert more == one + 2  # the metrics of both splits no longer share the programs for their states and values
+
+
+def test_a_second_run_of_the_same_programs_compiles_nothing(tmp_path):
+    """Another seed and another learning rate are arguments of the programs; another optimizer is not."""
+    runs = []
+    for name, lr, seed in (("first", 0.5, 1), ("second", 0.25, 2), ("third", 0.5, 1)):
+        learner = build_line(quiet(tmp_path / name).seed(seed), lr)
+        with CompileTimes() as compiled:
+            runs.append((learner.fit(shuffled(), valid_data()).history, compiled.count))
+    (first, _), (second, *counts), (third, *more) = runs
+    assert (counts, more) == ([0], [0])
+    assert first == third != second
+    with CompileTimes() as compiled:
+        build_line(quiet(tmp_path / "other"), optimizer=optax.adam).fit(shuffled(), valid_data())
+    assert compiled.count > 0
 
 
 def test_threads_end_with_the_run(tmp_path):

@@ -1,0 +1,93 @@
+"""Executables that programs share: one that computes the same as an earlier program is not compiled again."""
+
+import collections
+import hashlib
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+MOST = 128  # executables that are kept
+LARGEST = 2**24  # characters of a program; one with more has large constants, which its executable keeps in memory
+# A callback is an index or an address in the text of a program, so different functions have the same text.
+UNSHARED = "callback", "CustomSPMDPartitioning"
+
+_executables: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
+_lock = threading.Lock()
+
+
+def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = ()) -> Any:
+    """Return a jitted program that shares its executables with all programs of the process whose lowered text,
+    arguments, devices and compiler settings are the same.
+
+    It is traced and lowered for that, but compiled only once. A call costs as much as one of the jitted function. The
+    `MOST` newest executables outlive their programs; they hold no Python function and none of its arrays.
+
+    Args:
+      jitted: as `jax.jit` returns it. It is returned as it is where its executables cannot be shared: as `jax.pmap`
+        returns it, with several processes, and in JAX's debugging modes.
+      devices: those that it runs on.
+      varying: the indices of arguments whose shapes, dtypes or shardings may change from call to call. Those of all
+        others must not.
+
+    >>> import jax.numpy as jnp
+    >>> first, second = (share(jax.jit(lambda x: 2 * x), jax.devices()[:1]) for _ in range(2))
+    >>> print(first(jnp.float32(1)), second(jnp.float32(3)))   # one compilation
+    2.0 6.0
+    """
+    settings = jax.config.values
+    # Constants may be hidden arguments, which the text does not show. Processes must compile the same programs, as
+    # compilers for accelerators talk to each other. The debugging modes run a program's operations one by one.
+    modes = "jax_use_simplified_jaxpr_constants", "jax_disable_jit", "jax_debug_nans", "jax_debug_infs"
+    in_a_mode = any(settings.get(mode) or getattr(jax.config, mode, False) for mode in modes)
+    if not hasattr(jitted, "trace") or jax.process_count() > 1 or in_a_mode:
+        return jitted
+    return _SharedProgram(jitted, tuple(devices), tuple(varying))
+
+
+def clear() -> None:
+    """Drop the executables that no program uses."""
+    with _lock:
+        _executables.clear()
+
+
+class _SharedProgram:
+    def __init__(self, jitted: Any, devices: tuple[Any, ...], varying: tuple[int, ...]) -> None:
+        self._jitted, self._devices, self._varying = jitted, devices, varying
+        self._own: dict[Hashable, Any] = {}
+        self.trace, self.lower = jitted.trace, jitted.lower
+
+    def __call__(self, *arguments: Any) -> Any:
+        key = tuple(_types(arguments[index]) for index in self._varying)
+        executable = self._own.get(key)
+        if executable is None:
+            executable = self._own[key] = _executable(self._jitted, self._devices, arguments)
+        return executable(*arguments)
+
+
+def _types(tree: Any) -> Hashable:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, *[(x.shape, x.dtype, x.sharding) for x in leaves]
+
+
+def _executable(jitted: Any, devices: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
+    traced = jitted.trace(*arguments)
+    lowered = traced.lower()
+    text = lowered.as_text()
+    if len(text) > LARGEST or any(word in text for word in UNSHARED):
+        return lowered.compile()
+    default_device = getattr(jax.config, "jax_default_device", None)  # of the thread
+    digest = hashlib.sha256(f"{text}\n{jax.config.values}\n{default_device}".encode()).digest()
+    places = tuple(getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
+    types = str((traced.jaxpr.in_avals, traced.jaxpr.out_avals))  # the text has neither weak types nor those of keys
+    key = digest, types, lowered.in_tree, lowered.out_tree, places, devices
+    with _lock:
+        executable = _executables.pop(key, None)
+    if executable is None:
+        executable = lowered.compile()
+    with _lock:
+        _executables[key] = executable
+        while len(_executables) > MOST:
+            _executables.popitem(last=False)
+    return executable

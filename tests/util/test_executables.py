@@ -1,0 +1,163 @@
+"""Executables that programs share."""
+
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.training.compilation import CompileTimes
+from learner.util import executables
+from learner.util.executables import share
+
+DEVICES = jax.devices()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    executables.clear()
+    yield
+    executables.clear()
+
+
+def times(factor, **options):
+    return share(jax.jit(lambda x: x * factor, **options), DEVICES[:1])
+
+
+def compiled(*calls):
+    """The number of programs that these calls compile, and their results."""
+    with CompileTimes() as found:
+        results = [call() for call in calls]
+    return found.count, results
+
+
+def test_the_same_program_is_compiled_once():
+    x, y = jnp.arange(3.0), jnp.ones(3)
+    count, results = compiled(lambda: times(2.5)(x), lambda: times(2.5)(y))
+    assert count == 1
+    np.testing.assert_array_equal(results, [[0, 2.5, 5], [2.5] * 3])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: times(2.0)(jnp.ones(3)), lambda: times(3.0)(jnp.ones(3))),
+        (lambda: times(np.float32([1, 2, 3]))(jnp.ones(3)), lambda: times(np.float32([1, 2, 4]))(jnp.ones(3))),
+        (lambda: times(np.arange(3e4, dtype=np.float32))(1.0), lambda: times(-np.arange(3e4, dtype=np.float32))(1.0)),
+        (lambda: times(2)(jnp.ones(3)), lambda: times(2)(jnp.ones(3, int))),
+        (lambda: times(2)(jnp.ones(3)), lambda: times(2)(jnp.ones(4))),
+        (lambda: times(2)([jnp.ones(())][0]), lambda: times(2)(1.0)),  # another weak type
+        (
+            lambda: times(2)(jax.device_put(jnp.ones(3), DEVICES[0])),
+            lambda: times(2)(jax.device_put(jnp.ones(3), DEVICES[1])),
+        ),
+        (lambda: times(2)(jnp.ones(3)), lambda: times(2, donate_argnums=0)(jnp.ones(3))),
+    ],
+    ids=["scalar", "constant", "large constant", "dtype", "shape", "weak type", "device", "donation"],
+)
+def test_other_programs_are_not_shared(one, other):
+    first, second = one(), other()
+    again = share(jax.jit(lambda x: x), DEVICES[:1])
+    assert again(1.0) == 1
+    for call, shared in ((one, first), (other, second)):
+        executables.clear()
+        alone = call()
+        assert alone.dtype == shared.dtype
+        assert alone.weak_type == shared.weak_type
+        assert alone.devices() == shared.devices()
+        np.testing.assert_array_equal(alone, shared)
+
+
+def test_settings_of_the_compiler_count():
+    x = jnp.ones(3)
+    compiled(lambda: times(2)(x))
+    with jax.disable_jit(False):
+        assert compiled(lambda: times(2)(x))[0] == 0
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", not before)
+    try:
+        assert compiled(lambda: times(2)(x))[0] == 1
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+def test_an_argument_may_vary():
+    program = share(jax.jit(lambda x, y: x + y.sum().astype(x.dtype)), DEVICES[:1], [1])
+    one = jnp.float32(1)
+    for length in (2, 3, 2):
+        assert program(one, jnp.ones(length)) == 1 + length
+    assert program(one, jnp.ones(2, int)) == 3
+    with pytest.raises(TypeError):
+        program(jnp.ones(3), jnp.ones(2))
+
+
+def test_callbacks_are_those_of_their_own_program():
+    calls = [], []
+
+    def program(number):
+        return jax.jit(lambda x: jax.experimental.io_callback(calls[number].append, None, x))
+
+    for number in (0, 1):
+        share(program(number), DEVICES[:1])(jnp.float32(number))
+    jax.effects_barrier()
+    assert [list(map(float, each)) for each in calls] == [[0], [1]]
+
+
+def test_an_executable_keeps_no_function_and_no_array():
+    class Model:
+        weights = jnp.arange(4.0)
+
+    def run():
+        model = Model()
+        assert share(jax.jit(lambda x: x + model.weights.size), DEVICES[:1])(1.0) == 5
+        return weakref.ref(model)
+
+    gone = run()
+    gc.collect()
+    assert gone() is None
+
+
+def test_donated_arguments_are_gone():
+    for _ in range(2):
+        x = jnp.ones(3)
+        jax.block_until_ready(times(2, donate_argnums=0)(x))
+        assert x.is_deleted()
+
+
+def test_the_newest_are_kept(monkeypatch):
+    monkeypatch.setattr(executables, "MOST", 2)
+    x = jnp.ones(3)
+    calls = [lambda n=n: times(n)(x) for n in (1.5, 2.5, 3.5)]
+    assert compiled(*calls)[0] == 3
+    assert compiled(calls[2], calls[1])[0] == 0
+    assert compiled(calls[0])[0] == 1
+    assert compiled(calls[1])[0] == 0  # it is newer than the third
+    assert compiled(calls[2])[0] == 1
+
+
+def test_threads_may_share():
+    x = jnp.ones(3)
+    results = [None] * 8
+
+    def call(number):
+        results[number] = times(1 + number % 2)(x)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(results, [[1 + n % 2] * 3 for n in range(8)])
+
+
+@pytest.mark.parametrize("mode", [jax.debug_nans, jax.disable_jit])
+def test_debugging_modes_work(mode):
+    with mode(True):
+        program = times(2)
+        assert program(jnp.ones(())) == 2
+        if mode is jax.debug_nans:
+            with pytest.raises(FloatingPointError):
+                share(jax.jit(jnp.log), DEVICES[:1])(jnp.float32(-1))
