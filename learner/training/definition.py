@@ -115,7 +115,7 @@ class TrainingDefinition:
         """Return the state before the first step, placed by the strategy."""
         places = None if self.strategy.resident else self.strategy
         program, arguments = self.step.init_program(self.optimizer.lr, self.options.seed, places)
-        state: TrainState = share(program, self.strategy.devices)(*arguments)
+        state: TrainState = share(program, self.strategy.devices, run_once=True)(*arguments)
         if self.step.adapter.fresh is not None and (problems := init_problems(state.params)):
             raise one_error(problems, code="learner-untrainable")
         return state

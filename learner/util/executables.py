@@ -3,13 +3,16 @@
 import collections
 import hashlib
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 MOST = 128  # executables that are kept
 LARGEST = 2**24  # characters of a program; one with more has large constants, which its executable keeps in memory
+# XLA spends most of its time on loops, such as those of random numbers. Level 1 compiles these three times as fast as
+# level 3, with the same bits; level 0 has others.
+FASTER_TO_COMPILE = {"xla_backend_optimization_level": 1}
 # A callback is an index or an address in the text of a program, so different functions have the same text.
 UNSHARED = "callback", "CustomSPMDPartitioning"
 
@@ -17,7 +20,7 @@ _executables: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
-def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = ()) -> Any:
+def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_once: bool = False) -> Any:
     """Return a jitted program that shares its executables with all programs of the process whose lowered text,
     arguments, devices and compiler settings are the same.
 
@@ -30,6 +33,7 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = ()) -> A
       devices: those that it runs on.
       varying: the indices of arguments whose shapes, dtypes or shardings may change from call to call. Those of all
         others must not.
+      run_once: compile faster at the cost of the program's speed. Its bits are the same.
 
     >>> import jax.numpy as jnp
     >>> first, second = (share(jax.jit(lambda x: 2 * x), jax.devices()[:1]) for _ in range(2))
@@ -43,7 +47,8 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = ()) -> A
     in_a_mode = any(settings.get(mode) or getattr(jax.config, mode, False) for mode in modes)
     if not hasattr(jitted, "trace") or jax.process_count() > 1 or in_a_mode:
         return jitted
-    return _SharedProgram(jitted, tuple(devices), tuple(varying))
+    faster = run_once and devices[0].platform == "cpu" and not settings["jax_disable_most_optimizations"]
+    return _SharedProgram(jitted, tuple(devices), tuple(varying), FASTER_TO_COMPILE if faster else {})
 
 
 def clear() -> None:
@@ -53,41 +58,41 @@ def clear() -> None:
 
 
 class _SharedProgram:
-    def __init__(self, jitted: Any, devices: tuple[Any, ...], varying: tuple[int, ...]) -> None:
-        self._jitted, self._devices, self._varying = jitted, devices, varying
+    def __init__(
+        self, jitted: Any, devices: tuple[Any, ...], varying: tuple[int, ...], options: Mapping[str, Any]
+    ) -> None:
+        self._jitted, self._devices, self._varying, self._options = jitted, devices, varying, dict(options)
         self._own: dict[Hashable, Any] = {}
         self.trace, self.lower = jitted.trace, jitted.lower
 
     def __call__(self, *arguments: Any) -> Any:
-        key = tuple(_types(arguments[index]) for index in self._varying)
+        key = tuple(self._types(arguments[index]) for index in self._varying)
         executable = self._own.get(key)
         if executable is None:
-            executable = self._own[key] = _executable(self._jitted, self._devices, arguments)
+            executable = self._own[key] = self._find(arguments)
         return executable(*arguments)
 
+    def _types(self, tree: Any) -> Hashable:
+        leaves, structure = jax.tree.flatten(tree)
+        # Shardings take as long as all the rest, and on one device there is only one.
+        return structure, *[x.aval for x in leaves], *[x.sharding for x in leaves if len(self._devices) > 1]
 
-def _types(tree: Any) -> Hashable:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, *[(x.shape, x.dtype, x.sharding) for x in leaves]
-
-
-def _executable(jitted: Any, devices: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
-    traced = jitted.trace(*arguments)
-    lowered = traced.lower()
-    text = lowered.as_text()
-    if len(text) > LARGEST or any(word in text for word in UNSHARED):
-        return lowered.compile()
-    default_device = getattr(jax.config, "jax_default_device", None)  # of the thread
-    digest = hashlib.sha256(f"{text}\n{jax.config.values}\n{default_device}".encode()).digest()
-    places = tuple(getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
-    types = str((traced.jaxpr.in_avals, traced.jaxpr.out_avals))  # the text has neither weak types nor those of keys
-    key = digest, types, lowered.in_tree, lowered.out_tree, places, devices
-    with _lock:
-        executable = _executables.pop(key, None)
-    if executable is None:
-        executable = lowered.compile()
-    with _lock:
-        _executables[key] = executable
-        while len(_executables) > MOST:
-            _executables.popitem(last=False)
-    return executable
+    def _find(self, arguments: tuple[Any, ...]) -> Any:
+        traced = self._jitted.trace(*arguments)
+        lowered = traced.lower()
+        text = lowered.as_text()
+        if len(text) > LARGEST or any(word in text for word in UNSHARED):
+            return lowered.compile(compiler_options=self._options)
+        settings = jax.config.values, getattr(jax.config, "jax_default_device", None), self._options
+        avals = traced.jaxpr.in_avals, traced.jaxpr.out_avals  # the text has neither weak types nor those of keys
+        digest = hashlib.sha256(f"{text}\n{settings}\n{avals}".encode()).digest()
+        places = tuple(getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
+        key = digest, lowered.in_tree, lowered.out_tree, places, self._devices
+        with _lock:
+            executable = _executables.pop(key, None)
+        executable = executable or lowered.compile(compiler_options=self._options)
+        with _lock:
+            _executables[key] = executable
+            while len(_executables) > MOST:
+                _executables.popitem(last=False)
+        return executable

@@ -16,6 +16,7 @@ from learner.metrics import Accuracy, LearningRate, Perplexity
 from learner.renderers import PlainRenderer, RichRenderer
 from learner.strategies import Replicated, Sharded
 from learner.training.compilation import CompileTimes
+from learner.util import executables
 from tests.support.runs import (
     ROWS,
     STEPS,
@@ -238,6 +239,7 @@ def reference(tmp_path_factory, compiled_once):
     directory, counts = tmp_path_factory.mktemp("reference"), []
     for name in ("first", "run"):  # JAX's own small functions are compiled by the first
         learner = build_net(quiet(directory / name))
+        executables.clear()
         with CompileTimes() as compiled:
             result = learner.fit(shuffled(rows=ROWS), valid_data(9))
         counts.append(compiled.count)
@@ -307,6 +309,7 @@ LOGGINGS = {
 def test_logging_does_not_disturb(tmp_path, reference, how, capsys):
     """The same bits, and the same programs."""
     learner = build_net(LOGGINGS[how](quiet(tmp_path / "run")))
+    executables.clear()
     with CompileTimes() as compiled:
         result = learner.fit(shuffled(rows=ROWS), valid_data(9))
     assert (trained(tmp_path / "run", result), compiled.count) == reference

@@ -14,6 +14,7 @@ from learner.data import DataLoaderBuilder
 from learner.events import StepsEnded
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, CollectingMetric, GradientNorm
+from learner.util import executables
 
 COMPILED = []
 # Placing and saving what is split takes a few of JAX's own, for each shape; copies are shared between runs.
@@ -149,6 +150,7 @@ def train(directory, kind, strategy=None, accumulate=1, batch=24, rows=125, drop
         method(**arguments) if isinstance(arguments, dict) else method(*arguments)
     learner = builder.build(case.make(dropout), optimizer, 0.2)
     loader = DataLoaderBuilder().batch_size(batch)
+    executables.clear()
     before = len(COMPILED)
     data = loader.shuffle(3).build(case.data(rows, 1)), DataLoaderBuilder().batch_size(batch).build(case.data(37, 2))
     result = learner.fit(*data)

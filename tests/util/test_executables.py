@@ -120,6 +120,17 @@ def test_an_executable_keeps_no_function_and_no_array():
     assert gone() is None
 
 
+@pytest.mark.full
+def test_a_program_that_runs_once_has_the_same_bits():
+    def make(key):
+        normal = jax.random.normal(key, (77, 3)), jax.random.truncated_normal(key, -2.0, 2.0, (33, 5))
+        return *normal, jax.random.uniform(key, (1001,), jnp.bfloat16), jax.nn.initializers.orthogonal()(key, (9, 7))
+
+    key = jax.random.key(3)
+    for fast, slow in zip(share(jax.jit(make), DEVICES[:1], run_once=True)(key), jax.jit(make)(key), strict=True):
+        assert fast.tobytes() == slow.tobytes()
+
+
 def test_donated_arguments_are_gone():
     for _ in range(2):
         x = jnp.ones(3)
