@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import jax
 
-from learner.checkpoint.load import makes_model, materialize, refuse_unknown
+from learner.checkpoint.load import makes_model, refuse_unknown
 from learner.checkpoint.retention import CheckpointOptions
 from learner.errors import LearnerError, Problem, one_error
 from learner.events import Listener
@@ -608,8 +608,8 @@ class LearnerBuilder:
 
         Args:
           model: an `nnx.Module`, `Linen(module, variables)`, an Equinox module, any pytree of arrays, or a function
-            without arguments that returns one. It is copied. If the strategy shards models, a function is traced, and
-            each device initialises its own shards of the arrays.
+            without arguments that returns one. It is copied. A function is traced, and one program initialises the
+            arrays, which starts sooner; if the strategy shards models, each device initialises its own shards.
           optimizer: a function of the learning rate: `optax.adamw`, `partial(optax.adamw, weight_decay=1e-4)`,
             `lambda lr: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lr))`. `None` with `update`.
           lr: a float, a schedule of `learner.schedules` or optax (a function of the optimizer step), or
@@ -812,10 +812,14 @@ def _optimizer_definition(optimizer: Any, lr: Any) -> tuple[OptimizerDefinition,
 
 
 def _split_model(model: Any, trainable: Any, shared: bool, strategy: Strategy | None) -> tuple[ModelAdapter, Any]:
-    """Return the adapter of the model, and the model, or one of its type where each device makes its own part."""
-    if strategy is not None and strategy.splits and makes_model(model):
-        return abstract_adapter(model, trainable, shared=shared)
-    model = materialize(model)
+    """Return the adapter of the model, and the model, or one of its type if a function makes it: then one program makes
+    its arrays, each where it belongs. Operation by operation, each shape would be compiled by itself.
+    """
+    if makes_model(model):
+        adapter, model = abstract_adapter(model, trainable, shared=shared)
+        if strategy is None or not strategy.splits:
+            adapter.note = None  # it is about arrays that are split
+        return adapter, model
     refuse_abstract(model)
     return adapter_of(model, trainable, shared=shared), model
 

@@ -16,6 +16,7 @@ from learner.loggers import MemoryLogger
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, SingleDevice, fsdp
 from learner.training.compilation import CompileTimes
+from learner.util import executables
 from tests.support.codes import raises_code
 from tests.support.runs import BATCH, EVEN, batches, build_line, journal_of, quiet, shuffled, valid_data
 from tests.support.spread import KINDS
@@ -114,6 +115,7 @@ def test_the_training_is_compiled_once(tmp_path):
     counts = []
     for name, shows in (("without", False), ("with", True)):
         jax.clear_caches()
+        executables.clear()
         with CompileTimes() as times:
             build_line(quiet(tmp_path / name).summary(shows)).fit(shuffled())
         counts.append(times.count)
@@ -126,6 +128,7 @@ def test_the_training_is_compiled_once_wherever_it_runs(tmp_path, strategy, kind
     counts = []
     for name, shows in (("without", False), ("with", True)):
         jax.clear_caches()
+        executables.clear()
         rows = KINDS[kind].data(120, 1)
         train = DataLoaderBuilder().batch_size(24).build(rows)
         if data == "stream":
