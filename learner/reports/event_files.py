@@ -12,7 +12,6 @@ import numpy as np
 
 from learner.config.mappings import is_deep
 from learner.errors import LearnerError
-from learner.loggers.base import refuse_missing
 from learner.loggers.tfevents import Records
 from learner.reports.confusion_matrices import read_matrix
 from learner.runs.appended import refuse_special
@@ -21,6 +20,7 @@ from learner.runs.journal import NUMBERS
 from learner.runs.layout import read_summary
 from learner.runs.run_reader import RunReader
 from learner.util.json_values import decode
+from learner.util.optional import refuse_missing
 from learner.util.text import utf8_safe
 
 KIND = "tensorboard"
