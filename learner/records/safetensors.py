@@ -9,8 +9,7 @@ others read and write.
 The metadata of ours are `format`, `version` and `precision`, and `random_keys`: which arrays are random keys, as JSON.
 A file without them is of another program.
 
-The format is read and written here rather than by its own library, which takes the last of two arrays of one name
-without a word, gives NumPy no bfloat16, and copies what it reads twice.
+The format is read and written here: docs/dependencies.md has the reasons against its own library.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ import binascii
 import contextlib
 import dataclasses
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
@@ -102,38 +103,28 @@ def _counts(text: bytes, characters: bytes) -> list[int]:
     return counts
 
 
-class Unpacked:
-    """A gzip stream as a file for sequential reading, of at most `room` bytes."""
+def unpacked(file: Any, room: int) -> io.BufferedReader:
+    """Return a gzip stream as a file for sequential reading, which raises `LearnerError` after `room` bytes."""
+    return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=file, mode="rb"), room), CACHED)
 
+
+class _Bounded(io.RawIOBase):
     def __init__(self, file: Any, room: int):
-        self._file, self._room, self._read = gzip.GzipFile(fileobj=file, mode="rb"), room, 0
+        self._file, self._room, self._left = file, room, room
 
-    def _counted(self, count: int) -> None:
-        self._read += count
-        if self._read > self._room:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(memoryview(buffer)[:PIECE])  # which allocates as much once more
+        self._left -= count
+        if self._left < 0:
             raise LearnerError(
                 f"it is longer than {size(self._room)} when it is unpacked, which is far more than this model needs; "
                 "if it is what it should be, unpack it with gunzip first",
                 code="record-too-large",
             )
-
-    def read(self, count: int = -1) -> bytes:
-        """Read the next bytes, all of them by default."""
-        pieces: list[bytes] = []
-        left = count
-        while left and (piece := self._file.read(PIECE if left < 0 else min(PIECE, left))):
-            self._counted(len(piece))
-            pieces.append(piece)
-            left -= len(piece) if left > 0 else 0
-        return b"".join(pieces)
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into the buffer and return the number of bytes."""
-        view, total = memoryview(buffer).cast("B"), 0
-        while total < len(view) and (count := self._file.readinto(view[total : total + PIECE])):
-            self._counted(count)
-            total += count
-        return total
+        return count
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
