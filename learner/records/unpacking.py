@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from learner.errors import LearnerError
 from learner.records.leaves import Leaves
 from learner.util.text import printable, size
@@ -23,7 +21,6 @@ USUAL = 20  # times: more than this gzip does not save on weights
 FEW = 10_000  # arrays
 SMALL = 512  # bytes of an array, on the average of those that the model has not
 PIECE = 2**20
-CACHED = 2**18
 LONGEST = 400  # characters of a reason, which may quote the file
 
 
@@ -82,7 +79,7 @@ def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
       LearnerError: it has more.
       ValueError: it is no JSON.
     """
-    lists, maps, quotes, commas = _counts(text, b'[{",')
+    lists, maps, quotes, commas = (text.count(character) for character in (b"[", b"{", b'"', b","))
     if lists + maps > 4 * most or quotes > 16 * most + 2 * numbers or commas > 8 * most + numbers:
         raise LearnerError(
             "it has far more values than a record of its size, or this model, needs", code="record-too-many-entries"
@@ -90,22 +87,9 @@ def parsed(text: bytes, most: int, *, numbers: int = 0, **hooks: Any) -> Any:
     return json.loads(text, **hooks)
 
 
-def _counts(text: bytes, characters: bytes) -> list[int]:
-    """Return how often each character occurs in the text. Counting in pieces stays in the cache and is three times as
-    fast as `bytes.count`.
-    """
-    codes = np.frombuffer(text, np.uint8)
-    counts = [0] * len(characters)
-    for first in range(0, len(codes), CACHED):
-        piece = codes[first : first + CACHED]
-        for index, character in enumerate(characters):
-            counts[index] += int(np.count_nonzero(piece == character))
-    return counts
-
-
 def unpacked(file: Any, room: int) -> io.BufferedReader:
     """Return a gzip stream as a file for sequential reading, which raises `LearnerError` after `room` bytes."""
-    return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=file, mode="rb"), room), CACHED)
+    return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=file, mode="rb"), room), PIECE)
 
 
 class _Bounded(io.RawIOBase):
