@@ -59,19 +59,20 @@ def test_values_of_a_run_are_those_of_sklearn(tmp_path: Any, devices: int) -> No
     assert [line.split()[0] for line in json.loads(recall.removesuffix(",final\n")).splitlines()] == ["a", "b", "c"]
 
 
-def test_bleu_of_batches_of_several_lengths(tmp_path: Any) -> None:
+def test_bleu_of_batches_of_several_lengths_in_a_resumed_epoch(tmp_path: Any) -> None:
     """1 2 3 -> 1 2 4, 5 6 -> 5 6: 4 of 5 tokens, 2 of 3 pairs."""
+    pairs = [([1, 2, 3], [1, 2, 4]), ([5, 6], [5, 6])]
+    data = [{"x": np.array([x], np.int32), "y": np.array([y], np.int32)} for x, y in pairs]
 
     def copied(model: Any, batch: Any) -> GeneratedOutput:
-        output = GeneratedOutput.of(batch["x"], batch["y"])
-        return dataclasses.replace(output, loss=model["w"].sum())
+        return dataclasses.replace(GeneratedOutput.of(batch["x"], batch["y"]), loss=model["w"].sum())
 
-    data = [
-        {"x": np.array([x], np.int32), "y": np.array([y], np.int32)} for x, y in (([1, 2, 3], [1, 2, 4]), ([5, 6],) * 2)
-    ]
-    builder = LearnerBuilder(tmp_path / "run").renderer(None).metrics(BLEU(order=2))
-    builder = builder.with_file_checkpointer(every_steps=1)
-    learner = builder.build({"w": jnp.ones(2)}, optax.sgd, 0.0, train_step=copied, valid_step=copied)
-    history = learner.fit(data, data).history
+    def builder() -> LearnerBuilder:
+        builder = LearnerBuilder(tmp_path / "run").renderer(None).metrics(BLEU(order=2)).num_epochs(1)
+        return builder.with_file_checkpointer(every_steps=1)
+
+    for part in (builder().num_steps(1), builder().resume()):
+        learner = part.build({"w": jnp.ones(2)}, optax.sgd, 0.0, train_step=copied, valid_step=copied)
+        history = learner.fit(data, data).history
     for split in ("train", "valid"):
-        np.testing.assert_allclose(history[f"{split}/BLEU-2"], [(4 / 5 * 2 / 3) ** 0.5], rtol=1e-6)
+        np.testing.assert_allclose(history[f"{split}/BLEU-2"][-1], (4 / 5 * 2 / 3) ** 0.5, rtol=1e-6)
