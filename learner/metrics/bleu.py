@@ -36,7 +36,7 @@ class BLEU(CollectingMetric):
       pad_id: a token that does not count, wherever it is.
       eos_id: a token that ends a sequence; neither it nor what follows counts.
       tokenize: sacrebleu's tokenizer of texts: `"13a"` (of WMT), `"intl"`, `"zh"`, `"char"`, `"none"` (white space) or
-        one that sacrebleu installs separately.
+        one that needs a further package or a download of sacrebleu's, such as `"flores200"`.
 
     Raises:
       LearnerError: sacrebleu or the package of its tokenizer is not installed; for other arguments; when given other
