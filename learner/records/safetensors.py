@@ -149,9 +149,9 @@ def _read_metadata(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None
         raise LearnerError("its metadata is not a JSON object", code="record-safetensors-metadata")
     if metadata.get("format") != FORMAT:
         return None, None, {}
-    number = metadata.get("version", "")
-    is_range = int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 9 else number
-    version, precision = check_header(FORMAT, is_range, metadata.get("precision"))
+    text = metadata.get("version", "")
+    number = int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 9 else text
+    version, precision = check_header(FORMAT, number, metadata.get("precision"))
     keys = json.loads(metadata.get("random_keys", "{}"))
     fits = isinstance(keys, dict) and all(
         isinstance(dtype, str)
