@@ -175,6 +175,7 @@ HEAVY = (
     "pyarrow",
     "pynvml",
     "rich",
+    "sacrebleu",
     "sklearn",
     "tensorboard",
     "tensorboardX",

@@ -52,13 +52,10 @@ ALLOWED = {
     "data/pipeline.py: multiprocessing.reduction",
     "data/sources/numpy_files.py: __reduce__",  # these travel to worker processes by their paths
     "data/sources/database.py: __reduce__",
-    "data/sources/input_files.py: importlib.import_module",
     "data/sources/text_files.py: __setstate__",
     "errors.py: __reduce__",  # an error of a worker process is made by its own class, of its message and code
     "util/discovery.py: importlib.import_module",  # of modules in one of our packages
-    "metrics/system.py: importlib.import_module",
-    "reports/plots.py: importlib.import_module",
-    "reports/tables.py: importlib.import_module",
+    "util/optional.py: importlib.import_module",  # packages of extras, by constants
     "training/run_metadata.py: subprocess",  # asks git for the commit, with constants
     "distributed/process_group.py: ctypes",  # holds objects of JAX's for ever; it calls nothing that a file names
 }

@@ -10,8 +10,8 @@ from typing import Any
 from learner.cli.parsing import Parser
 from learner.cli.schema import CONTEXT
 from learner.cli.usage import option_names
-from learner.errors import LearnerError
 from learner.util.distribution import install_hint
+from learner.util.optional import import_optional
 
 COMPLETION = f"""\
 Prints a script with which a shell completes commands, keys of configs, options, and files. To use it in every shell:
@@ -33,13 +33,7 @@ def completion(words: Sequence[str]) -> int:
     line = parser.read(words)
     if line is None:
         return 0
-    try:
-        import shtab
-    except ImportError:
-        raise LearnerError(
-            f"learner completion needs shtab, which is not installed: {install_hint('completion')}",
-            code="cli-completion-package-missing",
-        ) from None
+    shtab = import_optional("shtab", "completion", "learner completion")
     print(shtab.complete(_commands(shtab.FILE), line.shell))
     return 0
 

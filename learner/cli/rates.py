@@ -12,13 +12,14 @@ from learner.cli.overrides import CommandLine, apply_overrides, read_yaml, split
 from learner.diagnostics.rate_range import RangeTest
 from learner.errors import LearnerError, one_error
 from learner.optimizers.schedule_resolution import resolve_schedules, schedules_of
-from learner.reports.plots import Plot, package, refuse_path
+from learner.reports.plots import Plot, refuse_path
 from learner.schedules.base import RunLength, ScheduleFn
 from learner.schedules.decays import Constant
 from learner.schedules.plateau import ReduceOnPlateau
 from learner.schedules.resolve import early_end, not_reached, rates, resolve, text_of
 from learner.steps.optimizer import check_schedule, is_schedule
 from learner.util.distribution import install_hint
+from learner.util.optional import import_optional
 from learner.util.text import count
 
 PLOT = f"""\
@@ -60,7 +61,7 @@ def plot_lr(words: Sequence[str]) -> int:
         print(PLOT, end="")
         return 0
     output = _output(line)
-    package("plotext" if output is None else "matplotlib")
+    import_optional("plotext" if output is None else "matplotlib", "plots", "a plot")
     plot, lines = rate_plot(*_config(line, "plot-lr").rate())
     if output is None:
         print(plot.text(*_room()))
@@ -78,7 +79,7 @@ def find_lr(words: Sequence[str]) -> int:
         return 0
     output = _output(line)
     if output is not None:
-        package("matplotlib")
+        import_optional("matplotlib", "plots", "a plot")
     own = {key: value_of(value) for key, value in line.overrides if key in OWN}
     line.overrides = [(key, value) for key, value in line.overrides if key not in OWN]
     result = _config(line, "find-lr", OWN).learner().find_lr(**own)

@@ -12,13 +12,14 @@ from learner.cli.parsing import Parser
 from learner.errors import LearnerError, Problem, one_error
 from learner.reports.html_report import write_report
 from learner.reports.pictures import AXES, picture
-from learner.reports.plots import package, refuse_path
+from learner.reports.plots import refuse_path
 from learner.runs import control_files as asking
 from learner.runs.comparison import compare as compared
 from learner.runs.find import each_run, find_runs, run_directories
 from learner.runs.lock import is_locked
 from learner.util.distribution import install_hint
 from learner.util.json_values import encode
+from learner.util.optional import import_optional
 from learner.util.text import count, printable, size
 
 SETTINGS = 6
@@ -145,7 +146,7 @@ def plot(words: Sequence[str]) -> int:
     line = parser.read(words)
     if line is None:
         return 0
-    package("plotext" if line.output is None else "matplotlib")
+    import_optional("plotext" if line.output is None else "matplotlib", "plots", "a plot")
     if line.output is not None:
         refuse_path(line.output)
     figure = picture(

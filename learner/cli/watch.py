@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from learner.cli.parsing import Parser
 from learner.errors import LearnerError, one_error
-from learner.loggers.base import refuse_missing
 from learner.reports.pictures import AXES
 from learner.util.distribution import install_hint
+from learner.util.optional import refuse_missing
 
 WATCH = f"""\
 Shows runs in the terminal: plots, a table, the log, and the use of the system. It only reads their files as they grow;

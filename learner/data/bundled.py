@@ -8,8 +8,9 @@ import numpy as np
 
 from learner.data.array_dataset import ArrayDataset
 from learner.data.indices import check_int
-from learner.data.sources.input_files import check_split, needed
+from learner.data.sources.input_files import check_split
 from learner.errors import LearnerError
+from learner.util.optional import import_optional
 
 __all__ = ["diabetes", "digits", "stdlib_text"]
 
@@ -129,7 +130,7 @@ def _codes(modules: tuple[str, ...]) -> np.ndarray:
 
 
 def _sklearn(module: str) -> Any:
-    return needed(f"sklearn.{module}", "scikit-learn", "examples", "this data set")
+    return import_optional(f"sklearn.{module}", "examples", "this data set", "scikit-learn")
 
 
 def _rows(split: str, target: np.ndarray, valid_fraction: float, seed: int, stratified: bool) -> np.ndarray:

@@ -1,12 +1,9 @@
 """Base classes of loggers."""
 
-import importlib.util
-
 import numpy as np
 
-from learner.errors import LearnerError, one_error
+from learner.errors import one_error
 from learner.events import Event, Listener, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
-from learner.util.distribution import install_hint
 
 EVERY = 10  # steps, of loggers that write lines: a step costs a few microseconds
 EVERY_DEAR = 50  # of those to which a step costs more
@@ -130,18 +127,3 @@ def steps_due(event: StepsEnded, every: int | None) -> tuple[range, slice]:
 def split_is_due(event: SplitEnded, every: int) -> bool:
     """Return True for the values of a validation inside an epoch, and for those of an epoch that is due."""
     return event.at_step is not None or event.epoch % every == 0
-
-
-def refuse_missing(module: str, extra: str, what: str) -> None:
-    """Raise `LearnerError` if a package is not installed. The package is not imported: that can take seconds, and
-    happens in the logger's own thread.
-
-    >>> refuse_missing("no_such_module", "nothing", "NoLogger")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    learner.errors.LearnerError: NoLogger needs no_such_module, which is not installed: pip install ...
-    """
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:  # a directory of that name is no package
-        raise LearnerError(
-            f"{what} needs {module}, which is not installed: {install_hint(extra)}", code="logger-package-missing"
-        )

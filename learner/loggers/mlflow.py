@@ -12,13 +12,14 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.events import Event, Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
-from learner.loggers.base import EVERY_DEAR, refuse_missing
+from learner.loggers.base import EVERY_DEAR
 from learner.loggers.exactly_once import ExactlyOnceLogger
 from learner.loggers.flat_settings import plain_settings
 from learner.loggers.retries import Retries
 from learner.loggers.secrets import parts_of, resolve
 from learner.loggers.urls import refuse_url, without_user
 from learner.util.json_values import encode
+from learner.util.optional import refuse_missing
 from learner.util.png import pixels
 
 T = TypeVar("T")

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
-from learner.loggers.base import EVERY_DEAR, RunLogger, refuse_missing
+from learner.loggers.base import EVERY_DEAR, RunLogger
 from learner.loggers.secrets import resolve
 from learner.loggers.tfevents import Records
 from learner.runs.appended import refuse_special
+from learner.util.optional import refuse_missing
 
 FILE = re.compile(r"events\.out\.tfevents\.\d{10}\..*\.learner")
 SECONDS_BETWEEN_WRITES = 2.0

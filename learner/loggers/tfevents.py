@@ -25,7 +25,10 @@ class Records:
     All times are in seconds since 1970. It needs tensorboardX.
 
     Args:
-      write: gets the bytes of each record.
+      write: gets the bytes of each record; `write` of tensorboardX's `RecordWriter` frames them.
+
+    Attributes:
+      count: how many records were written.
     """
 
     def __init__(self, write: Callable[[bytes], object]):
@@ -33,6 +36,7 @@ class Records:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         self._event_class, self._session, self._summaries, self._write = Event, SessionLog, summary, write
+        self.count = 0
 
     def begin(self, wall: float) -> None:
         """Write the first record of a file."""
@@ -54,7 +58,7 @@ class Records:
         kept = self._of_step(step, earlier, known)
         self._add(wall, step, session_log=self._session(status=self._session.START))
         for event in kept:
-            self._write(event.SerializeToString())
+            self._put(event)
 
     def _of_step(self, step: int, earlier: Iterable[Path], known: Mapping[str, int]) -> list[Any]:
         """Return the events at `step` with the values of single steps, and as many others as are known."""
@@ -84,7 +88,7 @@ class Records:
         event = self._event_class(wall_time=wall, step=step)
         for tag, number in zip(tags, numbers, strict=True):
             event.summary.value.add(tag=tag, simple_value=number)
-        self._write(event.SerializeToString())
+        self._put(event)
 
     def text(self, tag: str, content: str | Mapping[str, Any], wall: float, step: int) -> None:
         """Write a text verbatim (indented by four spaces for Markdown), or a mapping as JSON."""
@@ -100,7 +104,7 @@ class Records:
         colours = 1 if picture.ndim == 2 else 3
         image = {"height": picture.shape[0], "width": picture.shape[1], "colorspace": colours}
         event.summary.value.add(tag=tag, image={**image, "encoded_image_string": png(picture)})
-        self._write(event.SerializeToString())
+        self._put(event)
 
     def settings(self, config: Mapping[str, Any], keys: Sequence[str], wall: float) -> Callable[[float], None]:
         """Write the hyper-parameters of a run, and the tags of the metrics beside them.
@@ -115,7 +119,11 @@ class Records:
         return lambda wall: self._add(wall, summary=end)
 
     def _add(self, wall: float, step: int = 0, **what: Any) -> None:
-        self._write(self._event_class(wall_time=wall, step=step, **what).SerializeToString())
+        self._put(self._event_class(wall_time=wall, step=step, **what))
+
+    def _put(self, event: Any) -> None:
+        self._write(event.SerializeToString())
+        self.count += 1
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:

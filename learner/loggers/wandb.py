@@ -9,11 +9,12 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.events import Message, RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
-from learner.loggers.base import EVERY_DEAR, refuse_missing
+from learner.loggers.base import EVERY_DEAR
 from learner.loggers.exactly_once import ExactlyOnceLogger, new_id
 from learner.loggers.secrets import resolve
 from learner.runs.flat_config import flat
 from learner.util.json_values import encode
+from learner.util.optional import refuse_missing
 from learner.util.png import pixels
 
 MODES = ("online", "offline")

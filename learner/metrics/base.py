@@ -147,9 +147,12 @@ class CollectingMetric(MetricBase, abc.ABC):
 
     Attributes:
       fields: as in `Metric`.
+      pads_rows: accept batches of several lengths: zeros pad the collected rows to the longest. For metrics that
+        collect the lengths, too.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
+    pads_rows: bool = False
 
     @abc.abstractmethod
     def collect(self, output: Any) -> Any:

@@ -12,7 +12,8 @@ import numpy as np
 
 from learner.errors import LearnerError, near
 from learner.metrics.base import CollectingMetric, Info
-from learner.metrics.tokens import Ends
+from learner.metrics.bleu import BLEU
+from learner.metrics.tokens import Ends, token_lists
 
 UNITS: dict[str, Callable[[str], Sequence[str]]] = {"words": str.split, "characters": list}
 ROWS = 256  # that are compared at once
@@ -20,15 +21,15 @@ ROWS = 256  # that are compared at once
 
 class OnText(CollectingMetric):
     """A metric of sequences on texts: tokens are decoded at the end of a split, and their words (what white space
-    separates) or characters compared.
+    separates) or characters compared. `BLEU` compares the words of its tokenizer.
 
-    Tokens are collected on the host until then; it has no value per step. All batches of a split need one length.
+    Tokens are collected on the host until then; it has no value per step.
 
     Args:
       metric: `WordErrorRate()`, `CharacterErrorRate()`, `BLEU()`, `RougeL()` or `ExactMatch()`. Its `pad_id` and
         `eos_id` say which tokens are decoded.
       decode: a function of a list of token numbers that returns their text, such as the `decode` of a tokenizer.
-      units: `"words"` or `"characters"`; default: characters for `CharacterErrorRate`, else words.
+      units: `"words"` or `"characters"`; default: characters for `CharacterErrorRate`, else words. `BLEU` takes none.
 
     Raises:
       LearnerError: for another metric or other units; when `decode` fails, or returns no text. It is tried without any
@@ -44,6 +45,7 @@ class OnText(CollectingMetric):
     """
 
     fields = ("predictions", "targets")
+    pads_rows = True
 
     def __init__(self, metric: Any, decode: Callable[[list[int]], str], units: str | None = None) -> None:
         ends = getattr(metric, "_ends", None)
@@ -56,6 +58,13 @@ class OnText(CollectingMetric):
                 code="metric-decode-type",
             )
         _decoded(decode, [], "OnText")  # rather now than at the end of an epoch
+        if isinstance(metric, BLEU) and units is not None:
+            raise LearnerError(
+                f"units of OnText is {units!r}, and BLEU has a tokenizer instead: leave units out, and choose one in "
+                "BLEU(tokenize='char')",
+                code="metric-units-unused",
+                units=units,
+            )
         units = metric.units if units is None else units
         if units not in UNITS:
             raise LearnerError(
@@ -71,33 +80,25 @@ class OnText(CollectingMetric):
         self._metric._ends = Ends(metric.name, -1, None)
 
     def collect(self, output: Any) -> dict[str, Any]:
-        """Return, traced, the tokens of both, how many of each row count, and which rows do."""
-        predicted, target, rows = self._ends.pairs(output)
-        tokens = {"predicted": predicted.ids, "predicted length": predicted.length}
-        return tokens | {"target": target.ids, "target length": target.length, "rows": rows}
+        """Return, traced, the tokens of both; see `Ends.collect`."""
+        return self._ends.collect(output)
 
     def compute(self, rows: dict[str, Any]) -> float:
         """Compute the metric over all texts of the split."""
-        kept = {name: np.asarray(x)[np.asarray(rows["rows"])] for name, x in rows.items()}
+        texts = [[_decoded(self._decode, ids, self.name) for ids in side] for side in token_lists(rows)]
+        if isinstance(self._metric, BLEU):  # it has tokenizers of its own
+            return self._metric.score_texts(*texts)
         known: dict[str, int] = {}
-        sides = [self._numbered(kept[side], kept[f"{side} length"], known) for side in ("predicted", "target")]
+        sides = [[[known.setdefault(u, len(known)) for u in self._units(text)] for text in side] for side in texts]
         with jax.default_device(_cpu()):
             state, update = self._metric.init(), jax.jit(self._update)
-            for first in range(0, len(kept["rows"]), ROWS):
+            for first in range(0, len(sides[0]), ROWS):
                 state = update(state, *(_padded(side[first : first + ROWS]) for side in sides))
             return float(self._metric.compute(state))
 
     def _update(self, state: Any, predictions: Any, targets: Any) -> Any:
         output = types.SimpleNamespace(predictions=predictions, targets=targets)
         return self._metric.update(state, output, Info(jnp.int32(0), jnp.float32(1)))
-
-    def _numbered(self, ids: np.ndarray, lengths: np.ndarray, known: dict[str, int]) -> list[list[int]]:
-        """Return numbers for the words of each row."""
-        numbered = []
-        for row, length in zip(ids, lengths, strict=True):
-            text = _decoded(self._decode, row[:length].tolist(), self.name)
-            numbered.append([known.setdefault(word, len(known)) for word in self._units(text)])
-        return numbered
 
 
 def _decoded(decode: Callable[[list[int]], str], ids: list[int], name: str) -> str:

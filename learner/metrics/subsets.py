@@ -125,6 +125,7 @@ class _CollectedSubset(CollectingMetric):
 
     def __init__(self, metric: CollectingMetric, by: str, value: int, name: str | None = None) -> None:
         self._metric, self._by, self._of = metric, by, _subset(self, metric, by, value, name)
+        self.pads_rows = metric.pads_rows
 
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the metric's rows, and their groups."""
@@ -146,6 +147,7 @@ class _CollectedBy(CollectingMetric):
 
     def __init__(self, metric: CollectingMetric, by: str, names: Mapping[int, str] | Sequence[str]) -> None:
         self._metric, self._by, self._names = metric, by, _by(self, metric, by, names)
+        self.pads_rows = metric.pads_rows
 
     def collect(self, output: Any) -> dict[str, Any]:
         """Return the metric's rows, and their groups."""

@@ -5,17 +5,15 @@ cannot be told (a CPU's devices do not say how much memory they use) is NaN, and
 """
 
 import abc
-import importlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from learner.errors import LearnerError
 from learner.metrics.base import HostMetric
-from learner.util.distribution import install_hint
 from learner.util.number_checks import is_number
+from learner.util.optional import import_optional
 
 MB = 1e6  # bytes
 
@@ -97,7 +95,7 @@ class HostCPU(_Reading):
     undefined = "the processors' clocks did not move"
 
     def __init__(self, every: float = 1.0) -> None:
-        _package("psutil", type(self).__name__)
+        import_optional("psutil", "system", type(self).__name__)
         self._last = _core_seconds()
         self._first: tuple[float, float] | None = None
         self._total = 0.0, 0.0
@@ -149,11 +147,11 @@ class HostMemory(_Most):
     undefined = "it was not read: there was no step"
 
     def __init__(self, every: float = 1.0) -> None:
-        _package("psutil", type(self).__name__)
+        import_optional("psutil", "system", type(self).__name__)
         super().__init__(every)
 
     def _read(self) -> float:
-        memory: float = _package("psutil", "").Process().memory_info().rss / MB
+        memory: float = import_optional("psutil", "system", "HostMemory").Process().memory_info().rss / MB
         return memory
 
 
@@ -208,7 +206,7 @@ class GPUUse(_Reading):
     undefined = "there is no NVIDIA GPU, or its driver does not say how busy it is"
 
     def __init__(self, gpus: Sequence[int] | None = None, every: float = 1.0) -> None:
-        nvml = _package("pynvml", type(self).__name__)
+        nvml = import_optional("pynvml", "system", type(self).__name__, "nvidia-ml-py")
         try:
             nvml.nvmlInit()
             count = nvml.nvmlDeviceGetCount()
@@ -223,7 +221,7 @@ class GPUUse(_Reading):
         super().__init__(every)
 
     def _read(self) -> float:
-        nvml = _package("pynvml", type(self).__name__)
+        nvml = import_optional("pynvml", "system", type(self).__name__, "nvidia-ml-py")
         used = []
         for gpu in self._gpus:
             try:
@@ -246,18 +244,7 @@ class GPUUse(_Reading):
 
 def _core_seconds() -> tuple[float, float]:
     """Return the seconds of all cores since the machine was started: busy, and in all."""
-    times = _package("psutil", "").cpu_times()
+    times = import_optional("psutil", "system", "HostCPU").cpu_times()
     # A guest's time is in the user's as well.
     total = sum(times) - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
     return total - times.idle - getattr(times, "iowait", 0), total
-
-
-def _package(name: str, metric: str) -> Any:
-    """Import an optional package."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        package = {"pynvml": "nvidia-ml-py"}.get(name, name)
-        raise LearnerError(
-            f"{metric} needs {package}: {install_hint('system')}", code="metric-package-missing", package=package
-        ) from error

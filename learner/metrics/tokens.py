@@ -1,9 +1,11 @@
 """Sequences of tokens: masks, ends and lengths."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from learner.errors import LearnerError
 from learner.metrics.base import Array, rows_mask
@@ -104,6 +106,16 @@ class Ends:
             )
         return self._tokens(predictions, of_predictions, rows), self._tokens(targets, of_targets, rows), rows
 
+    def collect(self, output: Any) -> dict[str, Array]:
+        """Return the tokens of an output as a `CollectingMetric` keeps them: the arrays of `pairs` by name.
+
+        Raises:
+          LearnerError: see `pairs`.
+        """
+        predicted, target, rows = self.pairs(output)
+        tokens = {"predicted": predicted.ids, "predicted length": predicted.length}
+        return tokens | {"target": target.ids, "target length": target.length, "rows": rows}
+
     def _ids(self, output: Any, field: str) -> Array:
         ids = jnp.asarray(getattr(output, field))
         if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -128,3 +140,19 @@ class Ends:
         else:
             ordered = jnp.take_along_axis(ids, jnp.argsort(~kept, axis=1, stable=True), axis=1)
         return Tokens(ordered, kept.sum(1, dtype=jnp.int32))
+
+
+def token_lists(rows: Mapping[str, np.ndarray]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the predicted and the target tokens of the rows that count, of what `Ends.collect` returned.
+
+    >>> import types
+    >>> output = types.SimpleNamespace(predictions=jnp.array([[5, 1, 6]]), targets=jnp.array([[5, 6, 7]]))
+    >>> token_lists(Ends("Mine", None, 1).collect(output))
+    ([[5]], [[5, 6, 7]])
+    """
+    kept = {name: np.asarray(x)[np.asarray(rows["rows"])] for name, x in rows.items()}
+    predicted, target = (
+        [ids[:length].tolist() for ids, length in zip(kept[side], kept[f"{side} length"], strict=True)]
+        for side in ("predicted", "target")
+    )
+    return predicted, target

@@ -13,7 +13,7 @@ from learner.records.file_dtypes import PRECISIONS, in_precision, refuse_overflo
 from learner.records.fitting import LoadReport, Rename, fitted
 from learner.records.leaves import Leaves, leaves_of
 from learner.records.stored import Buffer, Stored, stored_of
-from learner.records.unpacking import Limits, Unpacked, memory_limit, most_arrays, most_numbers, readable
+from learner.records.unpacking import Limits, memory_limit, most_arrays, most_numbers, readable, unpacked
 
 FORMAT = "learner.record"
 VERSION = 1
@@ -143,7 +143,7 @@ class Recorder(abc.ABC):
             _refuse_mistaken(file, size, self.gzip)
             room = memory_limit(leaves, size) if self.gzip else size
             limits = Limits(room, most_arrays(leaves, room), most_numbers(leaves))
-            content = self._read(Unpacked(file, room) if self.gzip else file, limits)
+            content = self._read(unpacked(file, room) if self.gzip else file, limits)
         source = f"{what} ({self.called}, {_written(content)})"
         return fitted(content.arrays, leaves, model, source, foreign=content.version is None, **how)
 

@@ -9,8 +9,7 @@ others read and write.
 The metadata of ours are `format`, `version` and `precision`, and `random_keys`: which arrays are random keys, as JSON.
 A file without them is of another program.
 
-The format is read and written here rather than by its own library, which takes the last of two arrays of one name
-without a word, gives NumPy no bfloat16, and copies what it reads twice.
+The format is read and written here: docs/dependencies.md has the reasons against its own library.
 """
 
 import dataclasses
@@ -150,9 +149,9 @@ def _read_metadata(metadata: Any, header: Mapping[str, Any]) -> tuple[int | None
         raise LearnerError("its metadata is not a JSON object", code="record-safetensors-metadata")
     if metadata.get("format") != FORMAT:
         return None, None, {}
-    number = metadata.get("version", "")
-    is_range = int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 9 else number
-    version, precision = check_header(FORMAT, is_range, metadata.get("precision"))
+    text = metadata.get("version", "")
+    number = int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 9 else text
+    version, precision = check_header(FORMAT, number, metadata.get("precision"))
     keys = json.loads(metadata.get("random_keys", "{}"))
     fits = isinstance(keys, dict) and all(
         isinstance(dtype, str)

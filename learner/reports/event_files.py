@@ -3,16 +3,14 @@
 import contextlib
 import os
 import re
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from learner.config.mappings import is_deep
 from learner.errors import LearnerError
-from learner.loggers.base import refuse_missing
 from learner.loggers.tfevents import Records
 from learner.reports.confusion_matrices import read_matrix
 from learner.runs.appended import refuse_special
@@ -21,6 +19,7 @@ from learner.runs.journal import NUMBERS
 from learner.runs.layout import read_summary
 from learner.runs.run_reader import RunReader
 from learner.util.json_values import decode
+from learner.util.optional import refuse_missing
 from learner.util.text import utf8_safe
 
 KIND = "tensorboard"
@@ -68,38 +67,22 @@ def write_events(directory: str | os.PathLike[str], run: RunReader) -> int:
 
 
 def _write(place: Path, name: str, run: RunReader, began: float) -> int:
+    from tensorboardX.record_writer import RecordWriter
+
     partial = place / "export.partial"
     partial.unlink(missing_ok=True)  # it may be a link, which would be written through
     try:
-        with partial.open("xb") as file:
-            frames = _Frames(file)
-            _write_records(Records(frames.write), run, began)
+        # The full path: RecordWriter uploads what begins with s3: or gs:
+        with contextlib.closing(RecordWriter(os.fspath(partial.absolute()))) as file:
+            records = Records(file.write)
+            _write_records(records, run, began)
         for earlier in _exported(place):
             earlier.unlink()
         partial.replace(place / name)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    return frames.count
-
-
-class _Frames:
-    """TFRecord framing: length, checksum of the length, record, checksum of the record."""
-
-    def __init__(self, file: BinaryIO):
-        from tensorboardX.record_writer import masked_crc32c
-
-        self._file, self._sum = file, masked_crc32c
-        self.count = 0
-        self._heads: dict[int, bytes] = {}  # by length: there are few
-
-    def write(self, record: bytes) -> None:
-        length = len(record)
-        if length not in self._heads:
-            head = struct.pack("<Q", length)
-            self._heads[length] = head + struct.pack("<I", self._sum(head))
-        self._file.write(self._heads[length] + record + struct.pack("<I", self._sum(record)))
-        self.count += 1
+    return records.count
 
 
 def _exported(place: Path) -> list[Path]:

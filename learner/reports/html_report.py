@@ -11,7 +11,6 @@ from learner.errors import LearnerError
 from learner.reports.confusion_matrices import read_matrix
 from learner.reports.curves import curves, seeds
 from learner.reports.html import details, heading, table
-from learner.reports.plots import package
 from learner.reports.report_matrix import confusion
 from learner.reports.report_model import parameter_tables
 from learner.reports.report_time import timing
@@ -21,6 +20,7 @@ from learner.runs.flat_config import text_of
 from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
 from learner.util.json_values import encode
+from learner.util.optional import import_optional
 from learner.util.text import count, duration, short
 
 LONGEST_LOG = 64 << 10
@@ -100,7 +100,7 @@ def _file(name: str) -> str:
 
 
 def _plotly() -> str:
-    offline = package("plotly.offline", "reports")
+    offline = import_optional("plotly.offline", "reports", "a report")
     return str(offline.get_plotlyjs()).replace("</script", "<\\/script")
 
 

@@ -1,7 +1,6 @@
 """Line plots in the terminal and in PNG files, with optional packages."""
 
 import dataclasses
-import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.errors import LearnerError
-from learner.util.distribution import install_hint
+from learner.util.optional import import_optional
 
 Line = tuple[Sequence[float], Sequence[float]]
 LARGEST, SMALLEST = 1e100, 1e-300  # that can be drawn: packages make axes of powers and multiples of them
@@ -52,7 +51,7 @@ class Plot:
         Raises:
           LearnerError: plotext is not installed.
         """
-        plotext = package("plotext")
+        plotext = import_optional("plotext", "plots", "a plot")
         plotext.clear_figure()
         plotext.theme("clear")
         plotext.limitsize(False, False)
@@ -75,7 +74,7 @@ class Plot:
         Raises:
           LearnerError: matplotlib is not installed, or the file cannot be written.
         """
-        figure = package("matplotlib.figure").Figure(figsize=(8, 4.5), layout="constrained")
+        figure = import_optional("matplotlib.figure", "plots", "a plot").Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         for name, line in self._finite().items():
             axes.plot(*line, label=name)
@@ -217,24 +216,6 @@ def tick_text(value: float) -> str:
         return f"{value:g}"
     digits, _, power = f"{value:.0e}".partition("e")
     return f"{digits}e{int(power)}"
-
-
-def package(name: str, what: str = "plots") -> Any:
-    """Import a package that an extra installs.
-
-    Raises:
-      LearnerError: it is not installed; the message says how to.
-    """
-    root = name.partition(".")[0]
-    try:
-        importlib.import_module(root)
-    except ModuleNotFoundError as error:
-        if error.name != root:
-            raise
-        raise LearnerError(
-            f"{what} need {root}, which is not installed: {install_hint(what)}", code="report-package-missing"
-        ) from error
-    return importlib.import_module(name)
 
 
 def refuse_path(path: str) -> None:

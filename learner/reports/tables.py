@@ -1,18 +1,16 @@
 """The numbers of a run as one table for other programs."""
 
 import csv
-import importlib
 import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from learner.errors import LearnerError, near
 from learner.runs.run_reader import RunReader
-from learner.util.distribution import install_hint
 from learner.util.json_values import encode
+from learner.util.optional import import_optional
 from learner.util.text import utf8_safe
 
 COLUMNS = ("split", "metric", "level", "epoch", "step", "value", "text")
@@ -104,13 +102,7 @@ def _jsonl(path: Path, given: Iterable[Row]) -> None:
 
 
 def _parquet(path: Path, given: Iterable[Row]) -> None:
-    try:
-        pyarrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise LearnerError(
-            f"Parquet needs pyarrow, which is not installed: {install_hint('parquet')}", code="report-package-missing"
-        ) from error
+    pyarrow, parquet = (import_optional(name, "parquet", "Parquet") for name in ("pyarrow", "pyarrow.parquet"))
     types = {"epoch": pyarrow.int64(), "step": pyarrow.int64(), "value": pyarrow.float64()}
     schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in COLUMNS])
     iterator = iter(given)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from learner.errors import LearnerError
-from learner.metrics.base import MetricBase
+from learner.metrics.base import CollectingMetric
 from learner.steps.buffers import StepOutputs
 from learner.training.messages import StepsDispatched
 from learner.util.ownership import ThreadOwned
@@ -28,8 +28,9 @@ class RowCollector(ThreadOwned):
     ):
         self._collected = collected or {}
         self._row_trees: dict[str, Any] = dict(row_trees or {})
+        self._padded: set[tuple[str, str]] = set()  # splits and names of metrics
 
-    def add(self, dispatched: StepsDispatched, values: StepOutputs, collecting: Sequence[MetricBase]) -> None:
+    def add(self, dispatched: StepsDispatched, values: StepOutputs, collecting: Sequence[CollectingMetric]) -> None:
         """Append the rows of a dispatch for each of its collecting metrics."""
         if not collecting:
             return
@@ -38,6 +39,7 @@ class RowCollector(ThreadOwned):
         full = dispatched.batches - len(tails)
         parts = [jax.tree.map(lambda x: _flatten(x, full), values.rows)] if values.rows else []
         by_metric = self._collected.setdefault(dispatched.split, {})
+        self._padded |= {(dispatched.split, metric.name) for metric in collecting if metric.pads_rows}
         for part in [*parts, *tails]:
             for metric, rows in zip(collecting, part, strict=True):
                 leaves, self._row_trees[metric.name] = jax.tree.flatten(rows)
@@ -45,19 +47,7 @@ class RowCollector(ThreadOwned):
 
     def rows(self, split: str, name: str) -> PyTree:
         """Return all rows of a split for one metric, in order."""
-        parts = self._collected.get(split, {}).get(name, [])
-        columns = list(zip(*parts, strict=True))
-        for column in columns:
-            if len(shapes := {rows.shape[1:] for rows in column}) > 1:
-                raise LearnerError(
-                    f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
-                    "to one length",
-                    code="metric-row-shapes-differ",
-                    name=name,
-                    split=split,
-                )
-        leaves = [np.concatenate(column) for column in columns]
-        return self._row_trees[name].unflatten(leaves)
+        return self._row_trees[name].unflatten(self._columns(split, name))
 
     def discard(self, split: str) -> None:
         """Drop the rows of a split."""
@@ -67,10 +57,34 @@ class RowCollector(ThreadOwned):
         """Return the rows for a checkpoint: arrays by split, by the number of the metric and by that of the leaf."""
         rows: dict[str, Any] = {}
         for split, metrics in self._collected.items():
-            for index, parts in enumerate(metrics.values()):
-                columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-                rows.setdefault(split, {})[str(index)] = {str(i): column for i, column in enumerate(columns)}
+            for index, name in enumerate(metrics):
+                columns = {str(i): column for i, column in enumerate(self._columns(split, name))}
+                rows.setdefault(split, {})[str(index)] = columns
         return rows
+
+    def _columns(self, split: str, name: str) -> list[np.ndarray]:
+        """Return the leaves of all rows of a split for one metric."""
+        columns = list(zip(*self._collected.get(split, {}).get(name, []), strict=True))
+        for column in columns:
+            if len(shapes := {rows.shape[1:] for rows in column}) > 1 and (split, name) not in self._padded:
+                raise LearnerError(
+                    f"{name} collects rows of several shapes in the {split} split, {sorted(shapes)}: pad its batches "
+                    "to one length",
+                    code="metric-row-shapes-differ",
+                    name=name,
+                    split=split,
+                )
+        return [np.concatenate(_pad(column)) for column in columns]
+
+
+def _pad(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return arrays `[rows, ...]` of one shape but for the rows, with zeros behind the shorter ones."""
+    longest = np.max([rows.shape[1:] for rows in parts], axis=0)
+    margins = [longest - rows.shape[1:] for rows in parts]
+    return [
+        np.pad(rows, [(0, 0), *((0, n) for n in margin)]) if margin.any() else rows
+        for rows, margin in zip(parts, margins, strict=True)
+    ]
 
 
 def _flatten(buffer: np.ndarray, batches: int) -> np.ndarray:

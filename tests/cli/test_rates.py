@@ -130,7 +130,7 @@ def test_a_package_that_is_missing(learner, config, monkeypatch, words, package)
     monkeypatch.setitem(__import__("sys").modules, package, None)
     code, out, err = learner("plot-lr", config, *words)
     assert (code, out) == (2, "")
-    assert f"plots need {package}, which is not installed: {install_hint('plots')}" in err
+    assert f"a plot needs {package}, which is not installed: {install_hint('plots')}" in err
 
 
 def test_the_range_test(learner, config, workplace):

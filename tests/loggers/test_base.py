@@ -7,8 +7,9 @@ import pytest
 
 from learner.events import SplitEnded, StepsEnded
 from learner.loggers import JsonLines, MetricLogger, MLflow, TensorBoard, WandB
-from learner.loggers.base import RunLogger, refuse_missing
+from learner.loggers.base import RunLogger
 from learner.util.distribution import install_hint
+from learner.util.optional import refuse_missing
 from tests.support.codes import raises_code
 
 
@@ -122,14 +123,14 @@ def test_all_that_is_wrong_is_one_error():
 @pytest.mark.parametrize(("make", "extra"), [(TensorBoard, "tensorboard"), (WandB, "wandb"), (MLflow, "mlflow")])
 def test_a_missing_package_is_an_error_that_says_what_to_install(make, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with raises_code("logger-package-missing", install_hint(extra)):
+    with raises_code("package-missing", install_hint(extra)):
         make()
 
 
 def test_a_directory_of_a_packages_name_is_no_package(tmp_path, monkeypatch):
     (tmp_path / "only_a_directory").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    with raises_code("logger-package-missing"):
+    with raises_code("package-missing"):
         refuse_missing("only_a_directory", "wandb", "WandB")
 
 
@@ -138,5 +139,5 @@ def test_what_draws_pictures_is_looked_for_before_a_run(logger, monkeypatch):
     """A run shall not lose its logger at the end of its first epoch."""
     found = importlib.util.find_spec("numpy")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "PIL" else found)
-    with raises_code("logger-package-missing", logger.__name__, "PIL"):
+    with raises_code("package-missing", logger.__name__, "PIL"):
         logger()

@@ -1,47 +1,36 @@
-"""BLEU by hand, and against sacrebleu."""
+"""BLEU by hand."""
 
-import dataclasses
-import itertools
 import math
-import random
+import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.metrics import BLEU, Info
-from learner.metrics.bleu import SMOOTHING, matching_pieces
-from learner.metrics.tokens import Tokens
+from learner.metrics import BLEU, By, Subset
+from learner.metrics.bleu import SMOOTHINGS
 from learner.steps.outputs import GeneratedOutput
+from learner.util.distribution import install_hint
 from tests.support.codes import raises_code
 
-INFO = Info(jnp.int32(0), jnp.float32(1))
 PAD = -1
 
 
-def output(predictions, targets):
-    """In as few shapes as possible, since each is compiled: what is more is masked."""
-    size, length = 2 if len(targets) <= 2 else 20, max(map(len, [[0] * 7, *predictions, *targets]))
-    mask = jnp.arange(size) < len(targets)
-    sides = [[*rows, *[[5]] * (size - len(rows))] for rows in (predictions, targets)]
-    return GeneratedOutput.of(*(jnp.array([row + [PAD] * (length - len(row)) for row in rows]) for rows in sides), mask)
-
-
-@jax.jit
-def counted(output):
-    """Compiled once for all ways to smooth."""
-    metric = BLEU(pad_id=PAD)
-    return metric.update(metric.init(), output, INFO)
+def output(predictions, targets, **fields):
+    length = max(map(len, [[0], *predictions, *targets]))
+    sides = [
+        np.array([row + [PAD] * (length - len(row)) for row in rows], np.int32).reshape(-1, length)
+        for rows in (predictions, targets)
+    ]
+    return GeneratedOutput.of(*map(jnp.asarray, sides), **fields)
 
 
 def bleu(predictions, targets, **options):
-    state, order = counted(output(predictions, targets)), options.get("order", 4)
-    matches, pieces = (jax.tree.map(lambda x: np.asarray(x)[:order], each) for each in (state.matches, state.pieces))
-    return float(BLEU(**options).compute(dataclasses.replace(state, matches=matches, pieces=pieces)))
+    metric = BLEU(pad_id=PAD, **options)
+    return metric.compute(metric.collect(output(predictions, targets)))
 
 
-def test_pieces_are_counted_as_often_as_the_target_has_them():
+def test_n_grams_are_counted_as_often_as_the_target_has_them():
     """The example of the paper: "the the the the the the the"."""
     assert bleu([[7] * 7], [[7, 1, 2, 3, 7, 4]], order=1) == pytest.approx(2 / 7)
 
@@ -75,44 +64,14 @@ def test_smoothing(how, precisions):
     assert bleu([[1, 2, 8, 4]], [[1, 2, 3, 4]], **how) == pytest.approx(math.prod(precisions) ** 0.25)
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHING)
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_the_edges(smoothing):
     assert bleu([[]], [[1, 2]], smoothing=smoothing) == 0
     assert bleu([[1, 2]], [[]], smoothing=smoothing) == 0
     assert bleu([[3, 4, 5, 6, 7]], [[1, 2]], smoothing=smoothing) == 0
     assert np.isnan(bleu([], [], smoothing=smoothing))
-    short = bleu([[1, 2]], [[1, 2]], smoothing=smoothing)  # there are no pieces of 3
+    short = bleu([[1, 2]], [[1, 2]], smoothing=smoothing)  # there are no n-grams of 3
     assert short == (1 if smoothing == "add-k" else 0)
-
-
-def test_rows_that_are_compared_one_after_another(monkeypatch):
-    """7 rows of 6 and 5 tokens, in blocks of 3, 3 and 1."""
-    rng = np.random.default_rng(3)
-    predicted, target = (
-        Tokens(jnp.array(rng.integers(0, 3, (7, length))), jnp.array(rng.integers(0, length + 1, 7)))
-        for length in (6, 5)
-    )
-
-    @jax.jit
-    def found():
-        return matching_pieces(predicted, target, 2)
-
-    expected = found()
-    assert expected[0].sum() > 7
-    monkeypatch.setattr("learner.metrics.bleu.PAIRS", 3 * 36)
-    found.clear_cache()
-    for in_blocks, at_once in zip(found(), expected, strict=True):
-        np.testing.assert_array_equal(in_blocks, at_once)
-        assert in_blocks.dtype == jnp.int32
-
-
-def test_its_memory_does_not_grow_with_the_rows():
-    def needed(rows, length=1024):
-        ids, lengths = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, length), (rows,)))
-        program = jax.jit(lambda *x: matching_pieces(Tokens(x[0], x[1]), Tokens(x[2], x[3]), 4))
-        return program.lower(ids, lengths, ids, lengths).compile().memory_analysis().temp_size_in_bytes
-
-    assert needed(64) < 8e8  # 2.4 GB for all at once
 
 
 @pytest.mark.parametrize(
@@ -123,6 +82,7 @@ def test_its_memory_does_not_grow_with_the_rows():
         ({"smoothing": "exp", "value": 0.1}, "metric-bleu-value-unused", ("0.1", "exp")),
         ({"smoothing": "floor", "value": "a"}, "metric-bleu-value", ("a",)),
         ({"smoothing": "floor", "value": 0.0}, "metric-bleu-value", ("0.0",)),
+        ({"tokenize": "13b"}, "metric-bleu-tokenizer-unknown", ("13b", "'13a'")),
     ],
 )
 def test_wrong_options(options, code, values):
@@ -132,43 +92,49 @@ def test_wrong_options(options, code, values):
 
 def test_names_tell_them_apart():
     options = [{}, {"order": 2}, {"smoothing": "none"}, {"smoothing": "floor"}, {"smoothing": "floor", "value": 0.5}]
+    options += [{"tokenize": "zh"}]
     assert [BLEU(**each).name for each in options] == [
         "BLEU",
         "BLEU-2",
         "BLEU smoothing none",
         "BLEU smoothing floor",
         "BLEU smoothing floor 0,5",
+        "BLEU tokenizer zh",
     ]
 
 
-def corpora(count):
-    rng = random.Random(4)
-    for words, rows, longest in itertools.islice(
-        itertools.cycle([(3, 1, 6), (8, 5, 12), (2, 20, 9), (30, 4, 25)]), count
-    ):
-        targets = [[rng.randrange(words) for _ in range(rng.randrange(longest + 1))] for _ in range(rows)]
-        kept = [[word for word in row if rng.random() < 0.9] for row in targets]
-        yield [[word if rng.random() < 0.7 else rng.randrange(words) for word in row] for row in kept], targets
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
-    "options",
-    [{"smoothing": s} for s in SMOOTHING]
-    + [{"smoothing": "floor", "value": 0.01}, {"smoothing": "add-k", "value": 3.0}],
-    ids=str,
+    ("tokenize", "prediction", "target", "precisions"),
+    [
+        ("13a", "It is 5,000 km (far).", "It is 5,000 km (near)!", (6 / 8, 4 / 7)),  # It is 5,000 km ( far ) .
+        ("13a", "&quot;Hi&quot;", '"Hi" ', (1, 1)),
+        ("none", "It is 5,000 km (far).", "It is 5,000 km (near)!", (4 / 5, 3 / 4)),
+        ("zh", "\u4e1c\u897f far", "\u4e1c\u897f near", (2 / 3, 1 / 2)),
+        ("char", "abc.", "abd.", (3 / 4, 1 / 3)),
+    ],
 )
-def test_as_sacrebleu(options):
-    import sacrebleu
+def test_texts_are_split_by_the_tokenizer(tokenize, prediction, target, precisions):
+    value = BLEU(order=2, tokenize=tokenize).score_texts([prediction], [target])
+    assert value == pytest.approx(math.prod(precisions) ** 0.5)
 
-    for predictions, targets in corpora(12):
-        for order in (1, 2, 4):
-            reference = sacrebleu.BLEU(
-                tokenize="none",
-                smooth_method=options["smoothing"],
-                smooth_value=options.get("value"),
-                max_ngram_order=order,
-            )
-            texts = [[" ".join(f"w{i}" for i in row) for row in rows] for rows in (predictions, targets)]
-            expected = reference.corpus_score(texts[0], [texts[1]]).score / 100
-            assert bleu(predictions, targets, order=order, **options) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+def test_groups_of_rows():
+    rows = output([[1, 2], [3, 4], [5, 9]], [[1, 2], [3, 5], [5, 6]])
+    vars(rows)["group"] = jnp.array([0, 1, 0])
+    metric = BLEU(order=1)
+    subset, table = Subset(metric, "group", 0, "cats"), By(metric, "group", ["cats", "dogs", "birds"])
+    assert subset.name == "BLEU-1 of cats"
+    assert subset.compute(subset.collect(rows)) == pytest.approx(3 / 4)
+    np.testing.assert_allclose(table.compute(table.collect(rows)), [3 / 4, 1 / 2, np.nan])
+
+
+def test_a_missing_package_is_an_error_that_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with raises_code("package-missing", "sacrebleu", "BLEU", install_hint("text")):
+        BLEU()
+
+
+def test_a_tokenizer_that_cannot_be_loaded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    with raises_code("metric-bleu-tokenizer-failed", "ja-mecab"):
+        BLEU(tokenize="ja-mecab")

@@ -1,5 +1,6 @@
 """Metrics of several kinds of states in whole runs: values in the history, texts in the files, on several devices."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,9 +10,9 @@ import optax
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from learner import ClassificationOutput, LearnerBuilder
+from learner import ClassificationOutput, GeneratedOutput, LearnerBuilder
 from learner.data import ArrayDataset
-from learner.metrics import AUROC, BinnedAUROC, CalibrationError, ConfusionMatrix, FBeta, Matthews, Recall
+from learner.metrics import AUROC, BLEU, BinnedAUROC, CalibrationError, ConfusionMatrix, FBeta, Matthews, Recall
 
 ROWS, CLASSES = 44, 3
 RNG = np.random.default_rng(0)
@@ -56,3 +57,22 @@ def test_values_of_a_run_are_those_of_sklearn(tmp_path: Any, devices: int) -> No
     np.testing.assert_array_equal(np.array([row[1:] for row in shown], int), expected)
     recall = (tmp_path / "run" / "valid" / "epoch-1" / "Recall_(per_class).log").read_text()
     assert [line.split()[0] for line in json.loads(recall.removesuffix(",final\n")).splitlines()] == ["a", "b", "c"]
+
+
+def test_bleu_of_batches_of_several_lengths_in_a_resumed_epoch(tmp_path: Any) -> None:
+    """1 2 3 -> 1 2 4, 5 6 -> 5 6: 4 of 5 tokens, 2 of 3 pairs."""
+    pairs = [([1, 2, 3], [1, 2, 4]), ([5, 6], [5, 6])]
+    data = [{"x": np.array([x], np.int32), "y": np.array([y], np.int32)} for x, y in pairs]
+
+    def copied(model: Any, batch: Any) -> GeneratedOutput:
+        return dataclasses.replace(GeneratedOutput.of(batch["x"], batch["y"]), loss=model["w"].sum())
+
+    def builder() -> LearnerBuilder:
+        builder = LearnerBuilder(tmp_path / "run").renderer(None).metrics(BLEU(order=2)).num_epochs(1)
+        return builder.with_file_checkpointer(every_steps=1)
+
+    for part in (builder().num_steps(1), builder().resume()):
+        learner = part.build({"w": jnp.ones(2)}, optax.sgd, 0.0, train_step=copied, valid_step=copied)
+        history = learner.fit(data, data).history
+    for split in ("train", "valid"):
+        np.testing.assert_allclose(history[f"{split}/BLEU-2"][-1], (4 / 5 * 2 / 3) ** 0.5, rtol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner.metrics import Info, MetricBase
-from tests.support.more_metrics import CASES, KINDS, ON_HOST, ON_STEPS, ROWS, kept, make_data, make_output
+from tests.support.more_metrics import CASES, COLLECTED, KINDS, ON_HOST, ON_STEPS, ROWS, kept, make_data, make_output
 
 EACH = pytest.mark.parametrize("case", CASES, ids=str)
 MASKED = pytest.mark.parametrize("masked", [True, pytest.param(False, marks=pytest.mark.full)], ids=["masked", "all"])
@@ -56,6 +56,18 @@ def test_epoch_is_right_and_the_same_for_every_batch_size(case, masked, sizes):
         assert (value.dtype, value.shape) == (jnp.float32, ())
         tolerance = 1e-5 if case.kind == "images" else 1e-6
         np.testing.assert_allclose(value, np.float32(expected), rtol=0 if case.exact else tolerance, err_msg=f"{size}")
+
+
+@pytest.mark.parametrize("case", COLLECTED, ids=str)
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "all"])
+def test_collected_rows_are_right_for_every_batch_size(case, masked):
+    data, metric = make_data(case.kind, masked), case.metric
+    for size in (1, 8, ROWS):
+        batches = [{k: v[i : i + size] for k, v in data.items()} for i in range(0, ROWS, size)]
+        parts = [metric.collect(make_output(batch)) for batch in batches]
+        rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+        np.testing.assert_allclose(metric.compute(rows), case.expected(*kept(case, data)), rtol=1e-12)
+    assert np.isnan(metric.compute(jax.tree.map(lambda x: x[:0], rows)))
 
 
 @EACH
@@ -121,7 +133,9 @@ def test_inside_a_loop_with_a_traced_count_and_under_vmap(case):
     np.testing.assert_allclose(mapped, [metric.compute(state) for state in each[:3]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("metric", [*(case.metric for case in CASES), *ON_STEPS, *ON_HOST], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "metric", [*(case.metric for case in (*CASES, *COLLECTED)), *ON_STEPS, *ON_HOST], ids=lambda m: m.name
+)
 def test_name_unit_direction_and_description_are_set(metric):
     kind = metric if isinstance(metric, type) else type(metric)
     own = {name for cls in kind.__mro__ if cls.__module__ != "learner.metrics.base" for name in vars(cls)}
@@ -134,7 +148,7 @@ def test_name_unit_direction_and_description_are_set(metric):
 
 
 def test_directions():
-    better = {case.metric.name: case.metric.higher_is_better for case in CASES}
+    better = {case.metric.name: case.metric.higher_is_better for case in (*CASES, *COLLECTED)}
     assert {name for name, higher in better.items() if not higher} == {
         "Word Error Rate ending at 3",
         "Character Error Rate",

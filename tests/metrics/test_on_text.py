@@ -50,6 +50,17 @@ def test_other_metrics_of_words():
     assert value(OnText(BLEU("none", order=1, eos_id=1), decode), SAT) == pytest.approx(np.exp(1 - 6 / 5) * 4 / 5)
 
 
+def test_bleu_is_of_the_words_of_its_tokenizer():
+    """so far, so good! -> so far, so bad!: 5 of 6 words, 3 of 5 pairs."""
+    words = ["so", " far,", " good!", " bad!"]
+    decode = lambda ids: "".join(words[i] for i in ids)  # noqa: E731
+    output = rows([[0, 1, 0, 2]], [[0, 1, 0, 3]])
+    metric = OnText(BLEU(order=2), decode)
+    assert (metric.name, metric.higher_is_better) == ("BLEU-2 on Text", True)
+    assert value(metric, output) == pytest.approx((5 / 6 * 3 / 5) ** 0.5)
+    assert np.isnan(value(metric, rows([[0, 1]], [[0, 1]], jnp.array([0]))))
+
+
 @pytest.mark.full
 def test_characters():
     metric = OnText(CharacterErrorRate(eos_id=1), decode)
@@ -78,7 +89,8 @@ def test_more_rows_than_are_compared_at_once(monkeypatch):
     [
         (lambda: OnText(Accuracy(), decode), "metric-text-type", ("Accuracy", "WordErrorRate")),
         (lambda: OnText(BLEU(), "decode"), "metric-decode-type", ("'decode'",)),
-        (lambda: OnText(BLEU(), decode, "word"), "metric-units-unknown", ("word", "'words'")),
+        (lambda: OnText(RougeL(), decode, "word"), "metric-units-unknown", ("word", "'words'")),
+        (lambda: OnText(BLEU(), decode, "words"), "metric-units-unused", ("words", "tokenize")),
         (lambda: OnText(BLEU(), list), "metric-decode-returns-no-text", ("OnText", "list", "[]")),
         (
             lambda: OnText(BLEU(), lambda ids: ids[0]),

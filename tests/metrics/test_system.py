@@ -127,7 +127,7 @@ def test_the_fullest_device_counts(monkeypatch):
 def test_a_missing_package_says_what_to_install(make, monkeypatch):
     for name in ("psutil", "pynvml"):
         monkeypatch.setitem(sys.modules, name, None)
-    with raises_code("metric-package-missing", make.__name__, "[system"):
+    with raises_code("package-missing", make.__name__, "[system"):
         make()
 
 

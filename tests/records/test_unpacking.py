@@ -15,7 +15,7 @@ import pytest
 from learner.errors import LearnerError
 from learner.records import JsonRecorder, MessagePackRecorder, SafetensorsRecorder
 from learner.records.leaves import leaves_of
-from learner.records.unpacking import Unpacked, memory_limit, most_arrays
+from learner.records.unpacking import memory_limit, most_arrays, unpacked
 from tests.support.codes import raises_code
 from tests.support.stopped import some
 
@@ -423,10 +423,10 @@ def test_the_room_of_a_model():
 
 def test_what_is_unpacked_is_counted():
     file = lambda: io.BytesIO(gzip.compress(b"a" * 100))  # noqa: E731
-    assert Unpacked(file(), 100).read() == b"a" * 100
-    assert Unpacked(file(), 100).read(30) == b"a" * 30
+    assert unpacked(file(), 100).read() == b"a" * 100
+    assert unpacked(file(), 100).read(30) == b"a" * 30
     buffer = np.zeros(120, np.uint8)
-    assert Unpacked(file(), 100).readinto(buffer.data) == 100
+    assert unpacked(file(), 100).readinto(buffer.data) == 100
     assert buffer.tobytes() == b"a" * 100 + bytes(20)
     with raises_code("record-too-large", "99"):
-        Unpacked(file(), 99).read()
+        unpacked(file(), 99).read()

@@ -233,6 +233,6 @@ def test_no_epoch_yet(tmp_path):
 
 def test_without_tensorboardx(run, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with raises_code("logger-package-missing", "tensorboardX", install_hint("tensorboard")):
+    with raises_code("package-missing", "tensorboardX", install_hint("tensorboard")):
         write_events(tmp_path / "out", run)
     assert not (tmp_path / "out").exists()

@@ -131,7 +131,7 @@ def test_a_place_that_cannot_be_written(runs, tmp_path):
 def test_without_plotly(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
-    with raises_code("report-package-missing", install_hint("reports")):
+    with raises_code("package-missing", install_hint("reports")):
         report(runs)
 
 

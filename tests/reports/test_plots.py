@@ -126,5 +126,5 @@ def test_names_that_no_plot_can_have(tmp_path, monkeypatch, name):
 )
 def test_a_package_that_is_missing(tmp_path, monkeypatch, package, use):
     monkeypatch.setitem(sys.modules, package, None)
-    with raises_code("report-package-missing", package, install_hint("plots")):
+    with raises_code("package-missing", package, install_hint("plots")):
         use(tmp_path)

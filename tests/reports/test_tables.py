@@ -113,7 +113,7 @@ def test_no_numbers_and_no_such_format(run, tmp_path):
 
 def test_without_pyarrow(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with raises_code("report-package-missing", install_hint("parquet")):
+    with raises_code("package-missing", install_hint("parquet")):
         write_table(tmp_path / "m.parquet", run, "parquet")
 
 

@@ -155,13 +155,16 @@ CASES = [
     Case(ExactMatch(eos_id=END), "sequences", ends(lambda pairs: np.mean([p == t for p, t in pairs])), exact=True),
     Case(WordErrorRate(eos_id=END), "sequences", ends(error_rate)),
     Case(CharacterErrorRate(), "sequences", error_rate),
-    Case(BLEU("none", order=2), "sequences", bleu),
     Case(RougeL(eos_id=END), "sequences", ends(rouge)),
     Case(Dice(CLASSES), "segments", f1),
     Case(IoU(CLASSES), "segments", jaccard),
     Case(PSNR(), "images", psnr),
     Case(SSIM(), "images", ssim),
     Case(MSSSIM(window=3, weights=(0.25, 0.75)), "images", ms_ssim),
+]
+COLLECTED = [
+    Case(BLEU("none", order=2), "sequences", bleu),
+    Case(BLEU("none", order=2, eos_id=END), "sequences", ends(bleu)),
 ]
 KINDS = {"tokens": "sequences", "sequences": "sequences", "segments": "segments", "images": "images"}
 ON_STEPS = [ParameterNorm(), UpdateRatio()]
@@ -178,7 +181,12 @@ MAKE = {
     Subset: lambda: Subset(TokenAccuracy(), "group", 1),
 }
 """Those that cannot do without arguments."""
-TYPES = {BitsPerCharacter, *(type(x) for x in [*(case.metric for case in CASES), *ON_STEPS]), *ON_HOST, *MAKE}
+TYPES = {
+    BitsPerCharacter,
+    *(type(x) for x in [*(case.metric for case in (*CASES, *COLLECTED)), *ON_STEPS]),
+    *ON_HOST,
+    *MAKE,
+}
 
 
 def make_data(kind, masked):

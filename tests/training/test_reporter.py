@@ -517,6 +517,20 @@ def test_rows_of_several_shapes_are_refused(start):
         put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
 
 
+def test_rows_of_several_shapes_are_padded_for_metrics_that_take_them(start):
+    class Padded(ResidentBatches):
+        pads_rows = True
+
+        def compute(self, rows):
+            return float(rows["x"] @ np.array([1, 10, 100]) @ np.array([1, 2, 3]))
+
+    worker = start(Loss(), Padded())
+    worker.put(made(1, 0.5, buffer=1, tail=[({"x": jnp.ones((2, 2))},)]))
+    worker.put(made(2, 0.5, buffer=1, tail=[({"x": jnp.ones((1, 3))},)]))
+    put_all(worker, SplitFinished("train", 1, 2, None, {"Loss": jnp.float32(0.5)}))
+    assert worker.history["train/Rows"] == [11 * 1 + 11 * 2 + 111 * 3]
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

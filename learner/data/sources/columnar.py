@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.sources.column_spec import Fields, Labels, parse_columns
-from learner.data.sources.input_files import MemoryBudget, PathLike, needed, present
+from learner.data.sources.input_files import MemoryBudget, PathLike, present
 from learner.data.sources.table_arrays import Table, table
 from learner.errors import LearnerError
+from learner.util.optional import import_optional
 
 ARROW_MAGIC = b"ARROW1\0\0"
 WIDEST, POINTER, NUMBER = 8, 8, 64  # bytes: of a number in an array, of an item of a list, of an item with its object
@@ -46,8 +47,8 @@ def parquet(
     >>> parquet(path, labels={"kind": None})
     Table(2 rows: kind int32 [], x float64 [])
     """
-    formats = needed("pyarrow.parquet", "pyarrow", "parquet", "parquet")
-    types = needed("pyarrow.types", "pyarrow", "parquet", "parquet")
+    formats = import_optional("pyarrow.parquet", "parquet", "parquet")
+    types = import_optional("pyarrow.types", "parquet", "parquet")
     found = present(path, "parquet")
     budget = MemoryBudget(found, max_memory)
 
@@ -87,8 +88,8 @@ def arrow(
     >>> arrow(path).arrays["x"]
     array([1, 2, 3])
     """
-    pyarrow = needed("pyarrow", "pyarrow", "parquet", "arrow")
-    ipc = needed("pyarrow.ipc", "pyarrow", "parquet", "arrow")
+    pyarrow = import_optional("pyarrow", "parquet", "arrow")
+    ipc = import_optional("pyarrow.ipc", "parquet", "arrow")
     found = present(path, "arrow")
     budget = MemoryBudget(found, max_memory)
 
@@ -185,7 +186,7 @@ def _table(
     labels: Labels | None,
     missing: float | None,
 ) -> Table:
-    pyarrow = needed("pyarrow", "pyarrow", "parquet", "this file")
+    pyarrow = import_optional("pyarrow", "parquet", "this file")
     with _readable(path):
         columns = names()
     spec = parse_columns(str(path), columns, fields, dtypes, labels, missing)

@@ -9,8 +9,9 @@ import numpy as np
 
 from learner.data.dataset import Dataset
 from learner.data.indices import check_int, item_number
-from learner.data.sources.input_files import PathLike, folder, needed, readable, refuse_special
+from learner.data.sources.input_files import PathLike, folder, readable, refuse_special
 from learner.errors import LearnerError, near
+from learner.util.optional import import_optional
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
@@ -61,7 +62,7 @@ class ImageFolder(Dataset):
         scaled: bool = True,
         max_pixels: int = 2**26,
     ) -> None:
-        needed("PIL.Image", "Pillow", "images", "ImageFolder")
+        import_optional("PIL.Image", "images", "ImageFolder", "Pillow")
         root = folder(directory, "ImageFolder", "it needs directory/CLASS/NAME.png").absolute()
         if mode not in MODES:
             raise LearnerError(
@@ -94,7 +95,7 @@ class ImageFolder(Dataset):
         return {"image": image, "label": self._labels[index]}
 
     def _decoded(self, path: str) -> np.ndarray:
-        pillow = needed("PIL.Image", "Pillow", "images", "ImageFolder")
+        pillow = import_optional("PIL.Image", "images", "ImageFolder", "Pillow")
         refuse_special(path, "ImageFolder")  # a named pipe would block, here or in a worker
         try:
             with pillow.open(path, formats=FORMATS) as image:

@@ -4,19 +4,17 @@ import codecs
 import contextlib
 import difflib
 import gzip
-import importlib
 import itertools
 import os
 import stat
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from learner.data.indices import check_int
 from learner.data.npz import LARGEST_RATIO, machine_memory
 from learner.errors import LearnerError, near
-from learner.util.distribution import install_hint
 
 PathLike = str | os.PathLike[str]
 CHUNK = 2**20
@@ -225,24 +223,6 @@ def read_exactly(stream: IO[bytes], count: int) -> bytearray:
     while len(content) < count and (part := stream.read(min(CHUNK, count - len(content)))):
         content += part
     return content
-
-
-def needed(module: str, package: str, extra: str, what: str) -> Any:
-    """Return a module of an optional package.
-
-    Raises:
-      LearnerError: the package is missing; the message has the command that installs it.
-
-    >>> needed("no_such_module", "Pillow", "images", "an image folder")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    learner.errors.LearnerError: an image folder needs Pillow: pip install ...
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise LearnerError(
-            f"{what} needs {package}: {install_hint(extra)}", code="data-package-missing", package=package
-        ) from error
 
 
 def check_split(name: str, split: str, splits: Collection[str]) -> None:

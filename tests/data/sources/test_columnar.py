@@ -111,5 +111,5 @@ def test_damaged_files(kind, tmp_path):
 def test_without_pyarrow_the_error_says_what_to_install(read, monkeypatch, tmp_path):
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with raises_code("data-package-missing", install_hint("parquet")):
+    with raises_code("package-missing", install_hint("parquet")):
         read(tmp_path / "a")

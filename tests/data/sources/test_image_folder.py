@@ -131,5 +131,5 @@ def test_folders_that_are_wrong(place, tmp_path_factory):
 
 def test_without_pillow_the_error_says_what_to_install(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with raises_code("data-package-missing", "ImageFolder", install_hint("images")):
+    with raises_code("package-missing", "ImageFolder", install_hint("images")):
         ImageFolder(place)
