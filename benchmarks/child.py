@@ -37,6 +37,8 @@ class Case:
       further: how many metrics `learner` has besides loss and accuracy.
       checkpoints: whether `learner` saves as it does by default.
       rows: use only so many rows of a split; `None`: all.
+      function: give `learner` the function that makes the model.
+      rate: the learning rate of `learner`.
     """
 
     workload: str
@@ -48,6 +50,8 @@ class Case:
     further: int = 0
     checkpoints: bool = True
     rows: int | None = None
+    function: bool = False
+    rate: float = RATE
 
 
 class Clock:
@@ -134,7 +138,8 @@ def train_with_learner(
             builder.num_steps(4).metric_loggers(_first_step(clock))
         else:
             builder.num_epochs(epochs)
-        builder.build(work.model(nnx.Rngs(0)), optax.adamw, RATE, train_step=step, valid_step=step).fit(train, valid)
+        model: Any = (lambda: work.model(nnx.Rngs(0))) if case.function else work.model(nnx.Rngs(0))
+        builder.build(model, optax.adamw, case.rate, train_step=step, valid_step=step).fit(train, valid)
         journal = [json.loads(line) for line in Path(directory, "run", "journal.jsonl").read_text().splitlines()]
     if case.first:
         return []
