@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.builder_options import methods
-from learner.cli.overrides import apply_overrides, read_yaml, split
+from learner.cli.overrides import apply_overrides, read_yaml
+from learner.cli.parsing import Parser
 from learner.cli.problems import Problems
 from learner.cli.schema import DEFAULTS, PARTS, builder_class
 from learner.cli.sources import DataSource, source, sources
@@ -13,41 +14,35 @@ from learner.errors import LearnerError, near
 from learner.util.text import printable
 
 DATA = """\
-usage: learner data CONFIG [--KEY=VALUE ...] [-o DIR]
-
 Prints a report on the data of a config: fields, shapes, types, frequencies of labels, ranges, numbers that are not
-finite, a few items, and the rows read per second. No model is created and nothing is trained.
+finite, a few items, and the rows read per second. No model is created and nothing is trained."""
 
-  --rows=N                rows to read of each split, up to the end of a batch (default: 100000)
-  --seconds=N             time limit of each split (default: 20)
-  --items=N               items to print (default: 3)
-  -o, --output DIR        also write the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png
+NEEDED = "The config needs only `train` and `valid`. The code that it names is imported and run."
 
-The config needs only `train` and `valid`. The code that it names is imported and run.
-"""
-
-LIMITS = {"rows": 100_000, "seconds": 20, "items": 3}
+LIMITS = {
+    "rows": (100_000, "rows to read of each split, up to the end of a batch"),
+    "seconds": (20, "time limit of each split"),
+    "items": (3, "items to print"),
+}
 
 
 def data(words: Sequence[str]) -> int:
     """`learner data CONFIG [--KEY=VALUE ...] [-o DIR]`."""
     from learner.data.dataset_report import DatasetReport
 
-    line = split(words, ("help",))
-    if "help" in line.switches:
-        print(DATA, end="")
+    parser = Parser("data", DATA, "CONFIG [--KEY=VALUE ...] [-o DIR]", NEEDED, keys=True)
+    parser.add_config()
+    for name, (default, about) in LIMITS.items():
+        parser.add_argument(f"--{name}", metavar="N", default=str(default), help=f"{about} (default: {default})")
+    about = "also write the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png"
+    parser.add_argument("-o", "--output", metavar="DIR", help=about)
+    line = parser.read(words)
+    if line is None:
         return 0
-    if len(line.positional) != 1:
-        raise LearnerError(
-            "learner data needs a config file: learner data CONFIG (learner data --help says more)",
-            code="cli-config-missing",
-        )
-    own = dict(pair for pair in line.overrides if pair[0] in (*LIMITS, "output"))
-    line.overrides = [pair for pair in line.overrides if pair[0] not in own]
-    limits = {name: _limit(name, own.get(name, str(default))) for name, default in LIMITS.items()}
-    output = _directory(own["output"]) if "output" in own else None
+    limits = {name: _limit(name, getattr(line, name)) for name in LIMITS}
+    output = _directory(line.output) if line.output is not None else None
     texts = []
-    for name, each in _splits(apply_overrides(read_yaml(line.positional[0]), line)):
+    for name, each in _splits(apply_overrides(read_yaml(line.config), line.overrides)):
         report = DatasetReport(each, name, rows=limits["rows"], seconds=limits["seconds"], items=limits["items"])
         texts.append("\n".join(map(printable, str(report).split("\n"))))
         print(("\n\n" if len(texts) > 1 else "") + texts[-1], flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
-from learner.cli.usage import RESUME, fit_usage, requested_help
+from learner.cli.usage import fit_usage, requested_help, resume_parser
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
@@ -36,7 +36,7 @@ COMMANDS = {
     "completion": ("learner.cli.completion", "print a script for completion in a shell"),
 }
 
-USAGES: dict[str, Callable[[], str]] = {"fit": fit_usage, "resume": lambda: RESUME}
+USAGES: dict[str, Callable[[], str]] = {"fit": fit_usage, "resume": lambda: resume_parser().format_help()}
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h

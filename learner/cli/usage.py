@@ -7,18 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from learner.cli.parsing import PROCESSES, Parser
 from learner.cli.schema import CONTEXT
-from learner.cli.trust import HELP as TRUST_HELP
 from learner.examples import CONFIGS as BUNDLED
-
-PROCESSES = """\
-  --distributed           run as one of several processes, all started with
-                          this option, in a cluster that JAX detects: SLURM,
-                          Open MPI, Kubernetes, Cloud TPU
-  --coordinator HOST:PORT --num_processes N --process_id I
-                          for other clusters: process 0 listens at
-                          HOST:PORT, and processes are numbered from 0
-"""
 
 TOPICS = {
     "keys": ("", "every key of a config, with a description"),
@@ -34,14 +25,13 @@ TOPICS = {
 """Topics of the help of `learner fit`: the key whose choices each lists, if any, and a description."""
 
 RESUME = f"""\
-usage: learner resume DIR [--KEY=VALUE ...]
-
-Resumes the run in DIR from its newest checkpoint, with its config.yaml; --num_epochs=20 makes it longer.
-
+keys of the config for a run that changed:
   --resume.allow=metrics      if the metrics changed, restart those of the current epoch
   --resume.allow=optimizer    if the optimizer changed, give it a new state
   --resume.allow=logs         if parts of the logs are missing, continue the logs without them
-{TRUST_HELP}{PROCESSES}
+
+options of the process:
+{PROCESSES}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -79,6 +69,15 @@ topics:
 
 configs that come with learner, used if the file does not exist:
 {_paragraph(", ".join(configs))}"""
+
+
+def resume_parser() -> Parser:
+    """Return the parser of `learner resume`."""
+    about = "Resumes the run in DIR from its newest checkpoint, with its config.yaml; --num_epochs=20 makes it longer."
+    parser = Parser("resume", about, "DIR [--KEY=VALUE ...]", RESUME, keys=True)
+    parser.add_run()
+    parser.add_processes()
+    return parser
 
 
 def requested_help(words: Sequence[str]) -> str | None:
