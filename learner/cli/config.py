@@ -41,22 +41,29 @@ class RunConfig:
       content: of the file, with what the command line changes in it.
       builder: the class that has the options; default: `learner.LearnerBuilder`.
       beside: options of a command that are no keys, for the hint about one that is misspelt.
+      needed: keys that must be there.
     """
 
-    def __init__(self, content: Mapping[str, Any], builder: type | None = None, beside: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        builder: type | None = None,
+        beside: Sequence[str] = (),
+        needed: Sequence[str] = NEEDED,
+    ) -> None:
         self._builder = builder or builder_class()
         self._content = {**content, **_defaults(content)}
         self._problems = Problems()
         self._recipes: dict[str, Recipe] = {}
-        self._sources: dict[str, DataSource | dict[str, DataSource]] = {}
+        self.sources: dict[str, DataSource | dict[str, DataSource]] = {}
         self._options: list[Option] = []
-        self._check_keys(beside)
+        self._check_keys(beside, needed)
         seed = self._content["seed"]
         self._seed: int = seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
         self._read_parts()
         self._read_options()
 
-    def _check_keys(self, beside: Sequence[str]) -> None:
+    def _check_keys(self, beside: Sequence[str], needed: Sequence[str]) -> None:
         known = [*PARTS, "overwrite", *methods(self._builder)]
         for key in self._content:
             with self._problems.collect():
@@ -72,7 +79,7 @@ class RunConfig:
                         code="config-key-unknown",
                         key=key,
                     )
-        for key in NEEDED:
+        for key in needed:
             with self._problems.collect():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
                     raise LearnerError(
@@ -110,7 +117,7 @@ class RunConfig:
         for key, read in (("train", source), ("valid", sources)):
             with self._problems.collect():
                 if key in values:
-                    self._sources[key] = read(values[key], key, self._seed)
+                    self.sources[key] = read(values[key], key, self._seed)
 
     def _read_options(self) -> None:
         for name in methods(self._builder):
@@ -142,7 +149,7 @@ class RunConfig:
         self._problems.raise_all()
         parts: dict[str, Any] = {key: self._content[key] for key in ("directory", "lr")}
         parts |= {key: each.config() for key, each in self._recipes.items()}
-        parts |= {key: _of_each(each, DataSource.config) for key, each in self._sources.items()}
+        parts |= {key: _of_each(each, DataSource.config) for key, each in self.sources.items()}
         parts |= {each.name: each.value for each in self._options if each.name not in PROCESS}
         config = {key: parts[key] for key in self._content if key in parts and key not in OBSERVER_KEYS}
         return yaml_text({**config, **{key: parts[key] for key in OBSERVER_KEYS if key in parts}})
@@ -167,9 +174,13 @@ class RunConfig:
         known = (*PARTS, *methods(self._builder))
         return [key for key in known if self._content.get(key, self) is self and key not in PROCESS]
 
+    def check(self) -> None:
+        """Raise `LearnerError` with all that is wrong with the config."""
+        self._problems.raise_all()
+
     def data(self, split: str) -> Any:
         """Return the loader of `train` or `valid`, a dict of loaders, or None."""
-        return _of_each(self._sources[split], DataSource.make) if split in self._sources else None
+        return _of_each(self.sources[split], DataSource.make) if split in self.sources else None
 
     def learner(self, *, with_data: bool = True) -> Any:
         """Return the `Learner` that the config describes, with or without its data.
@@ -184,9 +195,9 @@ class RunConfig:
             with problems.collect():
                 if part.is_ours or not refused:
                     objects[key] = self._model() if key == "model" else part.make()
-        for key in self._sources if with_data else ():
+        for key in self.sources if with_data else ():
             with problems.collect():
-                objects[key] = _of_each(self._sources[key], DataSource.check_options) if refused else self.data(key)
+                objects[key] = _of_each(self.sources[key], DataSource.check_options) if refused else self.data(key)
         text, kept = self.text(), self.kept_text()
         assert builder is not None
         builder._config_text(HEADER + text, HEADER + kept, self.is_private)

@@ -1,16 +1,15 @@
 """`learner data`: a report on the data of a config before training."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from learner.cli.builder_options import methods
+from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, read_yaml
 from learner.cli.parsing import Parser
-from learner.cli.problems import Problems
-from learner.cli.schema import DEFAULTS, PARTS, builder_class
-from learner.cli.sources import DataSource, source, sources
-from learner.errors import LearnerError, near
+from learner.cli.schema import PARTS, builder_class
+from learner.errors import LearnerError
 from learner.util.text import printable
 
 DATA = """\
@@ -55,28 +54,16 @@ def data(words: Sequence[str]) -> int:
 
 
 def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the data of a config by split, each created on demand."""
-    problems = Problems()
-    known = [*PARTS, "overwrite", *methods(builder_class())]
-    for key in content:
-        with problems.collect():
-            if key not in known:
-                raise LearnerError(
-                    f"there is no option {key!r}: {near(key, known)}", code="config-key-unknown", key=key
-                )
-    found: dict[str, DataSource] = {}
-    seed = content.get("seed", DEFAULTS["seed"])
-    for key, read in (("train", source), ("valid", sources)):
-        with problems.collect():
-            if content.get(key) is not None:
-                part: Any = read(content[key], key, seed if isinstance(seed, int) else 0)
-                found |= {f"{key}-{name}": s for name, s in part.items()} if isinstance(part, Mapping) else {key: part}
-    with problems.collect():
-        if not found and "train" not in content and "valid" not in content:
-            raise LearnerError("the config has no data: it needs train or valid", code="config-data-missing")
-    problems.raise_all()
-    for name, each in found.items():
-        yield name, _as_loader(each.make(), content.get("with_batch_size"))
+    """Yield the data of a config by split. Of the rest of the config only the names of the keys are read."""
+    others = {*PARTS, *methods(builder_class())} - {"train", "valid", "seed"}
+    config = RunConfig({key: value for key, value in content.items() if key not in others}, needed=())
+    config.check()
+    if not {"train", "valid"} & content.keys():
+        raise LearnerError("the config has no data: it needs train or valid", code="config-data-missing")
+    for key, part in config.sources.items():
+        splits = {f"{key}-{name}": each for name, each in part.items()} if isinstance(part, dict) else {key: part}
+        for name, each in splits.items():
+            yield name, _as_loader(each.make(), content.get("with_batch_size"))
 
 
 def _as_loader(dataset: Any, batch_size: Any) -> Any:

@@ -4,7 +4,7 @@ import ast
 import itertools
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from learner.cli.parsing import PROCESSES, Parser
@@ -59,16 +59,16 @@ options:
 options of the process, which are not saved with the config:
 {PROCESSES}
 keys:
-{_entries(CONTEXT)}
+{entries(CONTEXT)}
 
 further keys, one for each method of LearnerBuilder:
-{_paragraph(further)}
+{paragraph(further)}
 
 topics:
-{_entries({f"--help={topic}": about for topic, (_, about) in TOPICS.items()})}
+{entries({f"--help={topic}": about for topic, (_, about) in TOPICS.items()})}
 
 configs that come with learner, used if the file does not exist:
-{_paragraph(", ".join(configs))}"""
+{paragraph(", ".join(configs))}"""
 
 
 def resume_parser() -> Parser:
@@ -102,10 +102,12 @@ def option_names() -> list[str]:
     return [name for name in names if not name.startswith("_") and name != "build"]
 
 
-def _entries(about: dict[str, str]) -> str:
-    return "\n".join(_paragraph(text, f"  {name:<24}", 26) for name, text in about.items())
+def entries(about: Mapping[str, str]) -> str:
+    """Return lines with a name and a description each."""
+    return "\n".join(paragraph(text, f"  {name:<24}", 26) for name, text in about.items())
 
 
-def _paragraph(text: str, start: str = "  ", indent: int = 2) -> str:
+def paragraph(text: str, start: str = "  ", indent: int = 2) -> str:
+    """Return a text that fits the terminal."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False)
