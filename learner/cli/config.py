@@ -67,18 +67,10 @@ class RunConfig:
         known = [*PARTS, "overwrite", *methods(self._builder)]
         for key in self._content:
             with self._problems.collect():
-                if key in COMMON_GUESSES:
-                    raise LearnerError(
-                        f"there is no option {key!r}: {_hint_for(key, self._content[key])}",
-                        code="config-key-unknown",
-                        key=key,
-                    )
                 if key not in known:
-                    raise LearnerError(
-                        f"there is no option {key!r}: {near(key, [*beside, *known])}",
-                        code="config-key-unknown",
-                        key=key,
-                    )
+                    guess = _hint_for(key, self._content[key]) if key in COMMON_GUESSES else None
+                    message = f"there is no option {key!r}: {guess or near(key, [*beside, *known])}"
+                    raise LearnerError(message, code="config-key-unknown", key=key)
         for key in needed:
             with self._problems.collect():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
@@ -212,17 +204,16 @@ class RunConfig:
         """
         self._problems.raise_all()  # before anything that the config names is called
         builder = self._configured()
-        lr, optimizer, data = self._content.get("lr"), None, None
+        objects = {"lr": self._content["lr"]}
+        for key in [key for key in ("lr", "optimizer") if key in self._recipes]:
+            with self._problems.collect():
+                objects[key] = self._recipes[key].make()
         with self._problems.collect():
-            lr = self._recipes["lr"].make() if "lr" in self._recipes else lr
-        with self._problems.collect():
-            optimizer = self._recipes["optimizer"].make() if "optimizer" in self._recipes else None
-        with self._problems.collect():
-            data = self.data("train")
+            objects["train"] = self.data("train")
         self._problems.raise_all()
         options = builder._options
-        with contextlib.closing(source_of(data, "train", batch_size=options.batch_size)) as train:
-            return lr, optimizer, run_length(options, train.batches)
+        with contextlib.closing(source_of(objects["train"], "train", batch_size=options.batch_size)) as train:
+            return objects["lr"], objects.get("optimizer"), run_length(options, train.batches)
 
     def _configured(self) -> Any:
         """Return the builder with all options, or None after collecting a problem."""

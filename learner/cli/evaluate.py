@@ -9,7 +9,7 @@ import numpy as np
 
 from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, read_yaml
-from learner.cli.parsing import PROCESSES, Parser
+from learner.cli.parsing import PROCESSES, Parser, check_output
 from learner.cli.processes import connected, process_options
 from learner.cli.saved_configs import saved_config
 from learner.cli.sources import source
@@ -78,11 +78,7 @@ def predict(words: Sequence[str]) -> int:
     if line is None:
         return 0
     directory, output = line.directory, line.output
-    if output.suffix != ".npz" or not output.parent.is_dir():
-        raise LearnerError(
-            f"the output is {output}; it needs the name of an .npz file in a directory that exists",
-            code="cli-output-path",
-        )
+    check_output(output, "the name of an .npz file", [".npz"])
     require_trust(directory, line.trust)
     content = saved_config(directory, "predicts", call=".predict(data)")
     config = _checkpoint_config(apply_overrides(content, line.overrides), directory)

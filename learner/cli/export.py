@@ -9,7 +9,7 @@ from typing import Any
 from learner.checkpoint.load import load_checkpoint
 from learner.cli.config import RunConfig
 from learner.cli.overrides import apply_overrides, value_of
-from learner.cli.parsing import Parser
+from learner.cli.parsing import Parser, check_output
 from learner.cli.saved_configs import saved_config
 from learner.cli.trust import require_trust
 from learner.errors import LearnerError, near
@@ -56,10 +56,7 @@ def export(words: Sequence[str]) -> int:
         parser.error("the following arguments are required: -o/--output")
     output, directory = Path(line.output), line.directory
     recorder = dataclasses.replace(recorder_for(output), precision=line.precision or "full")
-    if not output.absolute().parent.is_dir():
-        raise LearnerError(
-            f"the output is {output}; it needs the name of a file in a directory that exists", code="cli-output-path"
-        )
+    check_output(output, "the name of a file")
     require_trust(directory, line.trust)
     content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
     content = apply_overrides(content, line.overrides)
@@ -83,11 +80,7 @@ def _numbers(line: Namespace) -> int:
     if kind not in FORMATS:
         raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}", code="cli-format-unknown", kind=kind)
     output = Path(line.output or run.directory / f"numbers.{kind}")
-    if not output.absolute().parent.is_dir():
-        what = "a name" if kind == TENSORBOARD else "the name of a file"
-        raise LearnerError(
-            f"the output is {output}; it needs {what} in a directory that exists", code="cli-output-path"
-        )
+    check_output(output, "a name" if kind == TENSORBOARD else "the name of a file")
     if kind == TENSORBOARD:
         records = write_events(output, run)
         written_bytes = sum(path.stat().st_size for path in output.glob("*.exported"))

@@ -69,7 +69,7 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
             place=place,
             path=path,
         )
-    parser, _ = signature_parser(target, [*random_parameters(target)] if key == "model" else [])
+    parser, _ = signature_parser(target, place, [*random_parameters(target)] if key == "model" else [])
     parser.usage = SUPPRESS
     return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"
 

@@ -6,6 +6,7 @@ jsonargparse's own parser refuses options that it does not know (its `parse_know
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from learner.errors import LearnerError, near
@@ -18,6 +19,13 @@ PROCESSES = """\
                           for other clusters: process 0 listens at
                           HOST:PORT, and processes are numbered from 0
 """
+
+
+def check_output(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
+    """Raise `LearnerError` unless a file of one of these suffixes can be written at `path`."""
+    if (suffixes and path.suffix.lower() not in suffixes) or not path.absolute().parent.is_dir():
+        message = f"the output is {path}; it needs {what} in a directory that exists"
+        raise LearnerError(message, code="cli-output-path")
 
 
 class Parser(argparse.ArgumentParser):

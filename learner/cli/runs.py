@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.cli.parsing import Parser
+from learner.cli.parsing import Parser, check_output
 from learner.errors import LearnerError, Problem, one_error
 from learner.reports.html_report import write_report
 from learner.reports.pictures import AXES, picture
@@ -91,11 +91,7 @@ def report(words: Sequence[str]) -> int:
         return 0
     runs = find_runs(line.directories)
     output = Path(line.output) if line.output else Path(runs[0].directory if len(runs) == 1 else ".", "report.html")
-    if output.suffix.lower() not in (".html", ".htm") or not output.absolute().parent.is_dir():
-        raise LearnerError(
-            f"the output is {output}; it needs the name of an .html file in a directory that exists",
-            code="cli-output-path",
-        )
+    check_output(output, "the name of an .html file", [".html", ".htm"])
     write_report(output, runs, line.title)
     print(printable(f"{output}: {size(output.stat().st_size)}, {count(len(runs), 'run')}"))
     return 0
