@@ -36,8 +36,6 @@ def data(words: Sequence[str]) -> int:
     about = "also write the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png"
     parser.add_argument("-o", "--output", metavar="DIR", help=about)
     line = parser.read(words)
-    if line is None:
-        return 0
     limits = {name: _limit(name, getattr(line, name)) for name in LIMITS}
     output = _directory(line.output) if line.output is not None else None
     texts = []

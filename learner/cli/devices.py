@@ -24,8 +24,6 @@ def devices(words: Sequence[str]) -> int:
     about = f"list the devices of another platform than JAX's default: {', '.join(PLATFORMS)}"
     parser.add_argument("--platform", metavar="PLATFORM", help=about)
     line = parser.read(words)
-    if line is None:
-        return 0
     platform = line.platform
     if platform not in (None, *PLATFORMS):
         raise LearnerError(f"--platform is {platform!r}: {near(str(platform), PLATFORMS)}", code="cli-platform-unknown")

@@ -40,8 +40,6 @@ def evaluate(words: Sequence[str]) -> int:
     parser.add_run()
     parser.add_processes()
     line = parser.read(words)
-    if line is None:
-        return 0
     directory = line.directory
     require_trust(directory, line.trust)
     with connected(process_options(line)):
@@ -75,8 +73,6 @@ def predict(words: Sequence[str]) -> int:
     about = "the .npz file: one array for each field of the output that has a row for each row of DATA"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=about)
     line = parser.read(words)
-    if line is None:
-        return 0
     directory, output = line.directory, line.output
     check_output(output, "the name of an .npz file", [".npz"])
     require_trust(directory, line.trust)

@@ -48,8 +48,6 @@ def export(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", help="the best checkpoint, or that of an epoch (default: latest)")
     parser.add_argument("--format", help=", ".join(FORMATS))
     line = parser.read(words)
-    if line is None:
-        return 0
     if line.format is not None:
         return _numbers(line)
     if line.output is None:

@@ -33,7 +33,6 @@ def fit(words: Sequence[str]) -> int:
     parser.add_argument("--print_sharding", action="store_true")
     parser.add_processes()
     line = parser.read(words)
-    assert line is not None
     topics = {key: path for key, path in line.overrides if key.endswith(".help")}
     overrides = [(key, text) for key, text in line.overrides if key not in topics]
     content = apply_overrides(read_yaml(line.config) if line.config is not None else {}, overrides)
@@ -62,8 +61,6 @@ def fit(words: Sequence[str]) -> int:
 def resume(words: Sequence[str]) -> int:
     """`learner resume DIR [--KEY=VALUE ...]`."""
     line = resume_parser().read(words)
-    if line is None:
-        return 0
     directory = line.directory
     require_trust(directory, line.trust)
     with connected(process_options(line)):

@@ -69,11 +69,12 @@ class Parser(argparse.ArgumentParser):
         for name in ("coordinator", "num_processes", "process_id"):
             self.add_argument(f"--{name}", help=argparse.SUPPRESS)
 
-    def read(self, words: Sequence[str]) -> argparse.Namespace | None:
-        """Return the arguments, or None after printing the help.
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the arguments.
 
         Raises:
           LearnerError: they are wrong.
+          SystemExit: the help was asked for, and printed.
 
         >>> parser = Parser("fit", "", keys=True)
         >>> _ = parser.add_argument("config"), parser.add_argument("--print_config", action="store_true")
@@ -83,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         """
         if "-h" in words or "--help" in words:
             self.print_help()
-            return None
+            self.exit()
         own, overrides = self._split(words) if self._keys else (list(words), [])
         found, rest = self.parse_known_intermixed_args(own)
         for word in rest:

@@ -25,8 +25,6 @@ def profile(words: Sequence[str]) -> int:
     about = "where the trace and profile.json go (default: profile)"
     parser.add_argument("-o", "--output", metavar="DIR", default="profile", help=about)
     line = parser.read(words)
-    if line is None:
-        return 0
     config = RunConfig(apply_overrides(read_yaml(line.config), line.overrides), beside=("steps", "output"))
     steps = (20, None) if line.steps is None else value_of(line.steps)
     print(config.learner().profile(steps=steps, directory=line.output))

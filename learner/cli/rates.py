@@ -48,8 +48,6 @@ def plot_lr(words: Sequence[str]) -> int:
     parser = _parser("plot-lr", PLOT)
     parser.add_argument("-o", "--output", metavar="FILE", help="write a .png file instead of plotting in the terminal")
     line = parser.read(words)
-    if line is None:
-        return 0
     output = _checked_output(line.output)
     package("plotext" if output is None else "matplotlib")
     plot, lines = rate_plot(*_config(line).rate())
@@ -73,8 +71,6 @@ def find_lr(words: Sequence[str]) -> int:
         help="write the plot to a .png file; the terminal shows it if plotext is installed",
     )
     line = parser.read(words)
-    if line is None:
-        return 0
     output = _checked_output(line.output)
     if output is not None:
         package("matplotlib")

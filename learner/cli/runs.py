@@ -57,8 +57,6 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as a list of objects, with everything")
     parser.add_argument("--csv", action="store_true", help="as lines of comma-separated values, with everything")
     line = parser.read(words)
-    if line is None:
-        return 0
     if line.json and line.csv:
         parser.error("--json and --csv exclude each other")
     found = compared(each_run(line.directories), line.metric, line.sort)
@@ -87,8 +85,6 @@ def report(words: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", metavar="FILE", help="default: report.html in the run, or here for several")
     parser.add_argument("--title", metavar="TEXT", help="of the page")
     line = parser.read(words)
-    if line is None:
-        return 0
     runs = find_runs(line.directories)
     output = Path(line.output) if line.output else Path(runs[0].directory if len(runs) == 1 else ".", "report.html")
     check_output(output, "the name of an .html file", [".html", ".htm"])
@@ -103,8 +99,6 @@ def ask(words: Sequence[str]) -> int:
     parser.add_argument("what", choices=asking.WHAT, help="stop: save and end, as Ctrl-C would; save: a checkpoint now")
     parser.add_argument("directories", metavar="DIR", nargs="+", help="of a run")
     line = parser.read(words)
-    if line is None:
-        return 0
     problems = []
     for place in line.directories:
         inside = [Path(place)] if is_locked(Path(place)) is not False else _under_way(place)
@@ -139,8 +133,6 @@ def plot(words: Sequence[str]) -> int:
         "--smooth", type=float, default=0.0, metavar="S", help="weight of earlier values, 0 to 1 (default: 0)"
     )
     line = parser.read(words)
-    if line is None:
-        return 0
     package("plotext" if line.output is None else "matplotlib")
     if line.output is not None:
         refuse_path(line.output)

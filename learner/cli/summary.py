@@ -35,8 +35,6 @@ def summary(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON; for a run, with its status, config and time")
     parser.add_argument("--depth", metavar="N", help="for a config: levels of the model to show")
     line = parser.read(words)
-    if line is None:
-        return 0
     if of_config:
         with import_order(own=True):
             return _overview(line)

@@ -123,7 +123,9 @@ def test_words(capsys):
     assert (line.output, line.overrides) == ("-", [("num_epochs", "3"), ("valid.my-split", "a")])
     line = parsed("--model.help", "m.MLP", "a.yaml", "--lr.help")
     assert (line.paths, line.overrides) == (["a.yaml"], [("model.help", "m.MLP"), ("lr.help", "")])
-    assert parsed("-h") is None
+    with pytest.raises(SystemExit) as ended:
+        parsed("-h")
+    assert (ended.value.code, capsys.readouterr().out.startswith("usage: learner it ")) == (0, True)
 
 
 def test_a_switch_may_have_a_value():
