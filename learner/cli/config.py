@@ -157,9 +157,8 @@ class RunConfig:
     @property
     def is_private(self) -> bool:
         """Return True if a logger is given texts, which may be secret, other than by names of environment variables."""
-        watching = [each for each in self._options if each.name in OBSERVER_KEYS]
-        calls = [[*positional, *named.given.values()] for each in watching for positional, named in each.calls]
-        return any(map(has_literals, calls))
+        calls = [call for each in self._options if each.name in OBSERVER_KEYS for call in each.calls]
+        return any(has_literals([call.positional, call.given]) for call in calls)
 
     def unset(self) -> list[str]:
         """Return the keys that the config leaves out."""

@@ -10,7 +10,7 @@ classes, also with an argument left free; random keys that come from the config'
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from learner.cli.config_arguments import config_kinds, import_config_classes, parameters_of
@@ -62,6 +62,7 @@ class Recipe:
       checked: those that are no recipes, and the defaults; `None` where the target is taken as it is.
       random: parameters that come from `Seeds`.
       partial: fix the arguments of a function rather than call it.
+      positional: the arguments without a name, which only the methods of builders have.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Recipe:
     checked: Arguments | None = None
     random: tuple[str, ...] = ()
     partial: bool = False
+    positional: Sequence[Any] = ()
 
     @property
     def is_ours(self) -> bool:
