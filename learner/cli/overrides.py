@@ -75,6 +75,7 @@ def override(config: dict[str, Any], key: str, value: Any) -> None:
     >>> config["with_file_checkpointer"]
     {'keep_last': 3}
     """
+    # jsonargparse's dotted overrides do not reach into lists, and in untyped mappings they drop what is beside the key.
     node: Any = config
     steps = key.split(".")
     if len(steps) > DEEPEST:
