@@ -68,9 +68,8 @@ class RunConfig:
         for key in self._content:
             with self._problems.collect():
                 if key not in known:
-                    guess = _hint_for(key, self._content[key]) if key in COMMON_GUESSES else None
-                    message = f"there is no option {key!r}: {guess or near(key, [*beside, *known])}"
-                    raise LearnerError(message, code="config-key-unknown", key=key)
+                    hint = _hint_for(key, self._content[key]) or near(key, [*beside, *known])
+                    raise LearnerError(f"there is no option {key!r}: {hint}", code="config-key-unknown", key=key)
         for key in needed:
             with self._problems.collect():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
@@ -274,7 +273,9 @@ def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hint_for(key: str, value: Any) -> str:
-    """Return a hint for a key that is a common guess."""
+    """Return a hint for a key that is a common guess, otherwise an empty text."""
+    if key not in COMMON_GUESSES:
+        return ""
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
     return f"{COMMON_GUESSES[key]}{belongs}"

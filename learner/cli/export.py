@@ -72,8 +72,8 @@ def _numbers(line: Namespace) -> int:
     """Export the numbers of a run as a table."""
     model_only = [name for name in ("precision", "checkpoint") if getattr(line, name) is not None]
     for key in (*model_only, *(key for key, _ in line.overrides)):
-        message = f"there is no option --{key} of --format: {near(key, ('output', 'format'))}"
-        raise LearnerError(message, code="cli-option-unknown", key=key)
+        hint = near(key, ("output", "format"))
+        raise LearnerError(f"there is no option --{key} of --format: {hint}", code="cli-option-unknown", key=key)
     run, kind = RunReader(line.directory), line.format
     if kind not in FORMATS:
         raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}", code="cli-format-unknown", kind=kind)

@@ -24,8 +24,7 @@ PROCESSES = """\
 def check_output(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
     """Raise `LearnerError` unless a file of one of these suffixes can be written at `path`."""
     if (suffixes and path.suffix.lower() not in suffixes) or not path.absolute().parent.is_dir():
-        message = f"the output is {path}; it needs {what} in a directory that exists"
-        raise LearnerError(message, code="cli-output-path")
+        raise LearnerError(f"the output is {path}; it needs {what} in a directory that exists", code="cli-output-path")
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,8 +115,9 @@ class Parser(argparse.ArgumentParser):
                 overrides.append((name, value))
             elif equals and action.nargs == 0:
                 if value not in ("true", "false"):
-                    message = f"--{name} is {value!r}: it needs true or false, or nothing"
-                    raise LearnerError(message, code="cli-switch-value", name=name)
+                    raise LearnerError(
+                        f"--{name} is {value!r}: it needs true or false, or nothing", code="cli-switch-value", name=name
+                    )
                 own += [f"--{name}"] if value == "true" else []
             else:
                 own.append(f"--{name}{equals}{value}")

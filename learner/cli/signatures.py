@@ -107,8 +107,10 @@ def signature_parser(target: Any, what: str, skip: Collection[str] = ()) -> tupl
     try:
         added = add(target, skip=left_out, fail_untyped=False, as_positional=False)
     except Exception as error:  # whatever jsonargparse meets in code that is not ours
-        message = f"{what}: its signature cannot be read; it needs a class or a function ({error})"
-        raise LearnerError(message, code="config-signature-unreadable") from error
+        raise LearnerError(
+            f"{what}: its signature cannot be read; it needs a class or a function ({error})",
+            code="config-signature-unreadable",
+        ) from error
     return parser, list(dict.fromkeys(name.split(".")[0] for name in added))
 
 
