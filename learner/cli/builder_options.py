@@ -32,35 +32,26 @@ class Option:
 
     Attributes:
       name: of the method.
-      calls: for each call the positional and the named arguments, as recipes.
+      calls: the arguments of each call.
       value: what a config says, in full.
     """
 
     name: str
-    calls: tuple[tuple[tuple[Any, ...], Recipe], ...]
+    calls: tuple[Recipe, ...]
     value: Any
 
     @property
     def is_ours(self) -> bool:
         """See `Recipe.is_ours`."""
-        given = [part for positional, named in self.calls for part in (*positional, *named.given.values())]
-        return not any(not each.is_ours for part in given for each in recipes_in(part))
+        return all(each.is_ours for call in self.calls for each in recipes_in([call.positional, call.given]))
 
-    def apply(self, builder: Any) -> None:
-        """Call the method of the builder."""
-        for call in self.calls:
-            self._call(builder, *call)
-
-    def apply_chain(self, target: Any) -> Any:
-        """Call the method on `target` and return the result. Each further call is made on the result of the call
-        before.
+    def apply(self, target: Any) -> Any:
+        """Call the method of `target` and return the result. Each further call is made on the result of the one before:
+        the same builder, or a view of a view.
         """
         for call in self.calls:
-            target = self._call(target, *call)
+            target = getattr(target, self.name)(*mapped(call.positional, Recipe.make), **call.arguments())
         return target
-
-    def _call(self, target: Any, positional: tuple[Any, ...], named: Recipe) -> Any:
-        return getattr(target, self.name)(*mapped(list(positional), Recipe.make), **named.arguments())
 
 
 def methods(builder: type) -> dict[str, Callable[..., Any]]:
@@ -100,13 +91,13 @@ def option(builder: type, name: str, value: Any, key: str, names: Mapping[str, s
             return _lists(name, method, [each.name for each in parameters[1:]], value, key)
         items = value if several else [] if value is None else [value]
         read = predicate if name in PREDICATES else lambda v, place: _object(v, place, names)
-        given = tuple(read(v, f"{key}.{i}") for i, v in enumerate(items))
-        return Option(name, ((given, Recipe(name, method)),), mapped(list(given), Recipe.config))
+        given = [read(v, f"{key}.{i}") for i, v in enumerate(items)]
+        return Option(name, (Recipe(name, method, positional=given),), mapped(given, Recipe.config))
     if several and (names is not None or "fn" in [p.name for p in parameters]):
         calls = [_named(method, parameters, item, f"{key}.{index}", names) for index, item in enumerate(value)]
-        return Option(name, tuple(((), call) for call, _ in calls), [values for _, values in calls])
+        return Option(name, tuple(call for call, _ in calls), [values for _, values in calls])
     call, values = _named(method, parameters, value, key, names)
-    return Option(name, (((), call),), values)
+    return Option(name, (call,), values)
 
 
 def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mapping[str, Any], key: str) -> Option:
@@ -133,13 +124,13 @@ def _lists(name: str, method: Callable[..., Any], known: list[str], value: Mappi
         for parameter, items in value.items()
     }
     call = Recipe(name, method, given)
-    return Option(name, (((), call),), mapped(given, Recipe.config))
+    return Option(name, (call,), mapped(given, Recipe.config))
 
 
 def _switch(name: str, value: Any, key: str) -> Option:
     if not isinstance(value, bool):
         raise LearnerError(f"{key} is {value!r}: it needs true or false", code="config-argument-not-bool", key=key)
-    return Option(name, (((), Recipe(name, None)),) if value else (), value)
+    return Option(name, (Recipe(name, None),) if value else (), value)
 
 
 def _named(

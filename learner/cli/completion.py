@@ -31,8 +31,6 @@ def completion(words: Sequence[str]) -> int:
     parser = Parser("completion", COMPLETION)
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or tcsh")
     line = parser.read(words)
-    if line is None:
-        return 0
     shtab = import_optional("shtab", "completion", "learner completion")
     print(shtab.complete(_commands(shtab.FILE), line.shell))
     return 0
@@ -44,7 +42,7 @@ def _commands(file: Any) -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser("learner")
     commands = parser.add_subparsers()
-    for name, (_, about) in COMMANDS.items():
+    for name, (_, _, about) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
         for option in sorted({*_options(name)}):
             command.add_argument(f"--{option}")

@@ -41,38 +41,36 @@ class RunConfig:
       content: of the file, with what the command line changes in it.
       builder: the class that has the options; default: `learner.LearnerBuilder`.
       beside: options of a command that are no keys, for the hint about one that is misspelt.
+      needed: keys that must be there.
     """
 
-    def __init__(self, content: Mapping[str, Any], builder: type | None = None, beside: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        builder: type | None = None,
+        beside: Sequence[str] = (),
+        needed: Sequence[str] = NEEDED,
+    ) -> None:
         self._builder = builder or builder_class()
         self._content = {**content, **_defaults(content)}
         self._problems = Problems()
         self._recipes: dict[str, Recipe] = {}
-        self._sources: dict[str, DataSource | dict[str, DataSource]] = {}
+        self.sources: dict[str, DataSource | dict[str, DataSource]] = {}
         self._options: list[Option] = []
-        self._check_keys(beside)
+        self._check_keys(beside, needed)
         seed = self._content["seed"]
         self._seed: int = seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
         self._read_parts()
         self._read_options()
 
-    def _check_keys(self, beside: Sequence[str]) -> None:
+    def _check_keys(self, beside: Sequence[str], needed: Sequence[str]) -> None:
         known = [*PARTS, "overwrite", *methods(self._builder)]
         for key in self._content:
             with self._problems.collect():
-                if key in COMMON_GUESSES:
-                    raise LearnerError(
-                        f"there is no option {key!r}: {_hint_for(key, self._content[key])}",
-                        code="config-key-unknown",
-                        key=key,
-                    )
                 if key not in known:
-                    raise LearnerError(
-                        f"there is no option {key!r}: {near(key, [*beside, *known])}",
-                        code="config-key-unknown",
-                        key=key,
-                    )
-        for key in NEEDED:
+                    hint = _hint_for(key, self._content[key]) or near(key, [*beside, *known])
+                    raise LearnerError(f"there is no option {key!r}: {hint}", code="config-key-unknown", key=key)
+        for key in needed:
             with self._problems.collect():
                 if self._content.get(key) is None and not (key == "optimizer" and "update" in self._content):
                     raise LearnerError(
@@ -110,7 +108,7 @@ class RunConfig:
         for key, read in (("train", source), ("valid", sources)):
             with self._problems.collect():
                 if key in values:
-                    self._sources[key] = read(values[key], key, self._seed)
+                    self.sources[key] = read(values[key], key, self._seed)
 
     def _read_options(self) -> None:
         for name in methods(self._builder):
@@ -142,7 +140,7 @@ class RunConfig:
         self._problems.raise_all()
         parts: dict[str, Any] = {key: self._content[key] for key in ("directory", "lr")}
         parts |= {key: each.config() for key, each in self._recipes.items()}
-        parts |= {key: _of_each(each, DataSource.config) for key, each in self._sources.items()}
+        parts |= {key: _of_each(each, DataSource.config) for key, each in self.sources.items()}
         parts |= {each.name: each.value for each in self._options if each.name not in PROCESS}
         config = {key: parts[key] for key in self._content if key in parts and key not in OBSERVER_KEYS}
         return yaml_text({**config, **{key: parts[key] for key in OBSERVER_KEYS if key in parts}})
@@ -158,18 +156,21 @@ class RunConfig:
     @property
     def is_private(self) -> bool:
         """Return True if a logger is given texts, which may be secret, other than by names of environment variables."""
-        watching = [each for each in self._options if each.name in OBSERVER_KEYS]
-        calls = [[*positional, *named.given.values()] for each in watching for positional, named in each.calls]
-        return any(map(has_literals, calls))
+        calls = [call for each in self._options if each.name in OBSERVER_KEYS for call in each.calls]
+        return any(has_literals([call.positional, call.given]) for call in calls)
 
     def unset(self) -> list[str]:
         """Return the keys that the config leaves out."""
         known = (*PARTS, *methods(self._builder))
         return [key for key in known if self._content.get(key, self) is self and key not in PROCESS]
 
+    def check(self) -> None:
+        """Raise `LearnerError` with all that is wrong with the config."""
+        self._problems.raise_all()
+
     def data(self, split: str) -> Any:
         """Return the loader of `train` or `valid`, a dict of loaders, or None."""
-        return _of_each(self._sources[split], DataSource.make) if split in self._sources else None
+        return _of_each(self.sources[split], DataSource.make) if split in self.sources else None
 
     def learner(self, *, with_data: bool = True) -> Any:
         """Return the `Learner` that the config describes, with or without its data.
@@ -184,9 +185,9 @@ class RunConfig:
             with problems.collect():
                 if part.is_ours or not refused:
                     objects[key] = self._model() if key == "model" else part.make()
-        for key in self._sources if with_data else ():
+        for key in self.sources if with_data else ():
             with problems.collect():
-                objects[key] = _of_each(self._sources[key], DataSource.check_options) if refused else self.data(key)
+                objects[key] = _of_each(self.sources[key], DataSource.check_options) if refused else self.data(key)
         text, kept = self.text(), self.kept_text()
         assert builder is not None
         builder._config_text(HEADER + text, HEADER + kept, self.is_private)
@@ -201,17 +202,16 @@ class RunConfig:
         """
         self._problems.raise_all()  # before anything that the config names is called
         builder = self._configured()
-        lr, optimizer, data = self._content.get("lr"), None, None
+        objects = {"lr": self._content["lr"]}
+        for key in [key for key in ("lr", "optimizer") if key in self._recipes]:
+            with self._problems.collect():
+                objects[key] = self._recipes[key].make()
         with self._problems.collect():
-            lr = self._recipes["lr"].make() if "lr" in self._recipes else lr
-        with self._problems.collect():
-            optimizer = self._recipes["optimizer"].make() if "optimizer" in self._recipes else None
-        with self._problems.collect():
-            data = self.data("train")
+            objects["train"] = self.data("train")
         self._problems.raise_all()
         options = builder._options
-        with contextlib.closing(source_of(data, "train", batch_size=options.batch_size)) as train:
-            return lr, optimizer, run_length(options, train.batches)
+        with contextlib.closing(source_of(objects["train"], "train", batch_size=options.batch_size)) as train:
+            return objects["lr"], objects.get("optimizer"), run_length(options, train.batches)
 
     def _configured(self) -> Any:
         """Return the builder with all options, or None after collecting a problem."""
@@ -273,7 +273,9 @@ def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hint_for(key: str, value: Any) -> str:
-    """Return a hint for a key that is a common guess."""
+    """Return a hint for a key that is a common guess, otherwise an empty text."""
+    if key not in COMMON_GUESSES:
+        return ""
     name = value.get("class_path") if isinstance(value, Mapping) else value
     belongs = f"; {name} is an optimizer, which is given as optimizer" if named_kind(name) == "optimizer" else ""
     return f"{COMMON_GUESSES[key]}{belongs}"

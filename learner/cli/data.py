@@ -1,53 +1,45 @@
 """`learner data`: a report on the data of a config before training."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from learner.cli.builder_options import methods
-from learner.cli.overrides import apply_overrides, read_yaml, split
-from learner.cli.problems import Problems
-from learner.cli.schema import DEFAULTS, PARTS, builder_class
-from learner.cli.sources import DataSource, source, sources
-from learner.errors import LearnerError, near
+from learner.cli.config import RunConfig
+from learner.cli.overrides import apply_overrides, read_yaml
+from learner.cli.parsing import Parser
+from learner.cli.schema import PARTS, builder_class
+from learner.errors import LearnerError
 from learner.util.text import printable
 
 DATA = """\
-usage: learner data CONFIG [--KEY=VALUE ...] [-o DIR]
-
 Prints a report on the data of a config: fields, shapes, types, frequencies of labels, ranges, numbers that are not
-finite, a few items, and the rows read per second. No model is created and nothing is trained.
+finite, a few items, and the rows read per second. No model is created and nothing is trained."""
 
-  --rows=N                rows to read of each split, up to the end of a batch (default: 100000)
-  --seconds=N             time limit of each split (default: 20)
-  --items=N               items to print (default: 3)
-  -o, --output DIR        also write the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png
+NEEDED = "The config needs only `train` and `valid`. The code that it names is imported and run."
 
-The config needs only `train` and `valid`. The code that it names is imported and run.
-"""
-
-LIMITS = {"rows": 100_000, "seconds": 20, "items": 3}
+LIMITS = {
+    "rows": (100_000, "rows to read of each split, up to the end of a batch"),
+    "seconds": (20, "time limit of each split"),
+    "items": (3, "items to print"),
+}
 
 
 def data(words: Sequence[str]) -> int:
     """`learner data CONFIG [--KEY=VALUE ...] [-o DIR]`."""
     from learner.data.dataset_report import DatasetReport
 
-    line = split(words, ("help",))
-    if "help" in line.switches:
-        print(DATA, end="")
-        return 0
-    if len(line.positional) != 1:
-        raise LearnerError(
-            "learner data needs a config file: learner data CONFIG (learner data --help says more)",
-            code="cli-config-missing",
-        )
-    own = dict(pair for pair in line.overrides if pair[0] in (*LIMITS, "output"))
-    line.overrides = [pair for pair in line.overrides if pair[0] not in own]
-    limits = {name: _limit(name, own.get(name, str(default))) for name, default in LIMITS.items()}
-    output = _directory(own["output"]) if "output" in own else None
+    parser = Parser("data", DATA, "CONFIG [--KEY=VALUE ...] [-o DIR]", NEEDED, keys=True)
+    parser.add_config()
+    for name, (default, about) in LIMITS.items():
+        parser.add_argument(f"--{name}", metavar="N", default=str(default), help=f"{about} (default: {default})")
+    about = "also write the text to DIR/data.txt, and the first images of each split to DIR/SPLIT.png"
+    parser.add_argument("-o", "--output", metavar="DIR", help=about)
+    line = parser.read(words)
+    limits = {name: _limit(name, getattr(line, name)) for name in LIMITS}
+    output = _directory(line.output) if line.output is not None else None
     texts = []
-    for name, each in _splits(apply_overrides(read_yaml(line.positional[0]), line)):
+    for name, each in _splits(apply_overrides(read_yaml(line.config), line.overrides)):
         report = DatasetReport(each, name, rows=limits["rows"], seconds=limits["seconds"], items=limits["items"])
         texts.append("\n".join(map(printable, str(report).split("\n"))))
         print(("\n\n" if len(texts) > 1 else "") + texts[-1], flush=True)
@@ -60,28 +52,16 @@ def data(words: Sequence[str]) -> int:
 
 
 def _splits(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the data of a config by split, each created on demand."""
-    problems = Problems()
-    known = [*PARTS, "overwrite", *methods(builder_class())]
-    for key in content:
-        with problems.collect():
-            if key not in known:
-                raise LearnerError(
-                    f"there is no option {key!r}: {near(key, known)}", code="config-key-unknown", key=key
-                )
-    found: dict[str, DataSource] = {}
-    seed = content.get("seed", DEFAULTS["seed"])
-    for key, read in (("train", source), ("valid", sources)):
-        with problems.collect():
-            if content.get(key) is not None:
-                part: Any = read(content[key], key, seed if isinstance(seed, int) else 0)
-                found |= {f"{key}-{name}": s for name, s in part.items()} if isinstance(part, Mapping) else {key: part}
-    with problems.collect():
-        if not found and "train" not in content and "valid" not in content:
-            raise LearnerError("the config has no data: it needs train or valid", code="config-data-missing")
-    problems.raise_all()
-    for name, each in found.items():
-        yield name, _as_loader(each.make(), content.get("with_batch_size"))
+    """Yield the data of a config by split. Of the rest of the config only the names of the keys are read."""
+    others = {*PARTS, *methods(builder_class())} - {"train", "valid", "seed"}
+    config = RunConfig({key: value for key, value in content.items() if key not in others}, needed=())
+    config.check()
+    if not {"train", "valid"} & content.keys():
+        raise LearnerError("the config has no data: it needs train or valid", code="config-data-missing")
+    for key, part in config.sources.items():
+        splits = {f"{key}-{name}": each for name, each in part.items()} if isinstance(part, dict) else {key: part}
+        for name, each in splits.items():
+            yield name, _as_loader(each.make(), content.get("with_batch_size"))
 
 
 def _as_loader(dataset: Any, batch_size: Any) -> Any:

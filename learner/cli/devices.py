@@ -5,38 +5,26 @@ from typing import Any
 
 import jax
 
-from learner.cli.overrides import split
+from learner.cli.parsing import Parser
 from learner.errors import LearnerError, near
 from learner.strategies.choose import choose_devices
 from learner.util.text import aligned, size
 
 DEVICES = """\
-usage: learner devices [--platform=cpu|gpu|tpu]
-
 Lists the devices that JAX finds, and the devices that a run uses by default and with `devices: all`. Memory is shown
 for devices that report it. JAX_PLATFORMS=cpu in the environment selects a platform, and JAX_NUM_CPU_DEVICES=8 simulates
-eight devices.
-
-  --platform=PLATFORM     list the devices of another platform than JAX's default
-"""
+eight devices."""
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 def devices(words: Sequence[str]) -> int:
     """`learner devices [--platform=PLATFORM]`."""
-    line = split(words, ("help",))
-    if "help" in line.switches:
-        print(DEVICES, end="")
-        return 0
-    options = dict(line.overrides)
-    platform = options.pop("platform", None)
-    for key in options:
-        raise LearnerError(f"there is no option --{key}: {near(key, ['platform'])}", code="cli-option-unknown", key=key)
-    if line.positional:
-        raise LearnerError(
-            f"learner devices takes no arguments, and got {', '.join(line.positional)}", code="cli-arguments-unexpected"
-        )
+    parser = Parser("devices", DEVICES)
+    about = f"list the devices of another platform than JAX's default: {', '.join(PLATFORMS)}"
+    parser.add_argument("--platform", metavar="PLATFORM", help=about)
+    line = parser.read(words)
+    platform = line.platform
     if platform not in (None, *PLATFORMS):
         raise LearnerError(f"--platform is {platform!r}: {near(str(platform), PLATFORMS)}", code="cli-platform-unknown")
     print("\n".join([*table(_found(platform)), "", *choices()]))

@@ -8,56 +8,43 @@ import jax
 import numpy as np
 
 from learner.cli.config import RunConfig
-from learner.cli.overrides import apply_overrides, read_yaml, split
-from learner.cli.processes import SWITCHES, connected, pop_process_options
-from learner.cli.saved_configs import run_directory, saved_config
+from learner.cli.overrides import apply_overrides, read_yaml
+from learner.cli.parsing import PROCESSES, Parser, check_output
+from learner.cli.processes import connected, process_options
+from learner.cli.saved_configs import saved_config
 from learner.cli.sources import source
-from learner.cli.trust import HELP as TRUST_HELP
-from learner.cli.trust import TRUST, require_trust
-from learner.cli.usage import PROCESSES
+from learner.cli.trust import require_trust
 from learner.errors import LearnerError
 from learner.training.directory import holds_run
 from learner.util.text import aligned, short
 
-EVALUATE = f"""\
-usage: learner evaluate DIR [--KEY=VALUE ...]
-
-Prints the metrics of the newest checkpoint of the run in DIR on its validation data.
-
+EVALUATE = "Prints the metrics of the newest checkpoint of the run in DIR on its validation data."
+PREDICT = "Writes the outputs of the valid step of the newest checkpoint in DIR, row by row, to an .npz file."
+KEYS = """\
+keys of the config:
   --checkpoint=best       use the best checkpoint instead, or that of an epoch
+"""
+OTHER_DATA = f"""\
   --valid.KEY=VALUE       use other data
-{TRUST_HELP}{PROCESSES}
-It trusts config.yaml: the code that it names is imported and run.
-"""
 
-PREDICT = f"""\
-usage: learner predict DIR DATA -o FILE [--KEY=VALUE ...]
-
-Writes the outputs of the valid step of the newest checkpoint in DIR, row by row, to an .npz file.
-
-  DATA                    an .npz file with the arrays of a batch, for all rows; or a YAML file with the content of
-                          `valid` in a config
-  -o, --output FILE       the .npz file: one array for each field of the output that has a row for each row of DATA
-  --checkpoint=best       use the best checkpoint instead, or that of an epoch
-{TRUST_HELP}
-It trusts config.yaml: the code that it names is imported and run.
-"""
+options of the process:
+{PROCESSES}"""
+TRUSTED = "\nIt trusts config.yaml: the code that it names is imported and run."
 
 BATCH_SIZE = 256
 
 
 def evaluate(words: Sequence[str]) -> int:
     """`learner evaluate DIR [--KEY=VALUE ...]`."""
-    line = split(words, (*SWITCHES, TRUST))
-    processes = pop_process_options(line)
-    if "help" in line.switches:
-        print(EVALUATE, end="")
-        return 0
-    directory = run_directory(line, "evaluate")
-    require_trust(directory, line)
-    with connected(processes):
+    parser = Parser("evaluate", EVALUATE, "DIR [--KEY=VALUE ...]", KEYS + OTHER_DATA + TRUSTED, keys=True)
+    parser.add_run()
+    parser.add_processes()
+    line = parser.read(words)
+    directory = line.directory
+    require_trust(directory, line.trust)
+    with connected(process_options(line)):
         content = saved_config(directory, "is evaluated", call=".evaluate(valid)")
-        config = _checkpoint_config(apply_overrides(content, line), directory)
+        config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
         learner = config.learner(with_data=False)
         data = config.data("valid")
         if data is None:
@@ -77,29 +64,22 @@ def evaluate(words: Sequence[str]) -> int:
 
 def predict(words: Sequence[str]) -> int:
     """`learner predict DIR DATA -o FILE`."""
-    line = split(words, ("help", TRUST))
-    if "help" in line.switches:
-        print(PREDICT, end="")
-        return 0
-    options = dict(line.overrides)
-    if len(line.positional) != 2 or "output" not in options:
-        raise LearnerError(
-            "learner predict needs a run, data and a file: learner predict DIR DATA -o FILE",
-            code="cli-predict-arguments",
-        )
-    directory, data = line.positional
-    output = Path(options["output"])
-    if output.suffix != ".npz" or not output.parent.is_dir():
-        raise LearnerError(
-            f"the output is {output}; it needs the name of an .npz file in a directory that exists",
-            code="cli-output-path",
-        )
-    line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
-    require_trust(directory, line)
+    parser = Parser("predict", PREDICT, "DIR DATA -o FILE [--KEY=VALUE ...]", KEYS + TRUSTED, keys=True)
+    parser.add_run()
+    about = (
+        "an .npz file with the arrays of a batch, for all rows; or a YAML file with the content of `valid` in a config"
+    )
+    parser.add_argument("data", metavar="DATA", help=about)
+    about = "the .npz file: one array for each field of the output that has a row for each row of DATA"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=about)
+    line = parser.read(words)
+    directory, output = line.directory, line.output
+    check_output(output, "the name of an .npz file", [".npz"])
+    require_trust(directory, line.trust)
     content = saved_config(directory, "predicts", call=".predict(data)")
-    config = _checkpoint_config(apply_overrides(content, line), directory)
+    config = _checkpoint_config(apply_overrides(content, line.overrides), directory)
     rows: list[int] = []
-    arrays = joined(config.learner(with_data=False).predict(_counted(_loader(data), rows)), rows)
+    arrays = joined(config.learner(with_data=False).predict(_counted(_loader(line.data), rows)), rows)
     np.savez(output, allow_pickle=False, **arrays)
     print("\n".join(aligned([[str(output), ""], *([name, str(list(array.shape))] for name, array in arrays.items())])))
     return 0

@@ -1,16 +1,17 @@
 """`learner export`: the model of a run's checkpoint, or its numbers, in a file."""
 
 import dataclasses
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from learner.checkpoint.load import load_checkpoint
 from learner.cli.config import RunConfig
-from learner.cli.overrides import CommandLine, apply_overrides, split, value_of
+from learner.cli.overrides import apply_overrides, value_of
+from learner.cli.parsing import Parser, check_output
 from learner.cli.saved_configs import saved_config
-from learner.cli.trust import HELP as TRUST_HELP
-from learner.cli.trust import TRUST, require_trust
+from learner.cli.trust import require_trust
 from learner.errors import LearnerError, near
 from learner.records.model_files import recorder_for, save_model
 from learner.reports.event_files import KIND as TENSORBOARD
@@ -19,56 +20,47 @@ from learner.reports.tables import KINDS, write_table
 from learner.runs.run_reader import RunReader
 from learner.util.text import count, printable, size
 
-EXPORT = f"""\
-usage: learner export DIR -o FILE [--KEY=VALUE ...]
+USAGE = """\
+DIR -o FILE [--KEY=VALUE ...]
        learner export DIR --format=csv|jsonl|parquet [-o FILE]
-       learner export DIR --format=tensorboard [-o DIR]
+       learner export DIR --format=tensorboard [-o DIR]"""
 
-Writes the model of the newest checkpoint of the run in DIR to a file, for load_model and for other programs.
+EXPORT = "Writes the model of the newest checkpoint of the run in DIR to a file, for load_model and for other programs."
 
-  -o, --output FILE       the file; its suffix .mpk, .json or .safetensors selects the format, and .gz compresses it
-  --precision=half        half or double precision; default: full
-  --checkpoint=best       use the best checkpoint instead, or that of an epoch
-{TRUST_HELP}
+NUMBERS = """\
 It trusts config.yaml: the code that it names is imported and run.
 
 With --format it writes the numbers instead: every metric at every step and at the end of every split, as one table with
 the columns split, metric, level, epoch, step, value and text. The default file is DIR/numbers.csv, with the name of the
 format as its suffix. For TensorBoard it writes an event file into a directory (default: DIR/numbers.tensorboard), with
-texts, hyper-parameters and pictures of confusion matrices. No code that the run names is imported then.
-"""
+texts, hyper-parameters and pictures of confusion matrices. No code that the run names is imported then."""
 
-OWN = ("output", "precision", "checkpoint")
-NUMBERS = ("output", "format")
 FORMATS = (*KINDS, TENSORBOARD)
 
 
 def export(words: Sequence[str]) -> int:
     """`learner export DIR -o FILE [--KEY=VALUE ...]`."""
-    line = split(words, ("help", TRUST))
-    if "help" in line.switches:
-        print(EXPORT, end="")
-        return 0
-    if "format" in dict(line.overrides):
+    parser = Parser("export", EXPORT, USAGE, NUMBERS, keys=True)
+    parser.add_run()
+    about = "its suffix .mpk, .json or .safetensors selects the format, and .gz compresses it"
+    parser.add_argument("-o", "--output", metavar="FILE", help=about)
+    parser.add_argument("--precision", help="half or double precision (default: full)")
+    parser.add_argument("--checkpoint", help="the best checkpoint, or that of an epoch (default: latest)")
+    parser.add_argument("--format", help=", ".join(FORMATS))
+    line = parser.read(words)
+    if line.format is not None:
         return _numbers(line)
-    options = {key: text for key, text in line.overrides if key in OWN}
-    if len(line.positional) != 1 or "output" not in options:
-        raise LearnerError(
-            "learner export needs a run and a file: learner export DIR -o FILE", code="cli-export-arguments"
-        )
-    output, directory = Path(options["output"]), line.positional[0]
-    recorder = dataclasses.replace(recorder_for(output), precision=options.get("precision", "full"))
-    if not output.absolute().parent.is_dir():
-        raise LearnerError(
-            f"the output is {output}; it needs the name of a file in a directory that exists", code="cli-output-path"
-        )
-    line.overrides = [(key, text) for key, text in line.overrides if key not in OWN]
-    require_trust(directory, line)
+    if line.output is None:
+        parser.error("the following arguments are required: -o/--output")
+    output, directory = Path(line.output), line.directory
+    recorder = dataclasses.replace(recorder_for(output), precision=line.precision or "full")
+    check_output(output, "the name of a file")
+    require_trust(directory, line.trust)
     content = saved_config(directory, "is read", call=", and load_checkpoint and save_model give its model")
-    content = apply_overrides(content, line)
+    content = apply_overrides(content, line.overrides)
     model, trainable = RunConfig({**content, "directory": directory}).model()
     loaded = load_checkpoint(
-        _place(content, directory), value_of(options.get("checkpoint", "latest")), model, trainable=trainable
+        _place(content, directory), value_of(line.checkpoint or "latest"), model, trainable=trainable
     )
     save_model(output, loaded.model, recorder)
     where = f"step {loaded.step}" + (f" (epoch {loaded.epoch})" if loaded.epoch else "")
@@ -76,25 +68,17 @@ def export(words: Sequence[str]) -> int:
     return 0
 
 
-def _numbers(line: CommandLine) -> int:
+def _numbers(line: Namespace) -> int:
     """Export the numbers of a run as a table."""
-    options = dict(line.overrides)
-    for key in options:
-        if key not in NUMBERS:
-            raise LearnerError(
-                f"there is no option --{key} of --format: {near(key, NUMBERS)}", code="cli-option-unknown", key=key
-            )
-    if len(line.positional) != 1:
-        raise LearnerError("learner export needs one run: learner export DIR --format=csv", code="cli-export-one-run")
-    run, kind = RunReader(line.positional[0]), options["format"]
+    model_only = [name for name in ("precision", "checkpoint") if getattr(line, name) is not None]
+    for key in (*model_only, *(key for key, _ in line.overrides)):
+        hint = near(key, ("output", "format"))
+        raise LearnerError(f"there is no option --{key} of --format: {hint}", code="cli-option-unknown", key=key)
+    run, kind = RunReader(line.directory), line.format
     if kind not in FORMATS:
         raise LearnerError(f"the format is {kind!r}: {near(kind, FORMATS)}", code="cli-format-unknown", kind=kind)
-    output = Path(options.get("output", run.directory / f"numbers.{kind}"))
-    if not output.absolute().parent.is_dir():
-        what = "a name" if kind == TENSORBOARD else "the name of a file"
-        raise LearnerError(
-            f"the output is {output}; it needs {what} in a directory that exists", code="cli-output-path"
-        )
+    output = Path(line.output or run.directory / f"numbers.{kind}")
+    check_output(output, "a name" if kind == TENSORBOARD else "the name of a file")
     if kind == TENSORBOARD:
         records = write_events(output, run)
         written_bytes = sum(path.stat().st_size for path in output.glob("*.exported"))

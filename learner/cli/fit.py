@@ -9,11 +9,12 @@ import jax
 
 from learner.cli.config import RunConfig
 from learner.cli.help import key_help, topic_help
-from learner.cli.overrides import apply_overrides, read_yaml, split
-from learner.cli.processes import SWITCHES, connected, pop_process_options
-from learner.cli.saved_configs import run_directory, saved_config
-from learner.cli.trust import TRUST, require_trust
-from learner.cli.usage import requested_help
+from learner.cli.overrides import apply_overrides, read_yaml
+from learner.cli.parsing import Parser
+from learner.cli.processes import connected, process_options
+from learner.cli.saved_configs import saved_config
+from learner.cli.trust import require_trust
+from learner.cli.usage import requested_help, resume_parser
 from learner.errors import LearnerError
 from learner.renderers.summary_text import heading
 from learner.runs.layout import read_summary
@@ -26,45 +27,45 @@ def fit(words: Sequence[str]) -> int:
     if topic := requested_help(words):
         print(topic_help(topic))
         return 0
-    line = split(words, (*SWITCHES, "print_config", "print_sharding"))
-    processes = pop_process_options(line)
-    if len(line.positional) > 1:
-        raise LearnerError(
-            f"learner fit takes one config file, and got {', '.join(line.positional)}", code="cli-one-config"
-        )
-    content = apply_overrides(read_yaml(line.positional[0]) if line.positional else {}, line)
-    for switch, path in line.switches.items():
-        if switch.endswith(".help"):
-            print(key_help(switch.removesuffix(".help"), path, content))
-            return 0
+    parser = Parser("fit", "", "CONFIG [--KEY=VALUE ...]", keys=True)  # its help is `fit_usage`
+    parser.add_argument("config", nargs="?")
+    parser.add_argument("--print_config", action="store_true")
+    parser.add_argument("--print_sharding", action="store_true")
+    parser.add_processes()
+    line = parser.read(words)
+    topics = {key: path for key, path in line.overrides if key.endswith(".help")}
+    overrides = [(key, text) for key, text in line.overrides if key not in topics]
+    content = apply_overrides(read_yaml(line.config) if line.config is not None else {}, overrides)
+    for key, path in topics.items():
+        print(key_help(key.removesuffix(".help"), path, content))
+        return 0
     if not content:
         raise LearnerError(
             "learner fit needs a config file: learner fit CONFIG (learner fit --help says more)",
             code="cli-config-missing",
         )
-    if "print_config" in line.switches:
+    if line.print_config:
         config = RunConfig(content)
         comment = textwrap.wrap(
             "Not set: " + ", ".join(config.unset()), 98, initial_indent="# ", subsequent_indent="# "
         )
         print(config.text() + "\n".join(comment))
         return 0
-    if "print_sharding" in line.switches:
+    if line.print_sharding:
         print(RunConfig(content).learner().sharding_report())
         return 0
-    with connected(processes):
+    with connected(process_options(line)):
         return _train(RunConfig(content))
 
 
 def resume(words: Sequence[str]) -> int:
     """`learner resume DIR [--KEY=VALUE ...]`."""
-    line = split(words, (*SWITCHES, TRUST))
-    processes = pop_process_options(line)
-    directory = run_directory(line, "resume")
-    require_trust(directory, line)
-    with connected(processes):
+    line = resume_parser().read(words)
+    directory = line.directory
+    require_trust(directory, line.trust)
+    with connected(process_options(line)):
         content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
-        content = apply_overrides(content, line)
+        content = apply_overrides(content, line.overrides)
         return _train(RunConfig({**content, "directory": directory, "resume": content.get("resume") or True}))
 
 

@@ -1,8 +1,6 @@
 """The help texts of the command line."""
 
 import inspect
-import shutil
-import textwrap
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +10,7 @@ from learner.cli.importing import import_path
 from learner.cli.recipes import named
 from learner.cli.schema import CONTEXT, builder_class, names_for
 from learner.cli.signatures import random_parameters, signature_parser
-from learner.cli.usage import TOPICS
+from learner.cli.usage import TOPICS, entries, paragraph
 from learner.errors import LearnerError, near
 
 
@@ -31,10 +29,10 @@ def topic_help(topic: str) -> str:
     return "\n".join(
         [
             "keys:",
-            *_entries(CONTEXT),
+            entries(CONTEXT),
             "",
             "keys that are methods of LearnerBuilder:",
-            *_entries({name: text for name, text in options.items() if name not in CONTEXT}),
+            entries({name: text for name, text in options.items() if name not in CONTEXT}),
         ]
     )
 
@@ -71,7 +69,7 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
             place=place,
             path=path,
         )
-    parser, _ = signature_parser(target, [*random_parameters(target)] if key == "model" else [])
+    parser, _ = signature_parser(target, place, [*random_parameters(target)] if key == "model" else [])
     parser.usage = SUPPRESS
     return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"
 
@@ -80,26 +78,15 @@ def _first_line(thing: Callable[..., Any]) -> str:
     return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
-def _entries(about: Mapping[str, str]) -> list[str]:
-    return [line for name, text in about.items() for line in _wrapped(f"  {name:<24}", text, 26)]
-
-
 def _signatures(key: str) -> list[str]:
     """Return a signature such as `AdamW(b1=0.9, ...)` for each class that needs no import path."""
     lines = []
     for name, path in names_for(key).items():
         parameters = inspect.signature(import_path(path, key)).parameters.values()
         arguments = [p.name if p.default is p.empty else f"{p.name}={_as_text(p.default)}" for p in parameters]
-        lines += _wrapped(f"  {name}(", ", ".join(arguments) + ")", 6)
+        lines.append(paragraph(", ".join(arguments) + ")", f"  {name}(", 6))
     return lines
 
 
 def _as_text(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _wrapped(start: str, text: str, indent: int) -> list[str]:
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False) or [
-        start
-    ]

@@ -34,6 +34,7 @@ def import_path(path: str, key: str) -> Any:
     Traceback (most recent call last):
     learner.errors.LearnerError: model is 'collections.Conter', but collections has no 'Conter': did you mean 'Counter'?
     """
+    # jsonargparse's import of a path suggests no names, and does not say which line of a module failed.
     parts = path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise LearnerError(

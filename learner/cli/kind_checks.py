@@ -1,7 +1,8 @@
 """Checks that what a config names is what its place asks for, before anything of a config is called.
 
 They catch mistakes, and what no config needs, such as `os.system`. They are no sandbox: a config can name any other
-function that is installed, which is why `learner.cli.trust` asks first.
+function that is installed, which is why `learner.cli.trust` asks first. The denylist of jsonargparse compares import
+paths, so that a module that imports `os` would be a way around it.
 """
 
 import functools
@@ -29,15 +30,9 @@ those of pathlib remove files.
 OURS = ("learner", "optax")
 """Packages whose classes and functions may be called although a config has mistakes."""
 
-CALLED = ("__call__",)
+CALLED = ("optimizer", "lr", "train_step", "valid_step", "update", "trainable", "batcher")
 METHODS = {
-    "optimizer": CALLED,
-    "lr": CALLED,
-    "train_step": CALLED,
-    "valid_step": CALLED,
-    "update": CALLED,
-    "trainable": CALLED,
-    "batcher": CALLED,
+    **dict.fromkeys(CALLED, ("__call__",)),
     "data": ("__iter__", "__next__", "__getitem__", "as_numpy_iterator", "__call__"),
 }
 """The methods of which a class in a place needs one, if it is of no base class of the place."""

@@ -10,33 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
-from learner.cli.usage import RESUME, fit_usage, requested_help
+from learner.cli.usage import fit_usage, requested_help, resume_parser
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
 from learner.util.text import printable
 
 COMMANDS = {
-    "fit": ("learner.cli.fit", "train what a config file describes"),
-    "resume": ("learner.cli.fit", "resume a run"),
-    "evaluate": ("learner.cli.evaluate", "evaluate a run's model on its validation data"),
-    "predict": ("learner.cli.evaluate", "write the outputs of a run's model for other data"),
-    "export": ("learner.cli.export", "export a run's model, or its numbers, to a file"),
-    "summary": ("learner.cli.summary", "summarise a run, or the run that a config describes"),
-    "compare": ("learner.cli.runs", "compare the configs and the results of runs"),
-    "plot": ("learner.cli.runs", "plot a metric of runs"),
-    "ask": ("learner.cli.runs", "ask a running run to save or to stop"),
-    "watch": ("learner.cli.watch", "watch runs in the terminal while they train"),
-    "data": ("learner.cli.data", "inspect the data of a config"),
-    "report": ("learner.cli.runs", "write an HTML report of runs"),
-    "devices": ("learner.cli.devices", "list the devices for training"),
-    "plot-lr": ("learner.cli.rates", "plot the learning rate of a run"),
-    "profile": ("learner.cli.profiling", "profile the steps of a run"),
-    "find-lr": ("learner.cli.rates", "find learning rates that lower the loss"),
-    "completion": ("learner.cli.completion", "print a script for completion in a shell"),
+    "fit": ("fit", "CONFIG [--KEY=VALUE ...]", "train what a config file describes"),
+    "resume": ("fit", "DIR [--KEY=VALUE ...]", "resume a run"),
+    "evaluate": ("evaluate", "DIR [--KEY=VALUE ...]", "evaluate a run's model on its validation data"),
+    "predict": ("evaluate", "DIR DATA -o FILE", "write the outputs of a run's model for other data"),
+    "export": ("export", "DIR -o FILE", "export a run's model, or its numbers, to a file"),
+    "summary": ("summary", "DIR | CONFIG", "summarise a run, or the run that a config describes"),
+    "compare": ("runs", "DIR...", "compare the configs and the results of runs"),
+    "plot": ("runs", "DIR... METRIC [-o FILE]", "plot a metric of runs"),
+    "report": ("runs", "DIR... [-o FILE]", "write an HTML report of runs"),
+    "ask": ("runs", "stop|save DIR...", "ask a running run to save or to stop"),
+    "watch": ("watch", "DIR...", "watch runs in the terminal while they train"),
+    "data": ("data", "CONFIG [-o DIR]", "inspect the data of a config"),
+    "devices": ("devices", "", "list the devices for training"),
+    "plot-lr": ("rates", "CONFIG [--KEY=VALUE ...]", "plot the learning rate of a run"),
+    "profile": ("profiling", "CONFIG [-o DIR]", "profile the steps of a run"),
+    "find-lr": ("rates", "CONFIG [--KEY=VALUE ...]", "find learning rates that lower the loss"),
+    "completion": ("completion", "SHELL", "print a script for completion in a shell"),
 }
+"""For each command its module, its arguments and what it does."""
 
-USAGES: dict[str, Callable[[], str]] = {"fit": fit_usage, "resume": lambda: RESUME}
+USAGES: dict[str, Callable[[], str]] = {"fit": fit_usage, "resume": lambda: resume_parser().format_help()}
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
@@ -47,23 +48,7 @@ READING = ("summary", "compare", "plot", "report", "ask", "watch", "devices", "c
 USAGE = """\
 usage: learner COMMAND ...
 
-  learner fit CONFIG [--KEY=VALUE ...]      {fit}
-  learner resume DIR [--KEY=VALUE ...]      {resume}
-  learner evaluate DIR [--KEY=VALUE ...]    {evaluate}
-  learner predict DIR DATA -o FILE          {predict}
-  learner export DIR -o FILE                {export}
-  learner summary DIR | CONFIG              {summary}
-  learner compare DIR...                    {compare}
-  learner plot DIR... METRIC [-o FILE]      {plot}
-  learner report DIR... [-o FILE]           {report}
-  learner ask stop|save DIR...              {ask}
-  learner watch DIR...                      {watch}
-  learner data CONFIG [-o DIR]              {data}
-  learner devices                           {devices}
-  learner plot-lr CONFIG [--KEY=VALUE ...]  {plot-lr}
-  learner profile CONFIG [-o DIR]           {profile}
-  learner find-lr CONFIG [--KEY=VALUE ...]  {find-lr}
-  learner completion SHELL                  {completion}
+{commands}
 
   learner help COMMAND                      more about a command
   learner --version
@@ -171,7 +156,8 @@ def _run(words: list[str]) -> int:
     if command == "help" and rest:
         command, rest = rest[0], [*rest[1:], "--help"]
     if command in ("-h", "--help", "help"):
-        print(USAGE.format(**{name: about for name, (_, about) in COMMANDS.items()}), end="")
+        lines = [f"  {f'learner {name} {arguments}':<42}{about}" for name, (_, arguments, about) in COMMANDS.items()]
+        print(USAGE.format(commands="\n".join(lines)), end="")
         return 0
     if command in ("--version", "version"):
         print("learner", VERSION)
@@ -190,7 +176,12 @@ def _run(words: list[str]) -> int:
     with import_order(own=False):  # what ours need is not to be found in the current directory
         if not reading:
             importlib.import_module("learner.builder")
-        module = importlib.import_module(COMMANDS[command][0])
+        module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
     with _plain_warnings(reading), import_order(own=not reading):
-        code: int = getattr(module, command.replace("-", "_"))(rest)
+        try:
+            code: int = getattr(module, command.replace("-", "_"))(rest)
+        except SystemExit as ended:
+            if ended.code:
+                raise
+            code = 0  # after printing the help
         return code

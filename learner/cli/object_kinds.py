@@ -22,6 +22,13 @@ BASES = {
 }
 """What is an optimizer, and what a schedule, by the key that they belong to."""
 
+BELONGS = {
+    "optimizer": "an optimizer, which belongs under optimizer: it needs a number or a schedule, such as Cosine",
+    "lr": "a learning-rate schedule, which belongs under lr, of the run or of a group: it needs an optimizer, such as "
+    "AdamW",
+}
+"""What an object of the other kind is told."""
+
 PREDICATE = "predicate"
 GROUP, GROUPS = "learner.optimizers.Group", "learner.optimizers.Groups"
 IN_GROUP = {"match": PREDICATE, "optimizer": "optimizer", "lr": "lr"}
@@ -60,25 +67,9 @@ def refuse_other(kind: str | None, path: str, key: str, target: Any = None) -> N
     learner.errors.LearnerError: lr is AdamW, an optimizer, which belongs under optimizer: it needs a number or a \
 schedule, such as Cosine
     """
-    if kind is None:
-        return
     found = kind_of(target) if target is not None else named_kind(path)
-    if found == "optimizer" and kind == "lr":
-        raise LearnerError(
-            f"{key} is {path}, an optimizer, which belongs under optimizer: it needs a number or a schedule, such as "
-            "Cosine",
-            code="config-optimizer-under-lr",
-            key=key,
-            path=path,
-        )
-    if found == "lr" and kind == "optimizer":
-        raise LearnerError(
-            f"{key} is {path}, a learning-rate schedule, which belongs under lr, of the run or of a group: it needs an "
-            "optimizer, such as AdamW",
-            code="config-schedule-under-optimizer",
-            key=key,
-            path=path,
-        )
+    if kind is not None and found not in (kind, None):
+        raise LearnerError(f"{key} is {path}, {BELONGS[found]}", code="config-other-kind", key=key, path=path)
 
 
 def named_kind(name: Any) -> str | None:

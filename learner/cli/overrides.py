@@ -1,6 +1,5 @@
 """The config file, and the overrides on the command line: `--num_epochs=3 --model.hidden=64`."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -16,61 +15,6 @@ from learner.config.types import shown
 from learner.errors import LearnerError
 from learner.examples import bundled_config
 
-SHORT = {"-h": "--help", "-o": "--output"}
-
-
-@dataclasses.dataclass
-class CommandLine:
-    """The words of a command.
-
-    Attributes:
-      positional: words that are not options.
-      overrides: options `--key=value` or `--key value`, in order, as text.
-      switches: options without a value, and `--KEY.help CLASS` as `("KEY.help", "CLASS")`.
-    """
-
-    positional: list[str]
-    overrides: list[tuple[str, str]]
-    switches: dict[str, str]
-
-
-def split(words: Sequence[str], switches: Sequence[str] = ("help", "print_config")) -> CommandLine:
-    """Split the words of a command into positional arguments, overrides and switches.
-
-    >>> line = split(["a.yaml", "--num_epochs=3", "--model.hidden", "64", "--print_config"])
-    >>> line.positional, line.overrides, line.switches
-    (['a.yaml'], [('num_epochs', '3'), ('model.hidden', '64')], {'print_config': ''})
-    >>> split(["--num-epochs=3"]).overrides
-    [('num_epochs', '3')]
-    """
-    found = CommandLine([], [], {})
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        key, equals, value = SHORT.get(word, word).removeprefix("--").partition("=")
-        first, dot, rest_of_key = key.partition(".")
-        key = first.replace("-", "_") + dot + rest_of_key  # further names may be the user's own, such as of splits
-        takes_value = bool(rest) and not rest[0].startswith("--")
-        if word == "-":
-            raise LearnerError(
-                "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
-            )
-        if word.startswith("-") and not word.startswith("--") and word not in SHORT:
-            raise LearnerError(
-                f"there is no option {word}: options are --KEY=VALUE", code="cli-option-malformed", word=word
-            )
-        if not word.startswith("-"):
-            found.positional.append(word)
-        elif key.endswith(".help"):
-            found.switches[key] = value if equals else (rest.pop(0) if takes_value else "")
-        elif key in switches:
-            found.switches[key] = value
-        elif equals or takes_value:
-            found.overrides.append((key, value if equals else rest.pop(0)))
-        else:
-            raise LearnerError(f"--{key} has no value: --{key}=VALUE", code="cli-option-without-value", key=key)
-    return found
-
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return a config file's content; of `configs/NAME.yaml` that is not there, the content of the bundled config.
@@ -78,6 +22,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     Raises:
       LearnerError: there is no such file, it is not YAML, not a mapping, says a key twice, or is absurdly large.
     """
+    if path == "-":
+        raise LearnerError(
+            "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
+        )
     if not os.path.lexists(path) and (bundled := bundled_config(path)) is not None:
         print(f"learner: there is no {os.fspath(path)} here; using {bundled}", file=sys.stderr)
         path = bundled
@@ -103,9 +51,9 @@ def value_of(text: str) -> Any:
     return text if bare else value
 
 
-def apply_overrides(content: dict[str, Any], line: CommandLine) -> dict[str, Any]:
-    """Return the content of a config with the overrides of the command line applied."""
-    for key, text in line.overrides:
+def apply_overrides(content: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the content of a config with the overrides of the command line applied: keys, and values as text."""
+    for key, text in overrides:
         override(content, key, value_of(text))
     if is_deep(content):
         raise LearnerError(f"the config is nested more than {DEEPEST} levels deep", code="config-too-deep")
@@ -127,6 +75,7 @@ def override(config: dict[str, Any], key: str, value: Any) -> None:
     >>> config["with_file_checkpointer"]
     {'keep_last': 3}
     """
+    # jsonargparse's dotted overrides do not reach into lists, and in untyped mappings they drop what is beside the key.
     node: Any = config
     steps = key.split(".")
     if len(steps) > DEEPEST:

@@ -1,10 +1,30 @@
-"""Argument parsing for the commands that read runs: argparse with the errors of this project."""
+"""Argument parsing for all commands: argparse with the errors of this project.
+
+jsonargparse's own parser refuses options that it does not know (its `parse_known_args` is not implemented). Those of
+`--model.hidden=64` are not known before the config is read and the class that it names is imported.
+"""
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from learner.errors import LearnerError, near
+
+PROCESSES = """\
+  --distributed           run as one of several processes, all started with
+                          this option, in a cluster that JAX detects: SLURM,
+                          Open MPI, Kubernetes, Cloud TPU
+  --coordinator HOST:PORT --num_processes N --process_id I
+                          for other clusters: process 0 listens at
+                          HOST:PORT, and processes are numbered from 0
+"""
+
+
+def check_output(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
+    """Raise `LearnerError` unless a file of one of these suffixes can be written at `path`."""
+    if (suffixes and path.suffix.lower() not in suffixes) or not path.absolute().parent.is_dir():
+        raise LearnerError(f"the output is {path}; it needs {what} in a directory that exists", code="cli-output-path")
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,33 +33,96 @@ class Parser(argparse.ArgumentParser):
     Args:
       command: what follows `learner` on the command line.
       about: what it does.
+      usage: its arguments; default: those that are added.
+      further: text below the options.
+      keys: accept further options `--KEY=VALUE` or `--KEY VALUE`, which are keys of a config, as `overrides`.
     """
 
-    def __init__(self, command: str, about: str):
+    def __init__(self, command: str, about: str, usage: str = "", further: str = "", *, keys: bool = False):
         super().__init__(
             prog=f"learner {command}",
+            usage=f"learner {command} {usage}" if usage else None,
             description=about,
+            epilog=further,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self._keys = keys
+        self._hint = f"{self.prog} {usage.splitlines()[0]}" if usage else f"see {self.prog} --help"
 
-    def read(self, words: Sequence[str]) -> argparse.Namespace | None:
-        """Return the arguments, or None after printing the help.
+    def add_config(self) -> None:
+        """Add the argument `CONFIG`."""
+        self.add_argument(
+            "config", metavar="CONFIG", help="a config; --KEY=VALUE overrides its keys as for learner fit"
+        )
+
+    def add_run(self) -> None:
+        """Add the argument `DIR` and the option `--trust`; see `learner.cli.trust`."""
+        self.add_argument("directory", metavar="DIR", help="of the run")
+        about = "run the code that config.yaml names even if the run belongs to another user, or others can change it"
+        self.add_argument("--trust", action="store_true", help=about)
+
+    def add_processes(self) -> None:
+        """Add the options of `learner.cli.processes`, which `PROCESSES` describes."""
+        self.add_argument("--distributed", action="store_true", help=argparse.SUPPRESS)
+        for name in ("coordinator", "num_processes", "process_id"):
+            self.add_argument(f"--{name}", help=argparse.SUPPRESS)
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the arguments.
 
         Raises:
           LearnerError: they are wrong.
+          SystemExit: the help was asked for, and printed.
+
+        >>> parser = Parser("fit", "", keys=True)
+        >>> _ = parser.add_argument("config"), parser.add_argument("--print_config", action="store_true")
+        >>> line = parser.read(["a.yaml", "--num-epochs=3", "--model.hidden", "64", "--print_config"])
+        >>> line.config, line.print_config, line.overrides
+        ('a.yaml', True, [('num_epochs', '3'), ('model.hidden', '64')])
         """
         if "-h" in words or "--help" in words:
             self.print_help()
-            return None
-        found, rest = self.parse_known_intermixed_args(list(words))
+            self.exit()
+        own, overrides = self._split(words) if self._keys else (list(words), [])
+        found, rest = self.parse_known_intermixed_args(own)
         for word in rest:
             name = word.partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+            known = [option for option in self._option_string_actions if option.startswith("--")]
             hint = near(name, known) if name.startswith("-") else f"see {self.prog} --help"
             raise LearnerError(f"{self.prog} takes no {word!r}: {hint}", code="cli-word-unexpected", word=word)
+        if self._keys:
+            found.overrides = overrides
         return found
+
+    def _split(self, words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+        """Return the words that argparse reads, and the options that are keys of a config, as text."""
+        own, overrides, rest = list[str](), list[tuple[str, str]](), list(words)
+        while rest:
+            word = rest.pop(0)
+            if not word.startswith("--"):
+                own.append(word)
+                continue
+            name, equals, value = word[2:].partition("=")
+            first, dot, inner = name.partition(".")
+            name = first.replace("-", "_") + dot + inner  # inner names may be the user's own, such as of splits
+            action = self._option_string_actions.get(f"--{name}")
+            if action is None:
+                if not equals and rest and not rest[0].startswith("--"):
+                    value = rest.pop(0)
+                elif not equals and not name.endswith(".help"):
+                    raise LearnerError(f"--{name} has no value: --{name}=VALUE", code="cli-option-without-value")
+                overrides.append((name, value))
+            elif equals and action.nargs == 0:
+                if value not in ("true", "false"):
+                    raise LearnerError(
+                        f"--{name} is {value!r}: it needs true or false, or nothing", code="cli-switch-value", name=name
+                    )
+                own += [f"--{name}"] if value == "true" else []
+            else:
+                own.append(f"--{name}{equals}{value}")
+        return own, overrides
 
     def error(self, message: str) -> NoReturn:
         """Raise `LearnerError`."""
-        raise LearnerError(f"{self.prog}: {message}; see {self.prog} --help", code="cli-usage")
+        raise LearnerError(f"{self.prog}: {message}; {self._hint}", code="cli-usage")

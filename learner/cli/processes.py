@@ -2,34 +2,26 @@
 
 import contextlib
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from learner.cli.overrides import CommandLine, value_of
+from learner.cli.overrides import value_of
 from learner.distributed.process_group import init_distributed, leave
 from learner.errors import LearnerError
 
-SWITCHES = ("help", "distributed")
 OPTIONS = ("coordinator", "num_processes", "process_id")
 
 
-def pop_process_options(line: CommandLine) -> dict[str, Any] | None:
-    """Remove these options from a command line, which was split with `SWITCHES`, and return the arguments of
-    `init_distributed`, or None for a single process.
+def process_options(line: Namespace) -> dict[str, Any] | None:
+    """Return the arguments of `init_distributed` from those of `Parser.add_processes`; None for a single process.
 
-    >>> line = CommandLine(["a.yaml"], [("num_epochs", "3"), ("process_id", "1")], {"distributed": ""})
-    >>> pop_process_options(line), line.overrides, line.switches
-    ({'process_id': 1}, [('num_epochs', '3')], {})
+    >>> process_options(Namespace(distributed=False, coordinator=None, num_processes=None, process_id="1"))
+    {'process_id': 1}
     """
-    found = {key: text for key, text in line.overrides if key in OPTIONS}
-    given = {key: text if key == "coordinator" else value_of(text) for key, text in found.items()}
-    line.overrides = [(key, text) for key, text in line.overrides if key not in OPTIONS]
-    switch = line.switches.pop("distributed", "false")
-    if switch not in ("", "true", "false"):
-        raise LearnerError(
-            f"--distributed is {switch!r}: it needs true or false, or nothing", code="cli-distributed-value"
-        )
-    return given if given or switch != "false" else None
+    given = {key: text for key in OPTIONS if (text := getattr(line, key)) is not None}
+    values = {key: text if key == "coordinator" else value_of(text) for key, text in given.items()}
+    return values if values or line.distributed else None
 
 
 @contextlib.contextmanager

@@ -2,13 +2,15 @@
 
 import importlib.util
 import shutil
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from learner.cli.config import RunConfig
-from learner.cli.overrides import CommandLine, apply_overrides, read_yaml, split, value_of
+from learner.cli.overrides import apply_overrides, read_yaml, value_of
+from learner.cli.parsing import Parser
 from learner.diagnostics.rate_range import RangeTest
 from learner.errors import LearnerError, one_error
 from learner.optimizers.schedule_resolution import resolve_schedules, schedules_of
@@ -22,47 +24,34 @@ from learner.util.distribution import install_hint
 from learner.util.optional import import_optional
 from learner.util.text import count
 
-PLOT = f"""\
-usage: learner plot-lr CONFIG [--KEY=VALUE ...] [-o FILE]
-
+PLOT = """\
 Plots the learning rate over the run that a config describes. Nothing is trained and no model is created; only the
-length of the training data is read.
+length of the training data is read."""
 
-  -o, --output FILE       write a .png file instead of plotting in the terminal
-  --lr.last=1e-5          keys of the config, as for learner fit
-
-It trusts CONFIG: the code that it names is imported and run. Plots need: {install_hint("plots")}
-"""
-
-FIND = f"""\
-usage: learner find-lr CONFIG [--KEY=VALUE ...] [-o FILE]
-
+FIND = """\
 Runs a learning-rate range test: trains for some steps with an increasing rate, shows the loss, and suggests a rate. It
-stops when the loss diverges, and writes nothing to the run directory.
+stops when the loss diverges, and writes nothing to the run directory."""
 
-  --lowest=1e-7           the first rate
-  --highest=10            the last rate
-  --steps=100             optimizer steps
-  --smoothing=0.8         weight of each earlier loss relative to the next
-  --diverges=4            factor over the lowest loss at which the loss diverges
-  -o, --output FILE       write the plot to a .png file; the terminal shows it if plotext is installed
-  --optimizer=SGD         keys of the config, as for learner fit
+TRUSTED = f"It trusts CONFIG: the code that it names is imported and run. Plots need: {install_hint('plots')}"
 
-It trusts CONFIG: the code that it names is imported and run. Plots need: {install_hint("plots")}
-"""
-
-OWN = ("lowest", "highest", "steps", "smoothing", "diverges")
+OWN = {
+    "lowest": "the first rate (default: 1e-7)",
+    "highest": "the last rate (default: 10)",
+    "steps": "optimizer steps (default: 100)",
+    "smoothing": "weight of each earlier loss relative to the next (default: 0.8)",
+    "diverges": "factor over the lowest loss at which the loss diverges (default: 4)",
+}
+"""The options of `learner find-lr`, which are arguments of `Learner.find_lr`."""
 
 
 def plot_lr(words: Sequence[str]) -> int:
     """`learner plot-lr CONFIG [--KEY=VALUE ...] [-o FILE]`."""
-    line = split(words)
-    if "help" in line.switches:
-        print(PLOT, end="")
-        return 0
-    output = _output(line)
+    parser = _parser("plot-lr", PLOT)
+    parser.add_argument("-o", "--output", metavar="FILE", help="write a .png file instead of plotting in the terminal")
+    line = parser.read(words)
+    output = _checked_output(line.output)
     import_optional("plotext" if output is None else "matplotlib", "plots", "a plot")
-    plot, lines = rate_plot(*_config(line, "plot-lr").rate())
+    plot, lines = rate_plot(*_config(line).rate())
     if output is None:
         print(plot.text(*_room()))
     else:
@@ -73,16 +62,21 @@ def plot_lr(words: Sequence[str]) -> int:
 
 def find_lr(words: Sequence[str]) -> int:
     """`learner find-lr CONFIG [--KEY=VALUE ...] [-o FILE]`."""
-    line = split(words)
-    if "help" in line.switches:
-        print(FIND, end="")
-        return 0
-    output = _output(line)
+    parser = _parser("find-lr", FIND)
+    for name, about in OWN.items():
+        parser.add_argument(f"--{name}", metavar="NUMBER", help=about)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the plot to a .png file; the terminal shows it if plotext is installed",
+    )
+    line = parser.read(words)
+    output = _checked_output(line.output)
     if output is not None:
         import_optional("matplotlib", "plots", "a plot")
-    own = {key: value_of(value) for key, value in line.overrides if key in OWN}
-    line.overrides = [(key, value) for key, value in line.overrides if key not in OWN]
-    result = _config(line, "find-lr", OWN).learner().find_lr(**own)
+    own = {name: value_of(text) for name in OWN if (text := getattr(line, name)) is not None}
+    result = _config(line, tuple(OWN)).learner().find_lr(**own)
     if output is None and importlib.util.find_spec("plotext") is not None:
         print(range_plot(result).text(*_room()))
     print(result)
@@ -165,23 +159,20 @@ def _length(run: RunLength) -> str:
     return f"{epochs} of {count(run.epoch, 'step')}, {count(run.steps, 'step')} in all"
 
 
-def _output(line: CommandLine) -> str | None:
-    """Remove the output file from the overrides and return it."""
-    output = next((value for key, value in reversed(line.overrides) if key == "output"), None)
-    line.overrides = [(key, value) for key, value in line.overrides if key != "output"]
+def _parser(command: str, about: str) -> Parser:
+    parser = Parser(command, about, "CONFIG [--KEY=VALUE ...] [-o FILE]", TRUSTED, keys=True)
+    parser.add_config()
+    return parser
+
+
+def _checked_output(output: str | None) -> str | None:
     if output is not None:
         refuse_path(output)
     return output
 
 
-def _config(line: CommandLine, command: str, beside: Sequence[str] = ()) -> RunConfig:
-    if len(line.positional) != 1:
-        raise LearnerError(
-            f"learner {command} needs a config file: learner {command} CONFIG",
-            code="cli-config-missing",
-            command=command,
-        )
-    return RunConfig(apply_overrides(read_yaml(line.positional[0]), line), beside=beside)
+def _config(line: Namespace, beside: Sequence[str] = ()) -> RunConfig:
+    return RunConfig(apply_overrides(read_yaml(line.config), line.overrides), beside=beside)
 
 
 def _room() -> tuple[int, int]:

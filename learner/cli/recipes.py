@@ -3,14 +3,15 @@
     class_path: learner.examples.models.MLP
     init_args: {features: [64, 128, 10]}
 
-jsonargparse checks the arguments (`learner.cli.signatures`). What it has no form for is here: functions in the place of
-classes, also with an argument left free; random keys that come from the config's `seed`; and short names.
+jsonargparse checks the arguments (`learner.cli.signatures`). What it has no form for is here: functions that do not
+declare what they return in the place of classes, also with an argument left free; random keys that come from the
+config's `seed`; short names of modules that are not imported yet; and objects in arguments without a type.
 """
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from learner.cli.config_arguments import config_kinds, import_config_classes, parameters_of
@@ -62,6 +63,7 @@ class Recipe:
       checked: those that are no recipes, and the defaults; `None` where the target is taken as it is.
       random: parameters that come from `Seeds`.
       partial: fix the arguments of a function rather than call it.
+      positional: the arguments without a name, which only the methods of builders have.
     """
 
     path: str
@@ -70,6 +72,7 @@ class Recipe:
     checked: Arguments | None = None
     random: tuple[str, ...] = ()
     partial: bool = False
+    positional: Sequence[Any] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -148,9 +151,7 @@ def recipe(
     given = {
         name: import_config_classes(value, f"{place}.{name}")
         if name in kinds
-        else _nested_of_kind(value, f"{place}.{name}", places.get(name), names)
-        if name in places
-        else nested(value, f"{place}.{name}", names, model=model)
+        else _nested_of_kind(value, f"{place}.{name}", places.get(name), names, model)
         for name, value in given.items()
     }
     seeded = model and not is_config(target)  # a `seed` of a config is its own
@@ -170,19 +171,20 @@ def nested(value: Any, key: str, names: Mapping[str, str] | None = None, *, mode
     return value
 
 
-def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | None) -> Any:
-    """Return `value` with recipes in place of the objects in it, which must be of a kind."""
+def _nested_of_kind(value: Any, key: str, kind: Any, names: Mapping[str, str] | None, model: bool) -> Any:
+    """Return `value` with recipes in place of the objects in it, which must be of a kind unless it is None."""
     if isinstance(value, list):
-        return [_nested_of_kind(item, f"{key}.{index}", kind, names) for index, item in enumerate(value)]
+        return [_nested_of_kind(item, f"{key}.{index}", kind, names, model) for index, item in enumerate(value)]
     if isinstance(kind, Mapping) and isinstance(value, Mapping) and "class_path" in value:
         return recipe(value, key, {"Group": GROUP})
     if isinstance(kind, Mapping) and isinstance(value, Mapping):
-        return {name: _nested_of_kind(item, f"{key}.{name}", kind.get(name), names) for name, item in value.items()}
+        parts = value.items()
+        return {name: _nested_of_kind(item, f"{key}.{name}", kind.get(name), names, model) for name, item in parts}
     if kind == PREDICATE:
         return predicate(value, key)
     if isinstance(kind, str) and (isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)):
         return recipe(value, key, names_for(kind), kind=kind, **OBJECTS[kind])
-    return nested(value, key, names)
+    return nested(value, key, names, model=model)
 
 
 def predicate(value: Any, key: str) -> Any:
@@ -234,13 +236,10 @@ def has_literals(value: Any) -> bool:
         parameters = parameters_of(each.target)
         for name, given in each.given.items():
             default = getattr(parameters.get(name), "default", None)
-            if has_literals(given) or (given != default and given != _as_list(default) and is_literal(given)):
+            defaults = (default, list(default) if isinstance(default, tuple) else default)
+            if has_literals(given) or (given not in defaults and is_literal(given)):
                 return True
     return False
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def objects(given: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.cli.parsing import Parser
+from learner.cli.parsing import Parser, check_output
 from learner.errors import LearnerError, Problem, one_error
 from learner.reports.html_report import write_report
 from learner.reports.pictures import AXES, picture
@@ -58,8 +58,6 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as a list of objects, with everything")
     parser.add_argument("--csv", action="store_true", help="as lines of comma-separated values, with everything")
     line = parser.read(words)
-    if line is None:
-        return 0
     if line.json and line.csv:
         parser.error("--json and --csv exclude each other")
     found = compared(each_run(line.directories), line.metric, line.sort)
@@ -88,15 +86,9 @@ def report(words: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", metavar="FILE", help="default: report.html in the run, or here for several")
     parser.add_argument("--title", metavar="TEXT", help="of the page")
     line = parser.read(words)
-    if line is None:
-        return 0
     runs = find_runs(line.directories)
     output = Path(line.output) if line.output else Path(runs[0].directory if len(runs) == 1 else ".", "report.html")
-    if output.suffix.lower() not in (".html", ".htm") or not output.absolute().parent.is_dir():
-        raise LearnerError(
-            f"the output is {output}; it needs the name of an .html file in a directory that exists",
-            code="cli-output-path",
-        )
+    check_output(output, "the name of an .html file", [".html", ".htm"])
     write_report(output, runs, line.title)
     print(printable(f"{output}: {size(output.stat().st_size)}, {count(len(runs), 'run')}"))
     return 0
@@ -108,8 +100,6 @@ def ask(words: Sequence[str]) -> int:
     parser.add_argument("what", choices=asking.WHAT, help="stop: save and end, as Ctrl-C would; save: a checkpoint now")
     parser.add_argument("directories", metavar="DIR", nargs="+", help="of a run")
     line = parser.read(words)
-    if line is None:
-        return 0
     problems = []
     for place in line.directories:
         inside = [Path(place)] if is_locked(Path(place)) is not False else _under_way(place)
@@ -144,8 +134,6 @@ def plot(words: Sequence[str]) -> int:
         "--smooth", type=float, default=0.0, metavar="S", help="weight of earlier values, 0 to 1 (default: 0)"
     )
     line = parser.read(words)
-    if line is None:
-        return 0
     import_optional("plotext" if line.output is None else "matplotlib", "plots", "a plot")
     if line.output is not None:
         refuse_path(line.output)

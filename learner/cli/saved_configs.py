@@ -7,7 +7,7 @@ from typing import Any
 
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.store import CheckpointStore
-from learner.cli.overrides import CommandLine, read_yaml
+from learner.cli.overrides import read_yaml
 from learner.config.safe_yaml import read_bounded
 from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
@@ -20,17 +20,6 @@ FROM_PYTHON = """\
     LearnerBuilder({directory!r}){options}.resume().build(model, optimizer, lr){call}
 
 with the same options, model, optimizer and data as before."""
-
-
-def run_directory(line: CommandLine, command: str) -> str:
-    """Return the `DIR` of a command."""
-    if len(line.positional) != 1:
-        raise LearnerError(
-            f"learner {command} needs the directory of one run: learner {command} DIR",
-            code="cli-run-missing",
-            command=command,
-        )
-    return line.positional[0]
 
 
 def saved_config(directory: str, does: str, *, options: str = "", call: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
@@ -23,23 +23,14 @@ class Arguments:
     """Arguments that fit a signature.
 
     Attributes:
-      parser: jsonargparse's parser of the signature.
-      parsed: what is given, as the parser read it.
+      values: a function that returns them, converted to the types of the signature.
       defaults: what is left out and could have been given, as a config would say it.
-      configs: the arguments that are a `learner.Config`, or have one in them; `written` are the same in full, as a
-        config would say them.
+      written: those that are a `learner.Config`, or have one in them, in full, as a config would say them.
     """
 
-    parser: ArgumentParser
-    parsed: Namespace
+    values: Callable[[], dict[str, Any]]
     defaults: Mapping[str, Any]
-    configs: Mapping[str, Any]
     written: Mapping[str, Any]
-
-    def values(self) -> dict[str, Any]:
-        """Return the arguments, converted to the types of the signature."""
-        with _our_yaml():
-            return {**vars(self.parser.instantiate(self.parsed)), **self.configs}
 
 
 def check(
@@ -74,60 +65,52 @@ def check(
     """
     what = path if path == key else f"{key}: {path}"
     kinds = config_kinds(target)
-    others = _plain_parameters(target, {*skip, *kinds}, what)
-    required = () if partial else _required(target)
-    missing = [name for name in (*others, *kinds) if name in required and name not in given]
-    problems = _name_problems(target, given, [*others, *kinds], missing, what)
+    _, others = signature_parser(target, what, {*skip, *kinds})
+    known, parameters = [*others, *kinds], parameters_of(target)
+    missing = [name for name in known if _is_required(parameters.get(name)) and name not in given and not partial]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [name for name in given if name not in known and not takes_any]
+    problems = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
+    problems += [f"{what} needs {' and '.join(map(repr, missing))}"] if missing else []
     configs = {
         name: read_argument(kinds[name], given[name], f"{key}.{name}", problems) for name in kinds if name in given
     }
     left_out = [name for name in others if name not in given]
-    parser, _ = signature_parser(target, {*skip, *kinds, *objects, *missing, *(left_out if partial else ())})
     values = {name: value for name, value in given.items() if name in others and name not in objects}
-    parsed = _parse(parser, values, key, target, problems)
+    skip = {*skip, *kinds, *objects, *missing, *(left_out if partial else ())}
+    parser, parsed = _parse(target, values, key, skip, problems)
     if is_config(target) and not (problems or partial or objects):
         target.read_fields(given, key, problems)  # what its __post_init__ says
-    if problems or parsed is None:
+    if problems:
         raise one_error(problems, f"{key} cannot be used", code="config-arguments-mismatch")
     defaults: dict[str, Any] = {}
     if not partial:
         plain = {name: _as_dict(parser.get_defaults().get(name)) for name in left_out}
         defaults = {name: value for name, value in plain.items() if _comes_back(parser, values, name, value)}
         defaults |= {name: write(kind, default_of(target, name)) for name, kind in kinds.items() if name not in given}
-    return Arguments(
-        parser, parsed, defaults, configs, {name: write(kinds[name], each) for name, each in configs.items()}
-    )
+    written = {name: write(kinds[name], each) for name, each in configs.items()}
+    return Arguments(lambda: {**_instantiated(parser, parsed), **configs}, defaults, written)
 
 
-def _plain_parameters(target: Any, skip: Collection[str], what: str) -> list[str]:
-    """Return the parameters that jsonargparse reads."""
-    try:
-        return signature_parser(target, skip)[1]
-    except Exception as error:  # whatever jsonargparse meets in code that is not ours
-        raise LearnerError(
-            f"{what}: its signature cannot be read; it needs a class or a function ({error})",
-            code="config-signature-unreadable",
-        ) from error
+def signature_parser(target: Any, what: str, skip: Collection[str] = ()) -> tuple[ArgumentParser, list[str]]:
+    """Return jsonargparse's parser of a signature, and the names of the parameters that it knows.
 
-
-def _name_problems(
-    target: Any, given: Mapping[str, Any], known: Sequence[str], missing: Sequence[str], what: str
-) -> list[str]:
-    """Return the problems of the names of arguments: unknown and missing ones."""
-    unknown = [] if _accepts_any_name(target) else [name for name in given if name not in known]
-    problems = [f"{what} has no argument {name!r}: {near(name, known)}" for name in unknown]
-    return problems + ([f"{what} needs {' and '.join(map(repr, missing))}"] if missing else [])
-
-
-def signature_parser(target: Callable[..., Any], skip: Collection[str] = ()) -> tuple[ArgumentParser, list[str]]:
-    """Return jsonargparse's parser of a signature, and the names of the parameters that it knows."""
+    Raises:
+      LearnerError: the signature of `what` cannot be read.
+    """
     left_out: set[str | int] = {*skip}
     if isinstance(target, functools.partial):
         left_out |= {*target.keywords, len(target.args)}
         target = target.func
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, add_help=False, print_config=None)
     add = parser.add_class_arguments if inspect.isclass(target) else parser.add_function_arguments
-    added = add(target, skip=left_out, fail_untyped=False, as_positional=False)
+    try:
+        added = add(target, skip=left_out, fail_untyped=False, as_positional=False)
+    except Exception as error:  # whatever jsonargparse meets in code that is not ours
+        raise LearnerError(
+            f"{what}: its signature cannot be read; it needs a class or a function ({error})",
+            code="config-signature-unreadable",
+        ) from error
     return parser, list(dict.fromkeys(name.split(".")[0] for name in added))
 
 
@@ -149,30 +132,37 @@ def random_parameters(target: Callable[..., Any]) -> Iterator[str]:
             yield name
 
 
-def _required(target: Callable[..., Any]) -> list[str]:
+def _is_required(parameter: inspect.Parameter | None) -> bool:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [n for n, p in parameters_of(target).items() if p.default is p.empty and p.kind not in variable]
-
-
-def _accepts_any_name(target: Callable[..., Any]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in parameters_of(target).values())
+    return parameter is not None and parameter.default is parameter.empty and parameter.kind not in variable
 
 
 def _parse(
-    parser: ArgumentParser, given: Mapping[str, Any], key: str, target: Callable[..., Any], problems: list[str]
-) -> Namespace | None:
-    """Return the arguments as jsonargparse reads them, or None after adding a problem."""
+    target: Callable[..., Any], given: Mapping[str, Any], key: str, skip: Collection[str], problems: list[str]
+) -> tuple[ArgumentParser, Namespace | None]:
+    """Return jsonargparse's parser of the signature, and the arguments as it reads them.
+
+    Append the problems of all values: jsonargparse names the first one that is wrong, and reads the rest without it.
+    """
+    parser, _ = signature_parser(target, key, skip)
     try:
-        return _parse_object(parser, given)
+        return parser, _parse_object(parser, given)
     except Exception as error:  # whatever a type of the user's raises; it is about the argument
-        problems.append(Problem(_message(str(error), given, key, target), code="config-arguments-mismatch"))
-        return None
+        name, message = _message(str(error), given, key, target)
+        problems.append(Problem(message, code="config-arguments-mismatch"))
+        rest = {each: value for each, value in given.items() if each != name}
+        return _parse(target, rest, key, {*skip, name}, problems) if name else (parser, None)
 
 
 def _parse_object(parser: ArgumentParser, given: Mapping[str, Any]) -> Namespace:
     with _our_yaml():
         parsed: Namespace = parser.parse_object(dict(given), defaults=False)
     return parsed
+
+
+def _instantiated(parser: ArgumentParser, parsed: Namespace | None) -> dict[str, Any]:
+    with _our_yaml():
+        return {**vars(parser.instantiate(parsed))}
 
 
 @contextlib.contextmanager
@@ -188,19 +178,19 @@ def _our_yaml() -> Iterator[None]:
         vars(_loaders_dumpers)["yaml_default_loader"] = before
 
 
-def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> str:
-    """Return jsonargparse's message as one line."""
+def _message(text: str, given: Mapping[str, Any], key: str, target: Callable[..., Any]) -> tuple[str, str]:
+    """Return the argument that jsonargparse's message is about, if any, and the message as one line."""
     match = re.match(
         r'Parser key "([^".]+)[^"]*"[^:]*:\s*(.*)|the following arguments (are required): (\w+)', text, re.DOTALL
     )
     if match is None or (match[1] or match[4]) not in given:
-        return f"{key}: {' '.join(text.split())}"
+        return "", f"{key}: {' '.join(text.split())}"
     name, reason = match[1] or match[4], match[2] or match[3]  # null is as good as missing where it is required
     if reason.startswith(("Expected a <class", "Expected a typing", "Does not validate against any", "are required")):
         annotation = parameters_of(target)[name].annotation if name in parameters_of(target) else "another type"
         expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         reason = f"it needs {re.sub(r'collections[.]abc[.]|typing[.]', '', expected).replace('Sequence[', 'list[')}"
-    return f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"
+    return name, f"{key}.{name} is {shown(given[name])}: {' '.join(reason.split())}"
 
 
 def _comes_back(parser: ArgumentParser, given: Mapping[str, Any], name: str, default: Any) -> bool:

@@ -214,7 +214,7 @@ def _apply_view(method: Option, data: Any, path: str) -> Any:
     from learner.data.dataset import View, inner_of, view
 
     below = view(data)
-    result = inner_view = method.apply_chain(below)
+    result = inner_view = method.apply(below)
     while isinstance(inner_view, View) and inner_view is not below:
         inner_view.place, inner_view = path, inner_of(inner_view)[0]
     return result

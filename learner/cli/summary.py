@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,26 +29,21 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 def summary(words: Sequence[str]) -> int:
     """`learner summary DIR [--json]`, or `learner summary CONFIG [--json] [--depth=N] [--KEY=VALUE ...]`."""
-    parser = Parser("summary", SUMMARY)
-    parser.add_argument("directory", metavar="DIR | CONFIG", nargs="*", help="the directory of a run, or a config file")
+    of_config = any(map(_is_config, words))
+    parser = Parser("summary", SUMMARY, "DIR | CONFIG [--json] [--depth=N] [--KEY=VALUE ...]", keys=of_config)
+    parser.add_argument("path", metavar="DIR | CONFIG", help="the directory of a run, or a config file")
     parser.add_argument("--json", action="store_true", help="print JSON; for a run, with its status, config and time")
     parser.add_argument("--depth", metavar="N", help="for a config: levels of the model to show")
-    if any(map(_is_config, words)) and not {"-h", "--help"} & set(words):
-        with import_order(own=True):
-            return _overview(words)
     line = parser.read(words)
-    if line is None:
-        return 0
-    if len(line.directory) != 1:
-        raise LearnerError(
-            "learner summary needs the directory of one run: learner summary DIR", code="cli-run-missing"
-        )
+    if of_config:
+        with import_order(own=True):
+            return _overview(line)
     if line.depth is not None:
         raise LearnerError(
             "learner summary takes --depth of a config file, and this is the directory of a run",
             code="cli-depth-of-run",
         )
-    directory = Path(line.directory[0])
+    directory = Path(line.path)
     if not directory.is_dir():
         raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
     if line.json:
@@ -74,23 +70,16 @@ def _is_config(word: str) -> bool:
     return not word.startswith("-") and not Path(word).is_dir() and (word.endswith(SUFFIXES) or Path(word).is_file())
 
 
-def _overview(words: Sequence[str]) -> int:
+def _overview(line: Namespace) -> int:
     """Print an overview of the run that a config describes."""
     from learner.cli.config import RunConfig
-    from learner.cli.overrides import apply_overrides, read_yaml, split, value_of
+    from learner.cli.overrides import apply_overrides, read_yaml, value_of
 
-    line = split(words, ("json",))
-    if len(line.positional) != 1:
-        raise LearnerError(
-            f"learner summary takes one config file, and got {', '.join(line.positional)}", code="cli-one-config"
-        )
-    depth = [value_of(text) for key, text in line.overrides if key == "depth"]
-    line.overrides = [(key, text) for key, text in line.overrides if key != "depth"]
-    content = apply_overrides(read_yaml(line.positional[0]), line)
-    if depth:
-        content["summary"] = {"depth": depth[-1]}
+    content = apply_overrides(read_yaml(line.path), line.overrides)
+    if line.depth is not None:
+        content["summary"] = {"depth": value_of(line.depth)}
     overview = RunConfig(content, beside=("depth", "json")).learner().overview()
-    if "json" in line.switches:
+    if line.json:
         print(json.dumps(encode(dataclasses.asdict(overview)), indent=2, allow_nan=False))
     else:
         print_overview(overview)

@@ -8,30 +8,18 @@ import stat
 import sys
 from pathlib import Path
 
-from learner.cli.overrides import CommandLine
 from learner.errors import LearnerError
 from learner.util.text import printable
 
-TRUST = "trust"
-"""The option `--trust`, which has no value."""
 
-HELP = """\
-  --trust                 run the code that config.yaml names even if the run
-                          belongs to another user, or others can change it
-"""
-
-
-def require_trust(directory: str, line: CommandLine) -> None:
+def require_trust(directory: str, trusted: bool) -> None:
     """Check that the run's directory and its `config.yaml` belong to this user and nobody else can write to them; else
-    `--trust` must be given, or the user must answer yes on a terminal. A file that is not there is trusted.
+    the user must have given `--trust`, or must answer yes on a terminal. A file that is not there is trusted.
 
     Raises:
       LearnerError: the run is not trusted.
     """
-    given = line.switches.get(TRUST, "false")
-    if given not in ("", "true", "false"):
-        raise LearnerError(f"--trust is {given!r}: it needs true or false, or nothing", code="cli-trust-value")
-    if given != "false":
+    if trusted:
         return
     doubts = [doubt for path in (Path(directory), Path(directory, "config.yaml")) if (doubt := doubt_about(path))]
     if not doubts:

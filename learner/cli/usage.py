@@ -4,21 +4,12 @@ import ast
 import itertools
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from learner.cli.parsing import PROCESSES, Parser
 from learner.cli.schema import CONTEXT
-from learner.cli.trust import HELP as TRUST_HELP
 from learner.examples import CONFIGS as BUNDLED
-
-PROCESSES = """\
-  --distributed           run as one of several processes, all started with
-                          this option, in a cluster that JAX detects: SLURM,
-                          Open MPI, Kubernetes, Cloud TPU
-  --coordinator HOST:PORT --num_processes N --process_id I
-                          for other clusters: process 0 listens at
-                          HOST:PORT, and processes are numbered from 0
-"""
 
 TOPICS = {
     "keys": ("", "every key of a config, with a description"),
@@ -34,14 +25,13 @@ TOPICS = {
 """Topics of the help of `learner fit`: the key whose choices each lists, if any, and a description."""
 
 RESUME = f"""\
-usage: learner resume DIR [--KEY=VALUE ...]
-
-Resumes the run in DIR from its newest checkpoint, with its config.yaml; --num_epochs=20 makes it longer.
-
+keys of the config for a run that changed:
   --resume.allow=metrics      if the metrics changed, restart those of the current epoch
   --resume.allow=optimizer    if the optimizer changed, give it a new state
   --resume.allow=logs         if parts of the logs are missing, continue the logs without them
-{TRUST_HELP}{PROCESSES}
+
+options of the process:
+{PROCESSES}
 It trusts config.yaml: the code that it names is imported and run.
 """
 
@@ -69,16 +59,25 @@ options:
 options of the process, which are not saved with the config:
 {PROCESSES}
 keys:
-{_entries(CONTEXT)}
+{entries(CONTEXT)}
 
 further keys, one for each method of LearnerBuilder:
-{_paragraph(further)}
+{paragraph(further)}
 
 topics:
-{_entries({f"--help={topic}": about for topic, (_, about) in TOPICS.items()})}
+{entries({f"--help={topic}": about for topic, (_, about) in TOPICS.items()})}
 
 configs that come with learner, used if the file does not exist:
-{_paragraph(", ".join(configs))}"""
+{paragraph(", ".join(configs))}"""
+
+
+def resume_parser() -> Parser:
+    """Return the parser of `learner resume`."""
+    about = "Resumes the run in DIR from its newest checkpoint, with its config.yaml; --num_epochs=20 makes it longer."
+    parser = Parser("resume", about, "DIR [--KEY=VALUE ...]", RESUME, keys=True)
+    parser.add_run()
+    parser.add_processes()
+    return parser
 
 
 def requested_help(words: Sequence[str]) -> str | None:
@@ -103,10 +102,12 @@ def option_names() -> list[str]:
     return [name for name in names if not name.startswith("_") and name != "build"]
 
 
-def _entries(about: dict[str, str]) -> str:
-    return "\n".join(_paragraph(text, f"  {name:<24}", 26) for name, text in about.items())
+def entries(about: Mapping[str, str]) -> str:
+    """Return lines with a name and a description each."""
+    return "\n".join(paragraph(text, f"  {name:<24}", 26) for name, text in about.items())
 
 
-def _paragraph(text: str, start: str = "  ", indent: int = 2) -> str:
+def paragraph(text: str, start: str = "  ", indent: int = 2) -> str:
+    """Return a text that fits the terminal."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False)

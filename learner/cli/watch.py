@@ -33,8 +33,6 @@ def watch(words: Sequence[str]) -> int:
         "--refresh", type=float, default=1.0, metavar="SECONDS", help="time between polls of the files (default: 1)"
     )
     line = parser.read(words)
-    if line is None:
-        return 0
     for module in ("textual", "textual_plotext"):
         refuse_missing(module, "watch", "learner watch")
     _refuse_pipes()

@@ -17,7 +17,7 @@ import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from learner.config.fields import add_type_problem, read, tagged, write
 from learner.config.limits import DEEPEST, SUFFIXES
@@ -26,14 +26,8 @@ from learner.config.types import shown
 from learner.errors import LearnerError, near, one_error
 
 
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """A field of a config.
-
-    Attributes:
-      kind: its type.
-      default: makes what it is where it is left out; `None` where it cannot be left out.
-    """
+class Field(NamedTuple):
+    """A field of a config: its type, and a function that returns its default, or None for a required field."""
 
     kind: Any
     default: Callable[[], Any] | None

@@ -23,9 +23,10 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
 
     def __init__(self, text: str) -> None:
         # Before anything is composed: PyYAML composes recursively, and deep texts would overflow C's stack.
-        if problem := check_yaml_size(text) or find_duplicate_key(text):
+        if problem := check_yaml_size(text):
             raise UnsafeYamlError(problem)
         super().__init__(text)
+        self._flat: set[yaml.MappingNode] = set()
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Return the value of a node. What PyYAML's constructors raise becomes a `ConstructorError` with its line."""
@@ -36,6 +37,19 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
         if isinstance(value, int) and value.bit_length() > BITS:
             raise yaml.constructor.ConstructorError(None, None, "an integer that is absurdly large", node.start_mark)
         return value
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge `<<` as PyYAML does, but raise `UnsafeYamlError` if the mapping itself has a key twice."""
+        if node in self._flat:  # an anchor, which has the merged keys by now
+            return
+        self._flat.add(node)
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in keys:
+                    raise UnsafeYamlError(f"says {key.value!r} twice (line {key.start_mark.line + 1})")
+                keys.add(key.value)
+        super().flatten_mapping(node)
 
 
 _BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
@@ -120,30 +134,4 @@ def check_yaml_size(text: str) -> str | None:
             return f"is nested more than {DEEPEST} levels deep"
         if size > LARGEST:
             return f"has aliases that stand for more than {LARGEST} characters"
-    return None
-
-
-def find_duplicate_key(text: str) -> str | None:
-    """Return the first key that a mapping in a YAML text repeats, with its line, or None.
-
-    >>> find_duplicate_key("a: 1\\nb: {c: 1, c: 2}")
-    "says 'c' twice (line 2)"
-    """
-    open_nodes = [yaml.compose(text, Loader=LOADER)]
-    seen: set[int] = set()
-    while open_nodes:
-        node = open_nodes.pop()
-        if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, value in node.value:
-                open_nodes.append(value)
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                    if key.value in keys:
-                        return f"says {key.value!r} twice (line {key.start_mark.line + 1})"
-                    keys.add(key.value)
-        else:
-            open_nodes += node.value
     return None

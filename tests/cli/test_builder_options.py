@@ -19,7 +19,7 @@ class Builder(Base):
     def __getattribute__(self, name):
         if name in ("calls", "__dict__") or name.startswith("_"):
             return object.__getattribute__(self, name)
-        return lambda *positional, **named: self.calls.append((name, positional, named))
+        return lambda *positional, **named: self.calls.append((name, positional, named)) or self
 
     def saving(self, keep: int | None = 2, best: float = 1.0): ...
 

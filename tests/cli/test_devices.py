@@ -200,8 +200,8 @@ def test_memory_where_a_device_tells_it():
     [
         (["--platform=cqu"], "--platform is 'cqu': did you mean 'cpu'?"),
         (["--platform=tpu"], "JAX finds no tpu here: "),
-        (["--platfrom=cpu"], "there is no option --platfrom: did you mean 'platform'?"),
-        (["run"], "learner devices takes no arguments, and got run"),
+        (["--platfrom=cpu"], "learner devices takes no '--platfrom=cpu': did you mean '--platform'?"),
+        (["run"], "learner devices takes no 'run'"),
     ],
 )
 def test_devices_that_are_not_there(learner, workplace, words, message):

@@ -4,7 +4,8 @@ import tracemalloc
 
 import pytest
 
-from learner.cli.overrides import override, read_yaml, split, value_of
+from learner.cli.overrides import override, read_yaml, value_of
+from learner.cli.parsing import Parser
 from tests.support.codes import named_case, raises_code
 
 CONFIG = {
@@ -104,16 +105,33 @@ def test_a_key_that_leads_too_deep():
         override({}, "a." * 30_000 + "a", 1)
 
 
-def test_words():
-    line = split(
-        ["run", "--a=1", "--b.c", "2", "-o", "f.npz", "--d=", "--e=x=y", "--print_config", "more", "--f", "-1"]
+def parsed(*words):
+    parser = Parser("it", "", keys=True)
+    parser.add_argument("paths", nargs="*")
+    parser.add_argument("-o", "--output")
+    parser.add_argument("--print_config", action="store_true")
+    return parser.read(words)
+
+
+def test_words(capsys):
+    line = parsed(
+        "run", "--a=1", "--b.c", "2", "-o", "f.npz", "--d=", "--e=x=y z", "--print-config", "more", "--f", "-1"
     )
-    assert line.positional == ["run", "more"]
-    assert line.overrides == [("a", "1"), ("b.c", "2"), ("output", "f.npz"), ("d", ""), ("e", "x=y"), ("f", "-1")]
-    assert line.switches == {"print_config": ""}
-    assert split(["--model.help", "m.MLP", "a.yaml"]).switches == {"model.help": "m.MLP"}
-    assert split(["--model.help"]).switches == {"model.help": ""}
-    assert split(["-h"]).switches == {"help": ""}
+    assert (line.paths, line.output, line.print_config) == (["run", "more"], "f.npz", True)
+    assert line.overrides == [("a", "1"), ("b.c", "2"), ("d", ""), ("e", "x=y z"), ("f", "-1")]
+    line = parsed("--num-epochs=3", "--valid.my-split=a", "--output=-")
+    assert (line.output, line.overrides) == ("-", [("num_epochs", "3"), ("valid.my-split", "a")])
+    line = parsed("--model.help", "m.MLP", "a.yaml", "--lr.help")
+    assert (line.paths, line.overrides) == (["a.yaml"], [("model.help", "m.MLP"), ("lr.help", "")])
+    with pytest.raises(SystemExit) as ended:
+        parsed("-h")
+    assert (ended.value.code, capsys.readouterr().out.startswith("usage: learner it ")) == (0, True)
+
+
+def test_a_switch_may_have_a_value():
+    assert [parsed(word).print_config for word in ("--print_config=true", "--print_config=false")] == [True, False]
+    with raises_code("cli-switch-value", "'maybe'", name="print_config"):
+        parsed("--print_config=maybe")
 
 
 @pytest.mark.parametrize(
@@ -121,13 +139,13 @@ def test_words():
     [
         (["--num_epochs"], "cli-option-without-value"),
         (["--resume", "--a=1"], "cli-option-without-value"),
-        (["-x"], "cli-option-malformed"),
-        (["-"], "cli-standard-input"),
+        (["-x"], "cli-word-unexpected"),
+        (["-o"], "cli-usage"),
     ],
 )
 def test_words_that_are_wrong(words, code):
     with raises_code(code):
-        split(words)
+        parsed(*words)
 
 
 def test_a_file(tmp_path):
@@ -161,6 +179,8 @@ def test_files_that_are_wrong(tmp_path):
 
 
 def test_no_file(tmp_path):
+    with raises_code("cli-standard-input"):
+        read_yaml("-")
     with raises_code("config-file-missing", "digits.yaml"):
         read_yaml(tmp_path / "digits.yaml")
     (tmp_path / "digit.yaml").write_text("a: 1")

@@ -5,12 +5,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from learner.cli.overrides import split
-from learner.cli.processes import SWITCHES, connected, pop_process_options
+from learner.cli.parsing import Parser
+from learner.cli.processes import connected, process_options
 from tests.support.codes import raises_code
 from tests.support.processes import free_port, together
 
 THREE = ["--coordinator", "10:30", "--num_processes=2", "--process_id", "1"]
+
+
+def parsed(*words):
+    parser = Parser("it", "", keys=True)
+    parser.add_config()
+    parser.add_processes()
+    return parser.read(words)
 
 
 @pytest.mark.parametrize(
@@ -26,14 +33,14 @@ THREE = ["--coordinator", "10:30", "--num_processes=2", "--process_id", "1"]
     ],
 )
 def test_they_are_taken_out_of_the_command_line(words, arguments):
-    line = split([*words, "line.yaml", "--num_epochs=3"], SWITCHES)
-    assert pop_process_options(line) == arguments
-    assert (line.positional, line.overrides, line.switches) == (["line.yaml"], [("num_epochs", "3")], {})
+    line = parsed(*words, "line.yaml", "--num_epochs=3")
+    assert process_options(line) == arguments
+    assert (line.config, line.overrides) == ("line.yaml", [("num_epochs", "3")])
 
 
 def test_a_switch_that_is_neither_is_refused():
-    with raises_code("cli-distributed-value"):
-        pop_process_options(split(["--distributed=2"], SWITCHES))
+    with raises_code("cli-switch-value", name="distributed"):
+        parsed("line.yaml", "--distributed=2")
 
 
 def test_one_process_is_not_connected(monkeypatch):

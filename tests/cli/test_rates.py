@@ -94,8 +94,8 @@ def test_a_file(learner, config, workplace):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plot-lr"], "needs a config file: learner plot-lr CONFIG"),
-        (["find-lr"], "needs a config file: learner find-lr CONFIG"),
+        (["plot-lr"], "the following arguments are required: CONFIG; learner plot-lr CONFIG"),
+        (["find-lr"], "the following arguments are required: CONFIG; learner find-lr CONFIG"),
         (["plot-lr", "line.yaml", "-o", "rate.jpg"], "it needs the name of a .png file"),
         (["find-lr", "line.yaml", "-o", "nowhere/a.png"], "it needs the name of a .png file"),
         (["plot-lr", "line.yaml", "--lr.first=-1"], "Cosine: first is -1.0; it needs a number 0 or more"),

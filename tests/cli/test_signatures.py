@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from learner.cli.signatures import check, random_parameters
+from learner.errors import LearnerError
 from tests.support.codes import named_case, raises_code
 
 
@@ -83,6 +84,17 @@ def test_what_does_not_fit():
             with raises_code(code, *shown) as error:
                 checked(function, given)
             assert "\n" not in str(error.value)
+
+
+def test_all_values_that_do_not_fit_are_told_together():
+    with pytest.raises(LearnerError) as caught:
+        checked(function, {"size": "x", "rat": 1, "rate": 2, "mode": "c", "pair": [1]})
+    assert [problem.split(" is ")[0].split(": ")[0] for problem in caught.value.problems] == [
+        "model.init_args",
+        "model.init_args.size",
+        "model.init_args.mode",
+        "model.init_args.pair",
+    ]
 
 
 def test_classes_of_every_kind():

@@ -66,7 +66,7 @@ def test_beside_a_run_that_is_there(learner, trained):
     ("words", "said"),
     [
         (["a.yaml"], "there is no config file a.yaml"),
-        (["line.yaml", "line.yaml"], "learner summary takes one config file, and got line.yaml, line.yaml"),
+        (["line.yaml", "line.yaml"], "learner summary takes no 'line.yaml'"),
         (["line.yaml", "--num_epoch=2"], "there is no option 'num_epoch': did you mean 'num_epochs'"),
         (["line.yaml", "--dept=2"], "there is no option 'dept': did you mean 'depth'"),
         (["line.yaml", "--depth=0"], "summary(depth=) is 0; it needs a whole number, 1 or more"),

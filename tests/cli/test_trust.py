@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from learner.cli.overrides import split
-from learner.cli.trust import TRUST, doubt_about, require_trust
+from learner.cli.parsing import Parser
+from learner.cli.trust import doubt_about, require_trust
 from tests.support.codes import raises_code
 
 
@@ -19,15 +19,17 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def words(*options):
-    return split(["run", *options], (TRUST,))
+def trusted(*options):
+    parser = Parser("it", "", keys=True)
+    parser.add_run()
+    return parser.read(["run", *options]).trust
 
 
 def test_what_only_this_user_can_write_is_trusted(run):
-    require_trust(str(run), words())
+    require_trust(str(run), trusted())
     (run / "config.yaml").unlink()
-    require_trust(str(run), words())
-    require_trust(str(run / "nothing"), words())
+    require_trust(str(run), trusted())
+    require_trust(str(run / "nothing"), trusted())
 
 
 @pytest.mark.parametrize(("name", "mode"), [("", 0o777), ("", 0o757), ("config.yaml", 0o666), ("config.yaml", 0o646)])
@@ -36,13 +38,13 @@ def test_what_others_can_write_is_not_trusted_without_the_option(run, name, mode
         os.chown(run / name, 0, 54321)  # otherwise the group may be this user's own
     os.chmod(run / name, mode)
     with raises_code("cli-untrusted-config", f"(mode {mode:o})", "config.yaml"):
-        require_trust(str(run), words())
+        require_trust(str(run), trusted())
     with raises_code("cli-untrusted-config"):
-        require_trust(str(run), words("--trust=false"))
-    require_trust(str(run), words("--trust"))
-    require_trust(str(run), words("--trust=true"))
-    with raises_code("cli-trust-value", "--trust", "'maybe'"):
-        require_trust(str(run), words("--trust=maybe"))
+        require_trust(str(run), trusted("--trust=false"))
+    require_trust(str(run), trusted("--trust"))
+    require_trust(str(run), trusted("--trust=true"))
+    with raises_code("cli-switch-value", "'maybe'", name="trust"):
+        require_trust(str(run), trusted("--trust=maybe"))
 
 
 def test_a_group_of_one_user_is_no_other_user(run):
@@ -77,10 +79,10 @@ def test_the_question_on_a_terminal(run, monkeypatch, answer, runs):
         monkeypatch.setattr(sys, "stderr", stderr)
         os.write(terminal, f"{answer}\n".encode())
         if runs:
-            require_trust(str(run), words())
+            require_trust(str(run), trusted())
         else:
             with raises_code("cli-untrusted-config"):
-                require_trust(str(run), words())
+                require_trust(str(run), trusted())
         monkeypatch.undo()
     shown = b""
     with contextlib.suppress(OSError):  # the other side is closed

@@ -1,5 +1,7 @@
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -8,7 +10,7 @@ import yaml
 
 from learner.config.base import Config
 from learner.config.mappings import json_text, read_mapping, yaml_text
-from learner.config.safe_yaml import check_yaml_size, find_duplicate_key, parse_yaml
+from learner.config.safe_yaml import UnsafeYamlError, check_yaml_size, parse_yaml
 from tests.support.codes import named_case, raises_code
 
 
@@ -46,12 +48,16 @@ def test_files_that_are_too_large(tmp_path):
         ("a: 1\nb: 2\na: 3", "says 'a' twice (line 3)"),
         ("a: [{b: 1}, {b: 1, b: 2}]", "says 'b' twice (line 1)"),
         ("a: &a {b: 1}\nc: {<<: *a, b: 2}", None),  # that is what merging is for
+        ("a: &a {b: 1}\nc: &c {<<: *a, b: 2}\nd: {<<: *c, b: 3}\ne: {<<: [*c, *a]}", None),
+        ("a: {<<: {b: 1, b: 2}}", "says 'b' twice (line 1)"),
+        ("a: &a {b: 1,\n  b: 2}\nc: {<<: *a}", "says 'b' twice (line 2)"),
         ("", None),
     ],
 )
 def test_a_key_that_is_said_twice(text, found):
-    assert find_duplicate_key(text) == found
     assert check_yaml_size(text) is None
+    with contextlib.nullcontext() if found is None else pytest.raises(UnsafeYamlError, match=re.escape(found)):
+        parse_yaml(text)
 
 
 def test_words_that_yaml_1_1_takes_for_booleans_are_texts():
