@@ -28,7 +28,7 @@ from learner.events import (
 from learner.renderers import lines
 from learner.renderers.board import board
 from learner.renderers.bottom_area import BottomArea
-from learner.renderers.consoles import Encodable, shows_blocks, standard_output
+from learner.renderers.consoles import rendered, standard_output
 from learner.renderers.epoch_table import EpochTable
 from learner.renderers.grids import grid, render_overview
 from learner.renderers.progress import Progress
@@ -130,7 +130,7 @@ class RichRenderer(Listener):
             return
         self._write([lines.ended(event)])
         if event.show_summary:
-            self._area.console.print(Encodable(render_summary(event.summary, self._directory)))
+            self._area.console.print(rendered(render_summary(event.summary, self._directory), self._area.console))
 
     def _on_steps(self, event: StepsEnded) -> None:
         self._steps = event
@@ -167,7 +167,8 @@ class RichRenderer(Listener):
     def _drawing(self) -> RenderableType:
         """Return the table of metrics, on less than half of the screen, and the bar."""
         width, most = self._area.console.width, max(0, self._area.console.height // 2 - 3)
-        characters = BLOCKS if shows_blocks(self._area.console) else ASCII
+        limited = self._area.console.legacy_windows or self._area.console.options.ascii_only  # as rich draws its bars
+        characters = ASCII if limited else BLOCKS
         rows = board(self._trends.newest(), width, most, self._trends.monitor, characters)
         texts = [Text(row, "" if number else "bold") for number, row in enumerate(rows)]
         table = Text("\n", no_wrap=True, overflow="crop").join(texts)
