@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 import os
 import time
 import warnings
@@ -281,6 +282,16 @@ class RunReader:
                 key=key,
             )
         return self.history.points(key)
+
+    def is_text(self, key: str) -> bool:
+        """Return True if the values of a metric over splits are texts, such as a confusion matrix."""
+        return key in self.history and all(isinstance(value, str) for value in self.history[key])
+
+    def split_values(self, key: str) -> tuple[Floats, Floats]:
+        """Return steps and values of a metric over splits, float64 `[points]`: NaN for a text."""
+        points = self.history.points(key) if key in self.history else []
+        values = [math.nan if isinstance(point.value, str) else point.value for point in points]
+        return np.array([point.step for point in points], np.float64), np.array(values, np.float64)
 
     def steps(self, key: str, most: int | None = None) -> Series:
         """Return the values of a training metric at each optimizer step.

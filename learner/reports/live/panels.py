@@ -58,7 +58,7 @@ def table(run: LiveRun, width: int) -> list[str]:
     for key in run.keys:
         row = run.row(key)
         values = ["" if value is None else _cell(value) for value in (row.now, row.last, row.best)]
-        if run.is_text(key):
+        if run.run.is_text(key):
             values = ["", "a text", ""]
         unit = f" ({row.unit})" if row.unit else ""
         rows.append(
