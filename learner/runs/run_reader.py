@@ -26,6 +26,7 @@ from learner.runs.layout import MARK, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.series import epochs_in, has_steps, is_plain, step_values
 from learner.runs.thinning import Floats, Series
+from learner.util.number_checks import is_finite
 from learner.util.text import printable
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
@@ -237,16 +238,18 @@ class RunReader:
 
     @property
     def time_parts(self) -> dict[str, float]:
-        """The running time in seconds by part (`total`, `compile`, `data`, `train`, `valid`, `save`, `other`), over all
-        resumes that ended in order. Empty if nothing was recorded.
+        """The running time in seconds by part, over all completed resumes; empty if nothing was recorded.
+
+        `total`; `compile`: tracing and compiling; `data`: waiting for batches; `train`: the rest of the training steps;
+        `valid`: validations; `save`: waiting for checkpoints; `other`: everything else.
         """
-        total: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for entry in self.journal:
-            parts = entry.get("seconds") if entry.get("event") in ("end", "stop") else None
+            parts = entry.get("seconds") if entry.get("event") in ("end", "stop", "error") else None
             for name, value in parts.items() if isinstance(parts, dict) else ():
-                if name in TIME_PARTS and isinstance(value, int | float) and 0 <= value < LARGEST:
-                    total[name] = total.get(name, 0.0) + value
-        return total
+                if name in TIME_PARTS and is_finite(value) and 0 <= value < LARGEST:
+                    totals[name] = totals.get(name, 0.0) + value
+        return {name: totals[name] for name in TIME_PARTS if name in totals}
 
     @functools.cached_property
     def _running(self) -> list[float]:
