@@ -64,8 +64,6 @@ class RichRenderer(Listener):
         self._metrics: tuple[MetricInfo, ...] = ()
         self._table_width = self._area.console.width
         self._table = EpochTable([], self._table_width)
-        self._steps: StepsEnded | None = None
-        self._train_loss: float | None = None
         self._pending: list[str] = []  # lines for above the bar
         self._drawn_at = self._written_at = clock() - SECONDS_BETWEEN_DRAWINGS
 
@@ -91,7 +89,7 @@ class RichRenderer(Listener):
 
     def _show(self, event: Event) -> None:
         if isinstance(event, StepsEnded):
-            self._on_steps(event)
+            self._on_steps()
         elif isinstance(event, SplitEnded):
             if event.at_step is not None:
                 values = {f"{event.split}/{name}": value for name, value in event.values.items()}
@@ -111,7 +109,6 @@ class RichRenderer(Listener):
         self.close()
         self._area.console = self._given or standard_output()
         self._directory, self._metrics = event.shown or event.directory, event.metrics
-        self._steps = self._train_loss = None
         self._write([lines.started(event)])
         self._write(self._titles(), style="bold")
         atexit.register(self.close)
@@ -132,10 +129,7 @@ class RichRenderer(Listener):
         if event.show_summary:
             self._area.console.print(rendered(render_summary(event.summary, self._directory), self._area.console))
 
-    def _on_steps(self, event: StepsEnded) -> None:
-        self._steps = event
-        if event.split == "train" and "Loss" in event.values:
-            self._train_loss = float(event.values["Loss"][-1])
+    def _on_steps(self) -> None:
         if self._is_time(self._drawn_at):
             self._write()
             self._draw()
@@ -177,7 +171,7 @@ class RichRenderer(Listener):
     def _bar(self) -> RenderableType:
         label = self._progress.label()
         texts = self._texts(self._area.console.width - len(label) - SHORTEST_BAR - 2)
-        completed, total = self._progress.position(self._steps) if self._steps else (0, None)
+        completed, total = self._progress.completed()
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
@@ -188,12 +182,11 @@ class RichRenderer(Listener):
 
     def _texts(self, room: int) -> list[str]:
         """Return the texts beside the bar, as far as they fit (in characters)."""
-        loss = "" if self._train_loss is None else lines.values({"train/Loss": self._train_loss})
-        speed, left = lines.speed(self._progress.speed), lines.left(self._progress.seconds_left())
-        steps = self._steps
-        position = lines.position(steps.split, *self._progress.position(steps)) if steps else "starting"
+        position, speed, left = self._progress.texts()
+        loss = self._progress.train_loss
+        shown_loss = "" if loss is None else lines.values({"train/Loss": loss})
         kept: list[str] = []
-        for text in filter(None, (position, left, loss, speed)):
+        for text in filter(None, (position, left, shown_loss, speed)):
             room -= len(text) + 2
             if room >= 0:
                 kept.append(text)
