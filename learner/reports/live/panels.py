@@ -118,7 +118,7 @@ def _time_use(run: LiveRun) -> list[tuple[str, str]]:
     """Return the share of time of each part, if the run has ended and recorded it."""
     parts = run.run.time_parts if run.status.word == "ended" else {}
     total = parts.pop("total", 0.0)
-    shares = [f"{name} {100 * value / total:.0f} %" for name, value in parts.items() if total > 0 and value > 0]
+    shares = [f"{name} {100 * value / total:.0f} %" for name, value in parts.items() if value >= 0.01 * total > 0]
     return [("time", ", ".join(shares))] if shares else []
 
 
