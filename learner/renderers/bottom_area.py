@@ -70,14 +70,15 @@ class BottomArea:
         """Return True unless a prompt or another program had the cursor a moment ago."""
         return now >= self._free_at
 
-    def print(self, text: Text) -> None:
-        """Print whole lines above the area."""
-        text.no_wrap, text.overflow = True, "ignore"
+    def print(self, content: RenderableType) -> None:
+        """Print above the area. Lines of a `Text` are not wrapped."""
+        if isinstance(content, Text):
+            content.no_wrap, content.overflow = True, "ignore"
         with self._lock:
             if self._shows_beginning:
                 self._show(self._drawn)
             self._shows_beginning = False
-            self.console.print(rendered(text, self.console), soft_wrap=True)
+            self.console.print(rendered(content, self.console), soft_wrap=True)
 
     def draw(self, content: Callable[[], RenderableType]) -> None:
         """Draw new content, which is only computed if the area is open."""

@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from typing import TextIO
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment, Segments
@@ -26,6 +28,12 @@ def rendered(content: RenderableType, console: Console) -> Segments:
         Segment(segment.text.encode(encoding, "replace").decode(encoding), segment.style, segment.control)
         for segment in console.render(content)
     )
+
+
+def print_rich(content: Callable[[int], RenderableType], stream: TextIO | None) -> None:
+    """Print content made for a width in characters on a terminal, by default `sys.stdout`."""
+    console = Console(file=stream)
+    console.print(rendered(content(console.width), console))
 
 
 def standard_output() -> Console:

@@ -28,7 +28,7 @@ from learner.events import (
 from learner.renderers import lines
 from learner.renderers.board import board
 from learner.renderers.bottom_area import BottomArea
-from learner.renderers.consoles import rendered, standard_output
+from learner.renderers.consoles import standard_output
 from learner.renderers.epoch_table import EpochTable
 from learner.renderers.grids import grid, render_overview
 from learner.renderers.progress import Progress
@@ -99,7 +99,7 @@ class RichRenderer(Listener):
         elif isinstance(event, Message):
             self._write(lines.message(event), style="yellow" if event.level >= logging.WARNING else "")
         elif isinstance(event, Overview):
-            self._area.console.print(render_overview(event, self._area.console.width))
+            self._area.print(render_overview(event, self._area.console.width))
         elif isinstance(event, RunStarted):
             self._start(event)
         elif isinstance(event, (RunEnded, RunFailed)):
@@ -127,7 +127,7 @@ class RichRenderer(Listener):
             return
         self._write([lines.ended(event)])
         if event.show_summary:
-            self._area.console.print(rendered(render_summary(event.summary, self._directory), self._area.console))
+            self._area.print(render_summary(event.summary, self._directory))
 
     def _on_steps(self) -> None:
         if self._is_time(self._drawn_at):
