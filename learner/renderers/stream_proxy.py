@@ -54,17 +54,21 @@ class StreamProxy:
         """Write a text. Raises `TypeError` for anything else."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if not self._draws():
-            return self.original.write(text)
-        with self._lock:
-            *lines, rest = (self._rest + text).split("\n")
-            rest = rest[max(0, rest.rstrip("\r").rfind("\r")) :]  # what a carriage return wrote over is gone
-            if len(rest) > LONGEST:
-                lines, rest = [*lines, rest], ""
-            self._rest = rest
-            if lines:
-                self._lines([_last_state(line) for line in lines])
-        return len(text)
+        if self._draws():
+            with self._lock:
+                if self.is_drawn:  # it may have ended while this waited for the lock
+                    self._add(text)
+                    return len(text)
+        return self.original.write(text)
+
+    def _add(self, text: str) -> None:
+        *lines, rest = (self._rest + text).split("\n")
+        rest = rest[max(0, rest.rstrip("\r").rfind("\r")) :]  # what a carriage return wrote over is gone
+        if len(rest) > LONGEST:
+            lines, rest = [*lines, rest], ""
+        self._rest = rest
+        if lines:
+            self._lines([_last_state(line) for line in lines])
 
     def _draws(self) -> bool:
         """Return False in a forked process, which must not draw."""
@@ -106,7 +110,8 @@ class StreamProxy:
           wait: for the lock. A thread that hangs may hold it; without it, nothing is drawn either.
         """
         with self._lock if wait else contextlib.nullcontext():
-            rest, self.is_drawn = self._take_rest(), False
+            self.is_drawn = False  # first: without the lock, others may write meanwhile
+            rest = self._take_rest()
             if rest and wait:
                 self._lines([rest])
             elif rest:
