@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from learner.util.text import truncate
+
 LISTS = {list: list, tuple: tuple, collections.abc.Sequence: tuple}
 DICTS = (dict, collections.abc.Mapping)
 LONGEST = 80  # of a value in a message
@@ -57,8 +59,7 @@ def same_shape(kind: Any, value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """Return the `repr` of a value for a message, truncated to `LONGEST` characters."""
-    text = repr(value)
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return truncate(repr(value), LONGEST, "...")
 
 
 def name_of(kind: Any) -> str:

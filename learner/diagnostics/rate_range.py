@@ -7,6 +7,7 @@ import numpy as np
 
 from learner.errors import one_error
 from learner.events import Event, Listener, StepsEnded
+from learner.runs.thinning import smoothed
 from learner.training.stopping import Interrupter
 from learner.util.number_checks import is_finite
 from learner.util.text import aligned, short
@@ -105,20 +106,6 @@ class RangeTest:
                 ["a tenth of the rate of the lowest loss", f"{self.tenth:.2g}"],
             ]
         )
-
-
-def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
-    """Return the means of `RangeTest.smoothed`: `sum(s**(i-j) * loss[j]) / sum(s**(i-j))` over j up to i.
-
-    >>> smoothed(np.array([1.0, 2.0, 4.0]), 0.5).round(3).tolist()
-    [1.0, 1.667, 3.0]
-    """
-    total = weight = 0.0
-    means = []
-    for loss in losses.tolist():
-        total, weight = smoothing * total + loss, smoothing * weight + 1
-        means.append(total / weight)
-    return np.array(means)
 
 
 def warmup_steps(smoothing: float) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from learner.metrics.base import Array
+from learner.util.text import aligned
 
 
 def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:
@@ -36,20 +37,6 @@ def averaged(values: Any, average: str, support: Any, xp: Any = np) -> Any:
     return xp.where(total > 0, mean, xp.nan)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of texts as lines with columns, the first aligned left and the others right.
-
-    >>> print(table([["", "cat", "dog"], ["cat", "10", "2"], ["dog", "0", "7"]]))
-         cat  dog
-    cat   10    2
-    dog    0    7
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    )
-
-
 def per_class(names: Sequence[str], values: Array) -> str:
     """Return a table with a value for each class.
 
@@ -57,4 +44,4 @@ def per_class(names: Sequence[str], values: Array) -> str:
     cat  0.5000
     dog     nan
     """
-    return table([[name, f"{float(value):.4f}"] for name, value in zip(names, values, strict=True)])
+    return "\n".join(aligned([[name, f"{float(value):.4f}"] for name, value in zip(names, values, strict=True)]))

@@ -20,9 +20,9 @@ from learner.metrics.class_arguments import (
     threshold_part,
     threshold_problem,
 )
-from learner.metrics.class_averages import table
 from learner.metrics.counts import Count
 from learner.metrics.scores import decided, read_scores
+from learner.util.text import aligned
 
 PIXELS, MOST_PIXELS = 384, 1024  # a side of a picture of few classes, and of many
 MOST_CLASSES = 100  # of a table with a column for each; it stands in a run's files after every epoch
@@ -172,9 +172,9 @@ class ConfusionMatrix(MatrixMetric):
         counts, names = self.counts(value), [*self.classes, "none"]
         rows, columns = len(names) - int(not counts[-1].any()), len(names) - int(not counts[:, -1].any())
         if len(self.classes) > MOST_CLASSES:
-            return table([["label", "predicted", "rows"], *_pairs(counts[:rows, :columns], names)])
+            return "\n".join(aligned([["label", "predicted", "rows"], *_pairs(counts[:rows, :columns], names)]))
         lines = [[names[row], *map(str, counts[row, :columns])] for row in range(rows)]
-        return table([["label", *names[:columns]], *lines])
+        return "\n".join(aligned([["label", *names[:columns]], *lines]))
 
 
 def _pairs(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:

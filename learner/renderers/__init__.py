@@ -61,11 +61,10 @@ def print_summary(
     if not _is_terminal(stream or sys.stdout):
         write_lines(summary_lines(summary, directory), stream)
         return
-    from rich.console import Console
-
+    from learner.renderers.consoles import print_rich
     from learner.renderers.rich import render_summary
 
-    Console(file=stream).print(render_summary(summary, directory))
+    print_rich(lambda _: render_summary(summary, directory), stream)
 
 
 def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
@@ -78,12 +77,10 @@ def print_overview(overview: Overview, stream: TextIO | None = None) -> None:
     if not _is_terminal(stream or sys.stdout):
         write_lines(overview_lines(overview), stream)
         return
-    from rich.console import Console
-
+    from learner.renderers.consoles import print_rich
     from learner.renderers.grids import render_overview
 
-    console = Console(file=stream)
-    console.print(render_overview(overview, console.width))
+    print_rich(lambda width: render_overview(overview, width), stream)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

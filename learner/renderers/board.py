@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from learner.renderers.trends import BLOCKS, Trend, important, sparkline
-from learner.util.text import count, printable, short
+from learner.util.text import count, printable, short, truncate
 
 GAP = 2
 WIDEST_NAME, SHORTEST_NAME = 28, 10
@@ -35,7 +35,8 @@ def board(
     shown = important(trends, most, monitor)
     if not shown:
         return []
-    numbers = [_column(title, texts) for title, texts in _texts(shown).items()]
+    rows = [("now", "best", "epoch"), *map(cells, shown)]
+    numbers = list(map(_column, zip(*rows, strict=True)))
     now, best, epoch = (GAP + len(column[0]) for column in numbers)
     names = [printable(trend.info.key) for trend in shown]
     least = min(max(SHORTEST_NAME, width - now - best - GAP - SHORTEST_TREND), width - now)
@@ -45,31 +46,25 @@ def board(
         return []
     kept = [room >= best, room >= best + GAP + SHORTEST_TREND, room >= best + epoch + GAP + SHORTEST_TREND]
     numbers = [column for column, is_kept in zip(numbers, (True, kept[0], kept[2]), strict=True) if is_kept]
-    columns = [[_cut(text, name) for text in ("metric", *names)], *numbers]
+    columns = [[truncate(text, name).ljust(name) for text in ("metric", *names)], *numbers]
     if kept[1]:
         length = min(LONGEST_TREND, room - best - (epoch if kept[2] else 0) - GAP)
         columns.append(["trend", *(_trend(trend, length, characters) for trend in shown)])
-    lines = [(" " * GAP).join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    lines = [(" " * GAP).join(row).rstrip() for row in zip(*columns, strict=True)]
     hidden = len(trends) - len(shown)
-    return [*lines, *([_cut(f"and {count(hidden, 'more metric')}", width).rstrip()] if hidden else [])]
+    return [*lines, *([truncate(f"and {count(hidden, 'more metric')}", width)] if hidden else [])]
 
 
-def _texts(trends: Sequence[Trend]) -> dict[str, list[str]]:
-    return {
-        "now": ["-" if trend.now is None else short(trend.now) for trend in trends],
-        "best": ["-" if trend.best is None else short(trend.best.value) for trend in trends],
-        "epoch": ["-" if trend.best is None else str(trend.best.epoch) for trend in trends],
-    }
+def cells(trend: Trend, absent: str = "-") -> tuple[str, str, str]:
+    """Return the texts of the current value, the best value and its epoch."""
+    now = absent if trend.now is None else short(trend.now)
+    return (now, absent, absent) if trend.best is None else (now, short(trend.best.value), str(trend.best.epoch))
 
 
-def _column(title: str, texts: Sequence[str]) -> list[str]:
-    width = max(NARROWEST if title != "epoch" else 0, *map(len, (title, *texts)))
-    return [text.rjust(width) for text in (title, *texts)]
+def _column(texts: Sequence[str]) -> list[str]:
+    width = max(NARROWEST if texts[0] != "epoch" else 0, *map(len, texts))
+    return [text.rjust(width) for text in texts]
 
 
 def _trend(trend: Trend, length: int, characters: str) -> str:
     return sparkline([value for _, value in trend.points(length)], characters)
-
-
-def _cut(text: str, width: int) -> str:
-    return text.ljust(width) if len(text) <= width else text[: max(0, width - 1)] + "."

@@ -3,15 +3,15 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, TextIO
 
 from rich.ansi import AnsiDecoder
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from learner.renderers.consoles import CachedRenderable, Encodable
-from learner.renderers.stream_proxy import Redirected
+from learner.renderers.consoles import rendered
+from learner.renderers.stream_proxy import StreamProxy, redirect, restore
 
 SECONDS_FOR_OTHERS = 2.0
 
@@ -29,34 +29,33 @@ class BottomArea:
         self.console = console
         self._clock = clock
         self._live: Live | None = None
-        self._drawn: CachedRenderable | None = None
+        self._drawn: RenderableType = ""
         self._shows_beginning = False  # of a printed line, instead of `_drawn`
         self._free_at = clock()  # until then the area belongs to a prompt, or to another program
         self._process = os.getpid()
-        self._redirected: Redirected | None = None
+        self._proxies: dict[str, StreamProxy] = {}
         self._file: IO[str] | None = None  # of the console; None follows `sys.stdout`
         self._lock = threading.RLock()  # held by every writer: a user's print runs in another thread
 
     def open(self) -> None:
         """Begin to draw, and redirect the standard streams of a terminal."""
-        self._live, self._drawn, self._shows_beginning = self._new_live(), None, False
+        self._live, self._drawn, self._shows_beginning = self._new_live(), "", False
         self._process, self._free_at, self._file = os.getpid(), self._clock(), self.console._file
         if self.console.is_terminal:
             self.console.file = self.console.file  # one that follows `sys.stdout` would write to what is put there
-            self._redirected = Redirected(self.console.file, self._print_above, self._show_beginning, self._make_room)
+            self._proxies = redirect(self.console.file, self._new_proxy)
 
     def close(self, flush: Callable[[], object]) -> None:
         """Call `flush`, remove the area, and restore the standard streams. Does nothing if the area is closed."""
         live, self._live = self._live, None
         if live is None:
             return
-        redirected, self._redirected = self._redirected, None
+        proxies, self._proxies = self._proxies, {}
         if os.getpid() != self._process:  # one that was forked: the area is its parent's
             return
         try:
             flush()
-            if redirected is not None:
-                redirected.restore()
+            restore(proxies)
         finally:
             with self._lock:
                 live.stop()
@@ -64,34 +63,37 @@ class BottomArea:
 
     def abandon(self) -> None:
         """Restore the standard streams without locking: a thread that hangs may hold the lock."""
-        redirected, self._redirected, self._live = self._redirected, None, None
-        if redirected is not None:
-            redirected.give_up()
+        proxies, self._proxies, self._live = self._proxies, {}, None
+        restore(proxies, wait=False)
 
     def is_free(self, now: float) -> bool:
         """Return True unless a prompt or another program had the cursor a moment ago."""
         return now >= self._free_at
 
-    def print(self, text: Text) -> None:
-        """Print whole lines above the area."""
+    def print(self, content: RenderableType) -> None:
+        """Print above the area. Lines of a `Text` are not wrapped."""
+        if isinstance(content, Text):
+            content.no_wrap, content.overflow = True, "ignore"
         with self._lock:
-            if self._shows_beginning and self._drawn is not None:
+            if self._shows_beginning:
                 self._show(self._drawn)
             self._shows_beginning = False
-            self.console.print(Encodable(text), soft_wrap=True)
+            self.console.print(rendered(content, self.console), soft_wrap=True)
 
     def draw(self, content: Callable[[], RenderableType]) -> None:
         """Draw new content, which is only computed if the area is open."""
         if self._live is not None:
             with self._lock:
-                self._drawn, self._shows_beginning = CachedRenderable(Encodable(content()), self.console), False
+                self._drawn, self._shows_beginning = rendered(content(), self.console), False
                 self._show(self._drawn)
 
     def _new_live(self) -> Live:
-        """Create the live display. Rich would wrap lines printed meanwhile, and lose or repeat an incomplete line."""
         return Live(
             "", console=self.console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
+
+    def _new_proxy(self, stream: TextIO) -> StreamProxy:
+        return StreamProxy(stream, self._print_above, self._show_beginning, self._make_room)
 
     def _print_above(self, printed: Sequence[str]) -> None:
         """Print a program's output with its colours."""
@@ -103,7 +105,7 @@ class BottomArea:
         with self._lock:
             self._shows_beginning = True
             room = max(1, self.console.width - 1)
-            self._show(Encodable(AnsiDecoder().decode_line(text)[-room:]))
+            self._show(rendered(AnsiDecoder().decode_line(text)[-room:], self.console))
 
     def _make_room(self) -> None:
         """Remove the area while other code has the cursor: a drawing in progress would overwrite a prompt."""

@@ -1,51 +1,39 @@
-"""Capabilities of a terminal, as rich detects them."""
+"""Consoles of rich for standard output, and for texts of any kind."""
 
-import dataclasses
 import os
 import shutil
 import sys
-from typing import IO, cast
+from collections.abc import Callable
+from typing import TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.segment import Segment
+from rich.console import Console, RenderableType
+from rich.segment import Segment, Segments
 
 from learner.renderers.stream_proxy import StreamProxy, wrapped_stream
-from learner.renderers.trends import BLOCKS
 
 
-@dataclasses.dataclass
-class Encodable:
-    """A renderable with question marks for characters outside the console's encoding.
+def rendered(content: RenderableType, console: Console) -> Segments:
+    """Render content once, to be shown any number of times, with question marks for characters outside the console's
+    encoding, for which rich raises `UnicodeEncodeError`.
 
     >>> import io
     >>> file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    >>> Console(file=file).print(Encodable("Präzision"))
+    >>> console = Console(file=file)
+    >>> console.print(rendered("Präzision", console))
     >>> file.buffer.getvalue()
     b'Pr?zision\\n'
     """
-
-    content: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self.content, options):
-            text = segment.text.encode(options.encoding, "replace").decode(options.encoding)
-            yield Segment(text, segment.style, segment.control)
+    encoding = console.encoding
+    return Segments(
+        Segment(segment.text.encode(encoding, "replace").decode(encoding), segment.style, segment.control)
+        for segment in console.render(content)
+    )
 
 
-class CachedRenderable:
-    """A renderable that is drawn once and can be shown again cheaply, such as below each printed line.
-
-    >>> console = Console(width=20)
-    >>> drawn = CachedRenderable("a bar", console)
-    >>> console.print(drawn)
-    a bar
-    """
-
-    def __init__(self, content: RenderableType, console: Console) -> None:
-        self._segments = list(console.render(content))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return self._segments
+def print_rich(content: Callable[[int], RenderableType], stream: TextIO | None) -> None:
+    """Print content made for a width in characters on a terminal, by default `sys.stdout`."""
+    console = Console(file=stream)
+    console.print(rendered(content(console.width), console))
 
 
 def standard_output() -> Console:
@@ -58,18 +46,4 @@ def standard_output() -> Console:
     height = size.lines if environment("LINES") == "0" else None
     stream = wrapped_stream(sys.stdout)
     force_terminal = False if isinstance(stream, StreamProxy) else None
-    return Console(file=cast("IO[str]", stream), width=width, height=height, force_terminal=force_terminal)
-
-
-def shows_blocks(console: Console) -> bool:
-    """Return True if the console can display `BLOCKS`. Old Windows consoles accept them but show squares.
-
-    >>> import io
-    >>> [shows_blocks(Console(file=io.TextIOWrapper(io.BytesIO(), encoding=name))) for name in ("utf-8", "cp1252")]
-    [True, False]
-    """
-    try:
-        BLOCKS.encode(console.encoding)
-    except UnicodeEncodeError:
-        return False
-    return not console.legacy_windows
+    return Console(file=stream, width=width, height=height, force_terminal=force_terminal)

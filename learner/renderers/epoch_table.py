@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from learner.events import MetricInfo
-from learner.util.text import duration, printable, short
+from learner.util.text import duration, printable, short, truncate
 
 NARROWEST = 7
 WIDEST = 16
@@ -53,8 +53,7 @@ class EpochTable:
 
 
 def _name(info: MetricInfo) -> str:
-    name = printable(info.name)
-    return name if len(name) <= WIDEST else name[: WIDEST - 1] + "."
+    return truncate(printable(info.name), WIDEST)
 
 
 def _width(info: MetricInfo) -> int:

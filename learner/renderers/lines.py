@@ -63,26 +63,6 @@ def texts(values: Mapping[str, float | str]) -> list[str]:
     return shown
 
 
-def position(split: str, completed: int, total: int | None) -> str:
-    """Return the progress within a split.
-
-    >>> position("train", 120, 450), position("valid", 3, None)
-    ('step 120/450', 'valid 3')
-    """
-    unit = "step" if split == "train" else printable(split)
-    return f"{unit} {completed}/{total}" if total is not None else f"{unit} {completed}"
-
-
-def speed(steps_per_second: float | None) -> str:
-    """Return steps per second, or nothing while unknown."""
-    return "" if steps_per_second is None else f"{short(steps_per_second)} steps/s"
-
-
-def left(seconds: float | None) -> str:
-    """Return the remaining time, or nothing if unknown."""
-    return "" if seconds is None else f"{duration(seconds)} left"
-
-
 def _length(event: RunStarted) -> str:
     if event.num_steps is not None:
         return count(event.num_steps, "step")

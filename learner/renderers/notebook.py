@@ -18,7 +18,6 @@ from learner.events import (
     RunFailed,
     RunStarted,
     SplitEnded,
-    StepsEnded,
 )
 from learner.renderers import lines, page
 from learner.renderers.board import board
@@ -83,7 +82,6 @@ class NotebookRenderer(Listener):
 
     def _begin(self) -> None:
         self._progress, self._trends = Progress(self._clock), Trends()
-        self._steps: StepsEnded | None = None
         self._texts: dict[str, str] = {}
         self._newest_messages: collections.deque[Message] = collections.deque(maxlen=MOST_MESSAGES)
         self._message_count = 0
@@ -104,9 +102,7 @@ class NotebookRenderer(Listener):
         self._progress.on_event(event)
         self._trends.on_event(event)
         self._changed, self._time = True, event.time
-        if isinstance(event, StepsEnded):
-            self._steps = event
-        elif isinstance(event, SplitEnded):
+        if isinstance(event, SplitEnded):
             texts = {name: value for name, value in event.values.items() if isinstance(value, str)}
             self._texts |= {f"{event.split}/{name}": value for name, value in texts.items()}
         elif isinstance(event, Message):
@@ -143,12 +139,7 @@ class NotebookRenderer(Listener):
 
     def _status(self) -> str:
         """Return the current position, or how the run ended."""
-        if self._end:
-            return self._end
-        steps = self._steps
-        position = lines.position(steps.split, *self._progress.position(steps)) if steps else "starting"
-        speed, left = lines.speed(self._progress.speed), lines.left(self._progress.seconds_left())
-        return "  ".join(filter(None, (self._progress.label(), position, speed, left)))
+        return self._end or "  ".join(filter(None, (self._progress.label(), *self._progress.texts())))
 
     def _html(self) -> str:
         trends, monitor = self._trends.newest(), self._trends.monitor
@@ -164,7 +155,7 @@ class NotebookRenderer(Listener):
         return f'<div style="font-size: 13px; line-height: 1.4; overflow-x: auto">{"".join(parts)}</div>'
 
     def _bar(self) -> str:
-        completed, total = self._progress.position(self._steps) if self._steps else (0, None)
+        completed, total = self._progress.completed()
         return "" if total is None else f'<progress value="{completed}" max="{total}" style="width: 280px"></progress>'
 
     def _plain(self) -> str:

@@ -1,8 +1,10 @@
 """The overview of a run as text: the arrays of its model as a tree, and facts about its steps."""
 
+import sys
+
 from learner.events import Overview
 from learner.renderers.tree import TreeRow, folded
-from learner.util.text import aligned, count, printable, size
+from learner.util.text import aligned, count, printable, size, truncate
 
 GAP = 2
 SHORTEST_NAME = 8
@@ -31,8 +33,8 @@ def tree_table(overview: Overview, width: int | None = None) -> list[list[str]]:
         used = sum(GAP + max(map(len, column)) for column in zip(*texts, strict=True))
         if width is None or width - used >= min(24, max(map(len, [title, *names]))):
             break
-    room = None if width is None else max(SHORTEST_NAME, width - used)
-    return [[_cut(name, room), *row] for name, row in zip([title, *names], texts, strict=True)]
+    room = sys.maxsize if width is None else max(SHORTEST_NAME, width - used)
+    return [[truncate(name, room, ".."), *row] for name, row in zip([title, *names], texts, strict=True)]
 
 
 def facts(overview: Overview) -> list[tuple[str, str]]:
@@ -95,10 +97,6 @@ def _cells(row: TreeRow, total: int) -> dict[str, str]:
         "share": f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.05 else "<0.1 %",
         "kind": printable(row.kind) if row.arrays == 1 else f"{printable(row.kind)} {row.arrays} arrays".strip(),
     }
-
-
-def _cut(name: str, room: int | None) -> str:
-    return name if room is None or len(name) <= room else name[: room - 2] + ".."
 
 
 def _batch(o: Overview) -> str:

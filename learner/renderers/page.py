@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from learner.events import Message
 from learner.renderers import lines
+from learner.renderers.board import cells
 from learner.renderers.chart import COLOURS, MARKS, chart, data_url, limits
 from learner.renderers.trends import Trend, important
 from learner.util.text import count, printable, short
@@ -81,10 +82,8 @@ def texts(values: Mapping[str, str]) -> str:
 
 def _row(trend: Trend) -> str:
     unit = f" ({trend.info.unit})" if trend.info.unit else ""
-    now = "" if trend.now is None else short(trend.now)
-    best, epoch = ("", "") if trend.best is None else (short(trend.best.value), str(trend.best.epoch))
-    cells = "".join(f'<td style="{CELL}">{value}</td>' for value in (now, best, epoch))
-    return f'<tr><th scope="row" style="{NAME}">{text(trend.info.key + unit)}</th>{cells}</tr>'
+    values = "".join(f'<td style="{CELL}">{value}</td>' for value in cells(trend, absent=""))
+    return f'<tr><th scope="row" style="{NAME}">{text(trend.info.key + unit)}</th>{values}</tr>'
 
 
 def _figure(name: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:

@@ -51,14 +51,13 @@ class PlainRenderer(Listener):
         self._written_at = clock()
         self._progress = Progress(clock)
         self._directory: str | os.PathLike[str] | None = None
-        self._train_loss: float | None = None
         self._validated: dict[str, float | str] = {}  # inside this epoch, not written yet
 
     def on_event(self, event: Event) -> None:
         """Write the event's lines, if any."""
         self._progress.on_event(event)
         if isinstance(event, StepsEnded):
-            self._on_steps(event)
+            self._on_steps()
         elif isinstance(event, SplitEnded):
             if event.at_step is not None:
                 self._validated |= {f"{event.split}/{name}": value for name, value in event.values.items()}
@@ -72,24 +71,18 @@ class PlainRenderer(Listener):
         else:
             self._write(self._about_run(event))
 
-    def _on_steps(self, event: StepsEnded) -> None:
-        if event.split == "train" and "Loss" in event.values:
-            self._train_loss = float(event.values["Loss"][-1])
+    def _on_steps(self) -> None:
         if self._clock() - self._written_at < self._every_seconds:
             return
-        known = {} if self._train_loss is None else {"train/Loss": self._train_loss}
-        parts = [
-            self._progress.label(),
-            lines.position(event.split, *self._progress.position(event)),
-            lines.values(known | self._validated),
-        ]
-        parts += [lines.speed(self._progress.speed), lines.left(self._progress.seconds_left())]
+        loss = self._progress.train_loss
+        values = lines.values(({} if loss is None else {"train/Loss": loss}) | self._validated)
+        position, speed, left = self._progress.texts()
         self._validated.clear()
-        self._write(["  ".join(filter(None, parts))])
+        self._write(["  ".join(filter(None, (self._progress.label(), position, values, speed, left)))])
 
     def _about_run(self, event: Event) -> list[str]:
         if isinstance(event, RunStarted):
-            self._directory, self._train_loss = event.shown or event.directory, None
+            self._directory = event.shown or event.directory
             return [lines.started(event)]
         if isinstance(event, Overview):
             return overview_lines(event)

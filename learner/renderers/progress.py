@@ -3,10 +3,13 @@
 from collections.abc import Callable
 
 from learner.events import EpochEnded, EpochStarted, Event, RunStarted, StepsEnded
+from learner.util.text import duration, printable, short
 
 MEMORY = 0.95  # what is left of a dispatch's share of the speed after each further one
 
 
+# Not `rich.progress.Progress`: it knows the time from one update to the next, with compiling and validations in it, and
+# one length, where a bar is for an epoch and the remaining time for the run. Pages and lines of text need both, too.
 class Progress:
     """Position and speed of a run, from its events.
 
@@ -16,26 +19,33 @@ class Progress:
     >>> progress.on_event(RunStarted(0.0, Path("runs/a"), 2, None, 100, (), parameters=10))
     >>> for step in (50, 100):
     ...     progress.on_event(StepsEnded(0.0, "train", 1, step - 49, 50, step, 100, step, {}, (), seconds=2.0))
-    >>> progress.speed, progress.seconds_left()
-    (25.0, 20.0)
+    >>> progress.speed, progress.seconds_left(), progress.completed()
+    (25.0, 20.0, (100, 100))
+    >>> progress.label(), *progress.texts()
+    ('epoch 1/2', 'step 100/100', '25 steps/s', '20.0 s left')
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._run: RunStarted | None = None
         self._first: tuple[float, int] | None = None  # when the first dispatch ended, and at which step
+        self._newest: StepsEnded | None = None
         self._steps = self._seconds = 0.0
         self.epoch = 1
         self.step = 0
         self.total: int | None = None
+        self.train_loss: float | None = None  # of the newest step
 
     def on_event(self, event: Event) -> None:
         """Update the progress."""
         if isinstance(event, RunStarted):
             self._run, self.step, self.total = event, event.step, _total(event)
-            self._first, self._steps, self._seconds = None, 0.0, 0.0
+            self._first = self._newest = self.train_loss = None
+            self._steps = self._seconds = 0.0
         if isinstance(event, (RunStarted, EpochStarted, StepsEnded, EpochEnded)):
             self.epoch = event.epoch
+        if isinstance(event, StepsEnded):
+            self._newest = event
         if isinstance(event, StepsEnded) and event.split == "train":
             self._on_train_steps(event)
         elif isinstance(event, EpochEnded) and self.total is None and self._run and self._run.num_epochs:
@@ -43,6 +53,8 @@ class Progress:
 
     def _on_train_steps(self, event: StepsEnded) -> None:
         self.step = event.step
+        if "Loss" in event.values:
+            self.train_loss = float(event.values["Loss"][-1])
         if self._first is None:  # the dispatch that waited for the compiler says nothing about the speed
             self._first = self._clock(), event.step
             return
@@ -61,13 +73,32 @@ class Progress:
         seconds_per_step = (self._clock() - self._first[0]) / (self.step - self._first[1])
         return max(0, self.total - self.step) * seconds_per_step
 
-    def position(self, event: StepsEnded) -> tuple[int, int | None]:
+    def completed(self) -> tuple[int, int | None]:
         """Return the completed and the total number: of the run's steps if they are counted, else of the epoch or the
         validation.
         """
-        if event.split == "train" and self._run and self._run.num_steps is not None:
-            return event.step, self._run.num_steps
-        return event.in_epoch, event.total
+        newest = self._newest
+        if newest is not None and newest.split == "train" and self._run and self._run.num_steps is not None:
+            return newest.step, self._run.num_steps
+        return (newest.in_epoch, newest.total) if newest is not None else (0, None)
+
+    def texts(self) -> tuple[str, str, str]:
+        """Return the progress within a split, such as `step 120/450` or `valid 3`, the speed, and the remaining time;
+        empty texts while they are unknown.
+        """
+        left = self.seconds_left()
+        return (
+            self._position(),
+            "" if self.speed is None else f"{short(self.speed)} steps/s",
+            "" if left is None else f"{duration(left)} left",
+        )
+
+    def _position(self) -> str:
+        if self._newest is None:
+            return "starting"
+        unit = "step" if self._newest.split == "train" else printable(self._newest.split)
+        completed, total = self.completed()
+        return f"{unit} {completed}" if total is None else f"{unit} {completed}/{total}"
 
     def label(self) -> str:
         """Return the text `epoch 3/10`, or `epoch 3` if the number of epochs is not set."""

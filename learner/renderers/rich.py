@@ -28,7 +28,7 @@ from learner.events import (
 from learner.renderers import lines
 from learner.renderers.board import board
 from learner.renderers.bottom_area import BottomArea
-from learner.renderers.consoles import Encodable, shows_blocks, standard_output
+from learner.renderers.consoles import standard_output
 from learner.renderers.epoch_table import EpochTable
 from learner.renderers.grids import grid, render_overview
 from learner.renderers.progress import Progress
@@ -64,8 +64,6 @@ class RichRenderer(Listener):
         self._metrics: tuple[MetricInfo, ...] = ()
         self._table_width = self._area.console.width
         self._table = EpochTable([], self._table_width)
-        self._steps: StepsEnded | None = None
-        self._train_loss: float | None = None
         self._pending: list[str] = []  # lines for above the bar
         self._drawn_at = self._written_at = clock() - SECONDS_BETWEEN_DRAWINGS
 
@@ -91,7 +89,7 @@ class RichRenderer(Listener):
 
     def _show(self, event: Event) -> None:
         if isinstance(event, StepsEnded):
-            self._on_steps(event)
+            self._on_steps()
         elif isinstance(event, SplitEnded):
             if event.at_step is not None:
                 values = {f"{event.split}/{name}": value for name, value in event.values.items()}
@@ -101,7 +99,7 @@ class RichRenderer(Listener):
         elif isinstance(event, Message):
             self._write(lines.message(event), style="yellow" if event.level >= logging.WARNING else "")
         elif isinstance(event, Overview):
-            self._area.console.print(render_overview(event, self._area.console.width))
+            self._area.print(render_overview(event, self._area.console.width))
         elif isinstance(event, RunStarted):
             self._start(event)
         elif isinstance(event, (RunEnded, RunFailed)):
@@ -111,7 +109,6 @@ class RichRenderer(Listener):
         self.close()
         self._area.console = self._given or standard_output()
         self._directory, self._metrics = event.shown or event.directory, event.metrics
-        self._steps = self._train_loss = None
         self._write([lines.started(event)])
         self._write(self._titles(), style="bold")
         atexit.register(self.close)
@@ -130,12 +127,9 @@ class RichRenderer(Listener):
             return
         self._write([lines.ended(event)])
         if event.show_summary:
-            self._area.console.print(Encodable(render_summary(event.summary, self._directory)))
+            self._area.print(render_summary(event.summary, self._directory))
 
-    def _on_steps(self, event: StepsEnded) -> None:
-        self._steps = event
-        if event.split == "train" and "Loss" in event.values:
-            self._train_loss = float(event.values["Loss"][-1])
+    def _on_steps(self) -> None:
         if self._is_time(self._drawn_at):
             self._write()
             self._draw()
@@ -167,7 +161,8 @@ class RichRenderer(Listener):
     def _drawing(self) -> RenderableType:
         """Return the table of metrics, on less than half of the screen, and the bar."""
         width, most = self._area.console.width, max(0, self._area.console.height // 2 - 3)
-        characters = BLOCKS if shows_blocks(self._area.console) else ASCII
+        limited = self._area.console.legacy_windows or self._area.console.options.ascii_only  # as rich draws its bars
+        characters = ASCII if limited else BLOCKS
         rows = board(self._trends.newest(), width, most, self._trends.monitor, characters)
         texts = [Text(row, "" if number else "bold") for number, row in enumerate(rows)]
         table = Text("\n", no_wrap=True, overflow="crop").join(texts)
@@ -176,7 +171,7 @@ class RichRenderer(Listener):
     def _bar(self) -> RenderableType:
         label = self._progress.label()
         texts = self._texts(self._area.console.width - len(label) - SHORTEST_BAR - 2)
-        completed, total = self._progress.position(self._steps) if self._steps else (0, None)
+        completed, total = self._progress.completed()
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
@@ -187,12 +182,11 @@ class RichRenderer(Listener):
 
     def _texts(self, room: int) -> list[str]:
         """Return the texts beside the bar, as far as they fit (in characters)."""
-        loss = "" if self._train_loss is None else lines.values({"train/Loss": self._train_loss})
-        speed, left = lines.speed(self._progress.speed), lines.left(self._progress.seconds_left())
-        steps = self._steps
-        position = lines.position(steps.split, *self._progress.position(steps)) if steps else "starting"
+        position, speed, left = self._progress.texts()
+        loss = self._progress.train_loss
+        shown_loss = "" if loss is None else lines.values({"train/Loss": loss})
         kept: list[str] = []
-        for text in filter(None, (position, left, loss, speed)):
+        for text in filter(None, (position, left, shown_loss, speed)):
             room -= len(text) + 2
             if room >= 0:
                 kept.append(text)

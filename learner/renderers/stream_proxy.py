@@ -1,15 +1,18 @@
 """Redirection of a program's output while something is drawn at the bottom of its terminal."""
 
+import contextlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, TextIO, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, TextIO
 
 LONGEST = 10_000  # characters of a line; what has more without an end is written as one
 
 
+# Not `rich.file_proxy.FileProxy`: it ends a line where it is flushed and takes it for markup, prints each state of a
+# progress bar, mixes lines of threads, draws in forked processes and under prompts, and its `encoding` is None.
 class StreamProxy:
     """A stand-in for a stream: each complete line appears above what is drawn.
 
@@ -18,7 +21,7 @@ class StreamProxy:
     this: what is drawn makes room first. Otherwise it is the stream.
 
     Args:
-      stream: what it stands for.
+      original: the stream that it replaces.
       write: writes lines above what is drawn.
       show: shows the beginning of a line in place of what is drawn.
       make_room: takes away what is drawn.
@@ -36,14 +39,14 @@ class StreamProxy:
 
     def __init__(
         self,
-        stream: TextIO,
+        original: TextIO,
         write: Callable[[Sequence[str]], object],
         show: Callable[[str], object] = str,
         make_room: Callable[[], object] = bool,
     ) -> None:
-        self._stream, self._lines, self._show, self._make_room = stream, write, show, make_room
-        self._parts: list[str] = []  # of a line without an end
-        self._length, self._drawn = 0, True  # the length is that of all parts
+        self.original, self.is_drawn = original, True
+        self._lines, self._show, self._make_room = write, show, make_room
+        self._rest = ""  # of a line without an end
         self._lock = threading.RLock()
         self._process = os.getpid()
 
@@ -51,30 +54,28 @@ class StreamProxy:
         """Write a text. Raises `TypeError` for anything else."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if not self._draws():
-            return self._stream.write(text)
-        with self._lock:
-            self._parts.append(text)
-            self._length += len(text)
-            if "\n" in text or "\r" in text or self._length > LONGEST:
-                self._sort_out()
-        return len(text)
+        if self._draws():
+            with self._lock:
+                if self.is_drawn:  # it may have ended while this waited for the lock
+                    self._add(text)
+                    return len(text)
+        return self.original.write(text)
 
-    def _sort_out(self) -> None:
-        *lines, rest = "".join(self._parts).split("\n")
-        rest = rest[max(0, rest.rstrip("\r").rfind("\r")) :]
+    def _add(self, text: str) -> None:
+        *lines, rest = (self._rest + text).split("\n")
+        rest = rest[max(0, rest.rstrip("\r").rfind("\r")) :]  # what a carriage return wrote over is gone
         if len(rest) > LONGEST:
             lines, rest = [*lines, rest], ""
-        self._parts, self._length = [rest], len(rest)
+        self._rest = rest
         if lines:
             self._lines([_last_state(line) for line in lines])
 
     def _draws(self) -> bool:
         """Return False in a forked process, which must not draw."""
-        return self._drawn and os.getpid() == self._process
+        return self.is_drawn and os.getpid() == self._process
 
     def _take_rest(self) -> str:
-        rest, self._parts, self._length = _last_state("".join(self._parts)), [], 0
+        rest, self._rest = _last_state(self._rest), ""
         return rest
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -86,99 +87,81 @@ class StreamProxy:
         """Show an incomplete line, such as a prompt; it is kept until it is complete."""
         if self._draws():
             with self._lock:
-                if rest := _last_state("".join(self._parts)):
+                if rest := _last_state(self._rest):
                     self._show(rest)
-        self._stream.flush()
+        self.original.flush()
 
     def fileno(self) -> int:
         """Return the file descriptor. An incomplete line is written first, so that it precedes anything written or
         typed there.
         """
-        descriptor = self._stream.fileno()
+        descriptor = self.original.fileno()
         if self._draws():
             with self._lock:
                 self._make_room()
-                self._stream.write(self._take_rest())
-                self._stream.flush()
+                self.original.write(self._take_rest())
+                self.original.flush()
         return descriptor
 
-    def finish(self) -> None:
-        """End the drawing: write what is buffered, and pass all further output through."""
-        with self._lock:
-            rest, self._drawn = self._take_rest(), False
-            if rest:
+    def finish(self, wait: bool = True) -> None:
+        """End the drawing: write what is buffered, and pass all further output through.
+
+        Args:
+          wait: for the lock. A thread that hangs may hold it; without it, nothing is drawn either.
+        """
+        with self._lock if wait else contextlib.nullcontext():
+            self.is_drawn = False  # first: without the lock, others may write meanwhile
+            rest = self._take_rest()
+            if rest and wait:
                 self._lines([rest])
-
-    def give_up(self) -> None:
-        """End the drawing as `finish` does, without waiting for locks that a thread that hangs may hold."""
-        self._drawn = False
-        if rest := self._take_rest():
-            self._stream.write(f"{rest}\n")
-
-    def wrapped_stream(self) -> Any:
-        """Return the wrapped stream after drawing has ended; until then the proxy itself."""
-        return self if self._drawn else wrapped_stream(self._stream)
+            elif rest:
+                self.original.write(f"{rest}\n")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.original, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stream)
+        return iter(self.original)
 
 
-class Redirected:
-    """Replace standard output and standard error by `StreamProxy` if they are terminals, also in the handlers of
-    `logging` that write to them.
+def redirect(stream: IO[str], make_proxy: Callable[[TextIO], StreamProxy]) -> dict[str, StreamProxy]:
+    """Replace standard output and standard error by proxies if they are `stream` or terminals, also in the handlers of
+    `logging` that write to them. Return the proxies by the name in `sys`.
+    """
+    originals = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    proxies = {
+        name: make_proxy(original)
+        for name, original in originals.items()
+        if wrapped_stream(original) is stream or _is_terminal(original)
+    }
+    for name, proxy in proxies.items():
+        setattr(sys, name, proxy)
+        _set_handlers(proxy.original, proxy)
+    return proxies
+
+
+def restore(proxies: Mapping[str, StreamProxy], wait: bool = True) -> None:
+    """Restore the original streams. A stream that other code has set in the meantime stays.
 
     Args:
-      stream: on which is drawn.
-      write, show, make_room: as those of `StreamProxy`.
+      proxies: from `redirect`.
+      wait: for locks. A thread that hangs may hold them; without them the handlers of `logging` keep their proxies,
+        which pass all output through.
     """
-
-    def __init__(
-        self,
-        stream: IO[str],
-        write: Callable[[Sequence[str]], object],
-        show: Callable[[str], object] = str,
-        make_room: Callable[[], object] = bool,
-    ) -> None:
-        self._places: list[tuple[str, TextIO, StreamProxy]] = []
-        try:
-            for name in ("stdout", "stderr"):
-                was = getattr(sys, name)
-                if wrapped_stream(was) is stream or _is_terminal(was):
-                    proxy = StreamProxy(was, write, show, make_room)
-                    self._places.append((name, was, proxy))
-                    setattr(sys, name, proxy)
-                    _hand_over(was, proxy)
-        except BaseException:
-            self.restore()
-            raise
-
-    def restore(self) -> None:
-        """Restore the original streams. A stream that other code has set in the meantime stays."""
-        places, self._places = self._places, []
-        for name, was, proxy in places:
-            if getattr(sys, name) is proxy:
-                setattr(sys, name, was)
-        for _, was, proxy in places:
-            _hand_over(proxy, was)
-            proxy.finish()
-
-    def give_up(self) -> None:
-        """Restore as `restore` does, without waiting for locks that a thread that hangs may hold. Handlers of `logging`
-        keep their proxies, which pass all output through.
-        """
-        places, self._places = self._places, []
-        for name, was, proxy in places:
-            if getattr(sys, name) is proxy:
-                setattr(sys, name, was)
-            proxy.give_up()
+    for name, proxy in proxies.items():
+        if getattr(sys, name) is proxy:
+            setattr(sys, name, proxy.original)
+    for proxy in proxies.values():
+        if wait:
+            _set_handlers(proxy, proxy.original)
+        proxy.finish(wait)
 
 
-def wrapped_stream(stream: TextIO | StreamProxy) -> TextIO | StreamProxy:
+def wrapped_stream(stream: Any) -> Any:
     """Return the original stream of a proxy that is still referenced after drawing has ended; others unchanged."""
-    return stream.wrapped_stream() if isinstance(stream, StreamProxy) else stream
+    while isinstance(stream, StreamProxy) and not stream.is_drawn:
+        stream = stream.original
+    return stream
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -192,14 +175,13 @@ def _last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def _hand_over(old: TextIO | StreamProxy, new: TextIO | StreamProxy) -> None:
+def _set_handlers(old: Any, new: Any) -> None:
     """Replace a stream in the handlers of `logging`, which keep the stream they were created with."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    for handler in {
-        attached for logger in loggers if isinstance(logger, logging.Logger) for attached in logger.handlers
-    }:
+    handlers = {handler for logger in loggers for handler in getattr(logger, "handlers", ())}
+    for handler in handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:
             try:
-                handler.setStream(cast("TextIO", new))
-            except ValueError:  # the old stream cannot be flushed: it is closed
+                handler.setStream(new)
+            except (OSError, ValueError):  # the old stream cannot be flushed: it is closed, or its terminal is gone
                 handler.stream = new

@@ -115,6 +115,7 @@ def important(trends: Sequence[Trend], most: int, monitor: str | None) -> list[T
     return [trends[at] for at in sorted(ranked[:most])]
 
 
+# rich has no sparkline, and textual, which has one, is optional.
 def sparkline(values: Sequence[float], characters: str = BLOCKS) -> str:
     """Return a character for each value, from the lowest to the highest; a blank for a non-finite one.
 

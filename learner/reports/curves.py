@@ -30,7 +30,7 @@ def curves(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
     for index, run in enumerate(runs):
         for key in run.keys:
             split, name = key.split("/", 1)
-            if key in run.history and all(isinstance(value, str) for value in run.history[key]):
+            if run.is_text(key):
                 continue
             metric = metrics.setdefault(name, {"name": name, "unit": run.info(key).unit, "curves": []})
             metric["curves"] += [{"run": index, "split": split, **curve} for curve in _curves(run, key)]
@@ -41,11 +41,8 @@ def curves(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
 
 def _curves(run: RunReader, key: str) -> list[Curve]:
     """Return the curve of values of splits, preceded by the curve of values of steps if there are any."""
-    points = run.points(key) if key in run.history else []
-    points = [point for point in points if not isinstance(point.value, str)]
-    step = np.array([point.step for point in points])
-    value = np.array([point.value for point in points], np.float64)
-    lines = [_curve(run, False, thin(step, value, group_size(len(value), MOST)))] if points else []
+    step, value = run.split_values(key)
+    lines = [_curve(run, False, thin(step, value, group_size(len(value), MOST)))] if len(step) else []
     if key.startswith("train/") and len(series := run.steps(key, MOST)):
         lines.insert(0, _curve(run, True, series))
     return lines

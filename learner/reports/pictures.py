@@ -1,13 +1,13 @@
 """Plots of a metric of one or several runs."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from learner.errors import LearnerError, near
-from learner.reports.plots import LARGEST, Line, Plot, drawable
+from learner.reports.plots import LARGEST, Line, Plot
 from learner.runs.run_reader import RunReader
+from learner.runs.thinning import smoothed
 from learner.util.text import printable
 
 AXES = ("step", "epoch", "time")
@@ -55,58 +55,33 @@ def picture(
         for key in _keys(run, metric):
             name = " ".join(([run.name] if len(runs) > 1 else []) + [key])
             at, values = _line(run, key, x, steps)
-            lines[printable(name)] = at, smoothed(values, smooth)
+            lines[printable(name)] = at, smoothed(values, smooth).tolist()
             unit = run.info(key).unit
-    if not any(_drawable(values, log) for _, values in lines.values()):
+    title = f"{runs[0].name} {next(iter(lines))}" if len(runs) == len(lines) == 1 else metric
+    label = metric + (f" ({unit})" if unit else "")
+    plot = Plot(printable(title), LABELS[x], printable(label), lines, log_y=log)
+    if not any(values for _, values in plot.drawable_lines().values()):
         raise _nothing(runs, metric, log and bool(lines))
-    if log:
-        lines = {name: _positive(line) for name, line in lines.items()}
-    title = printable(metric if len(runs) > 1 or len(lines) > 1 else f"{runs[0].name} {next(iter(lines))}")
-    return Plot(title, LABELS[x], printable(metric + (f" ({unit})" if unit else "")), lines, log_y=log)
+    return plot
 
 
 def _keys(run: RunReader, metric: str) -> list[str]:
-    keys = [key for key in run.keys if metric in (key, key.split("/", 1)[1])]
-    texts = [key for key in keys if key in run.history and all(isinstance(value, str) for value in run.history[key])]
-    return [key for key in keys if key not in texts]
+    return [key for key in run.keys if metric in (key, key.split("/", 1)[1]) and not run.is_text(key)]
 
 
 def _line(run: RunReader, key: str, x: str, steps: bool) -> Line:
-    points = run.points(key) if key in run.history else []
+    step, values = run.split_values(key)
     if steps and key.startswith("train/") and not any(run.directory.glob("train/epoch-*/*.log")):
         raise LearnerError(
             f"{run.directory} has no metric files, so there are no values of single steps: it was trained with "
             "metric_loggers(only=...), and its loggers have them",
             code="report-step-values-missing",
         )
-    step = np.array([point.step for point in points], np.float64)
-    values = [math.nan if isinstance(point.value, str) else point.value for point in points]
-    if (steps or not points) and key.startswith("train/") and len(series := run.steps(key, MOST)):
-        step, values = series.step.astype(np.float64), series.mean.tolist()
+    if (steps or not len(step)) and key.startswith("train/") and len(series := run.steps(key, MOST)):
+        step, values = series.step.astype(np.float64), series.mean
     axes = {"step": step, **run.axes(step)}
     places = axes[x] / 60 if x == "time" else axes[x]
-    return places.tolist(), values
-
-
-def smoothed(values: Iterable[float], weight: float) -> list[float]:
-    """Return an exponential moving average with the bias correction of Adam: the weights of each mean sum to 1."""
-    means, average, total = [], 0.0, 0.0
-    for value in values:
-        if not math.isfinite(value):
-            means.append(value)
-            continue
-        average, total = weight * average + (1 - weight) * value, weight * total + 1 - weight
-        means.append(average / total)
-    return means
-
-
-def _drawable(values: Iterable[float], log: bool) -> bool:
-    return any(not math.isnan(value) and (value > 0 or not log) for value in drawable(list(values)))
-
-
-def _positive(line: Line) -> Line:
-    kept = [(x, y) for x, y in zip(*line, strict=True) if y > 0]
-    return [x for x, _ in kept], [y for _, y in kept]
+    return places.tolist(), values.tolist()
 
 
 def _nothing(runs: Sequence[RunReader], metric: str, log: bool) -> LearnerError:

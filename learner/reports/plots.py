@@ -58,9 +58,9 @@ class Plot:
         plotext.plotsize(max(width, LEAST[0]), max(height, LEAST[1]))
         few = {1: ["braille"], 2: ["dot", "braille"]}
         markers = itertools.cycle(few.get(len(self.lines), MARKS))
-        for name, line in self._finite().items():
+        for name, line in self.drawable_lines().items():
             plotext.plot(*line, marker=next(markers), label=name if len(self.lines) > 1 else None)
-        set_axes(plotext, list(self._finite().values()), width, height, log_x=self.log_x, log_y=self.log_y)
+        set_axes(plotext, list(self.drawable_lines().values()), width, height, log_x=self.log_x, log_y=self.log_y)
         plotext.title(self.title)
         plotext.xlabel(self.x)
         plotext.ylabel(self.y)
@@ -76,7 +76,7 @@ class Plot:
         """
         figure = import_optional("matplotlib.figure", "plots", "a plot").Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        for name, line in self._finite().items():
+        for name, line in self.drawable_lines().items():
             axes.plot(*line, label=name)
         if len(self.lines) > 1:
             axes.legend()
@@ -91,7 +91,8 @@ class Plot:
                 f"the plot cannot be written to {path}: {error}", code="report-not-written", path=path
             ) from error
 
-    def _finite(self) -> dict[str, Line]:
+    def drawable_lines(self) -> dict[str, Line]:
+        """Return the lines without the points that are left out."""
         lines: dict[str, Line] = {}
         for name, line in self.lines.items():
             x, y = map(drawable, line)
@@ -129,13 +130,8 @@ def set_axes(
         plotext.xlim(low, high)
     plotext.xscale("log" if log_x else "linear")
     plotext.yscale("log" if log_y else "linear")
-    plotext.xticks(*_ticks(low, high, max(2, width // 12), log_x))
-    plotext.yticks(*_ticks(min(ys), max(ys), max(2, height // 3), log_y))
-
-
-def _ticks(low: float, high: float, most: int, log: bool) -> tuple[list[float], list[str]]:
-    ticks = decades(low, high, most) if log else []
-    return (ticks, list(map(tick_text, ticks))) if len(ticks) > 1 else round_ticks(low, high, most)
+    plotext.xticks(*ticks(low, high, max(2, width // 12), log_x))
+    plotext.yticks(*ticks(min(ys), max(ys), max(2, height // 3), log_y))
 
 
 def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -151,71 +147,57 @@ def drawable(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[n
     return numbers
 
 
-def decades(low: float, high: float, most: int) -> list[float]:
-    """Return round numbers for a logarithmic axis: powers of ten, with 2 and 5 times them if these would be few.
+# plotext's own ticks cut an axis into equal parts: none is round, those of rates are like 0.00000056, and large numbers
+# have up to 39 digits.
+def ticks(low: float, high: float, most: int, log: bool = False) -> tuple[list[float], list[str]]:
+    """Return round numbers for an axis, and their texts.
 
     Args:
-      low: the least of the axis, greater than 0.
+      low: the least of the axis; greater than 0 if it is logarithmic.
       high: the greatest.
       most: how many there is room for.
+      log: whether the axis is logarithmic. Its ticks are powers of ten, with 2 and 5 times them if there is room.
 
-    >>> decades(1e-5, 0.2, most=8), decades(1e-5, 0.2, most=3)
-    ([1e-05, 0.0001, 0.001, 0.01, 0.1], [1e-05, 0.001, 0.1])
-    >>> decades(0.15, 0.6, most=8)
-    [0.2, 0.5]
-    """
-    first, last = math.floor(math.log10(low) - 1e-9), math.ceil(math.log10(high) + 1e-9)
-    finer = [float(f"{factor}e{power}") for power in range(first, last + 1) for factor in (1, 2, 5)]
-    fine = [x for x in finer if low * (1 - 1e-9) <= x <= high * (1 + 1e-9)]
-    powers = [x for x in fine if x in finer[::3]]
-    ticks = fine if len(powers) < 3 and len(fine) <= most else powers
-    return ticks[:: math.ceil(len(ticks) / most)] if ticks else []
-
-
-def round_ticks(low: float, high: float, most: int) -> tuple[list[float], list[str]]:
-    """Return round numbers for a linear axis, and their texts.
-
-    Args:
-      low: the least of the axis.
-      high: the greatest.
-      most: how many there is room for.
-
-    >>> round_ticks(1, 500, most=5)
+    >>> ticks(1, 500, most=5)
     ([100.0, 200.0, 300.0, 400.0, 500.0], ['100', '200', '300', '400', '500'])
-    >>> round_ticks(0.11, 0.31, most=4)
-    ([0.15, 0.2, 0.25, 0.3], ['0.15', '0.20', '0.25', '0.30'])
-    >>> round_ticks(0, 3e6, most=8)[1]
-    ['0', '0.5M', '1.0M', '1.5M', '2.0M', '2.5M', '3.0M']
+    >>> [ticks(*limits, most=4)[1] for limits in ((0.11, 0.31), (0, 3e6), (0, 3e-4))]
+    [['0.15', '0.2', '0.25', '0.3'], ['0', '1e6', '2e6', '3e6'], ['0', '1e-4', '2e-4', '3e-4']]
+    >>> [ticks(*limits, most=3, log=True)[1] for limits in ((1e-7, 10), (0.01, 1), (0.15, 0.6))]
+    [['1e-7', '1e-4', '0.1'], ['0.01', '0.1', '1'], ['0.2', '0.5']]
     """
+    places = _powers(low, high, most) if log else []
+    if len(places) > 1:
+        return places, [_tick_text(place, place) for place in places]
+    places = _multiples(low, high, most)
+    return places, [_tick_text(place, max(map(abs, places))) for place in places]
+
+
+def _powers(low: float, high: float, most: int) -> list[float]:
+    places: list[float] = []
+    for factors in ((1, 2, 5), (1,)):
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        numbers = [float(f"{factor}e{power}") for power in powers for factor in factors]
+        places = [number for number in numbers if low * (1 - 1e-9) <= number <= high * (1 + 1e-9)]
+        if len(places) <= most:
+            break
+    return places[:: max(1, math.ceil(len(places) / most))]
+
+
+def _multiples(low: float, high: float, most: int) -> list[float]:
     if not (math.isfinite(high - low) and low < high):
-        return [low], [f"{low:.6g}"]
-    rough = (high - low) / max(1, most)
-    power = math.floor(math.log10(rough))
-    sizes = [float(f"{factor}e{power}") for factor in (1, 2, 5, 10, 20)]
-    for size in (size for size in sizes if size >= rough):
+        return [low]
+    power = math.floor(math.log10((high - low) / most))
+    for size in (float(f"{factor}e{power}") for factor in (1, 2, 5, 10, 20)):
         first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
         if last - first < most:
             break
-    ticks = [float(f"{number * size:.12g}") for number in range(first, last + 1)]
-    largest = max(map(abs, ticks), default=0.0)
-    if largest and not 1e-4 <= largest < 1e12:
-        return ticks, [f"{tick:.3g}" for tick in ticks]
-    factor, sign = next(((f, s) for f, s in ((1e9, "G"), (1e6, "M"), (1e4, "k")) if largest >= f), (1, ""))
-    factor = 1000 if sign == "k" else factor
-    digits = max(0, -math.floor(math.log10(size / factor) + 1e-9))
-    return ticks, [f"{tick / factor:.{digits}f}{sign}" if tick else "0" for tick in ticks]
+    return [float(f"{number * size:.12g}") for number in range(first, last + 1)]
 
 
-def tick_text(value: float) -> str:
-    """Return the text of a round number.
-
-    >>> [tick_text(x) for x in (2e-07, 1e-4, 0.001, 0.5, 10.0, 1e5)]
-    ['2e-7', '1e-4', '0.001', '0.5', '10', '1e5']
-    """
-    if 1e-3 <= value < 1e5:
-        return f"{value:g}"
-    digits, _, power = f"{value:.0e}".partition("e")
-    return f"{digits}e{int(power)}"
+def _tick_text(value: float, largest: float) -> str:
+    if value == 0 or 1e-3 <= largest < 1e6:
+        return f"{value:.12g}"
+    return np.format_float_scientific(value, trim="-", exp_digits=1).replace("+", "")
 
 
 def refuse_path(path: str) -> None:

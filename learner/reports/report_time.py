@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
+import numpy as np
+
 from learner.reports.html import heading, percent, table
-from learner.reports.time_use import PARTS, epoch_seconds, parts
 from learner.runs.run_reader import RunReader
 from learner.util.text import duration
 
@@ -19,11 +20,12 @@ MEANING = {
     "save": "waiting for checkpoints",
     "other": "everything else",
 }
+PARTS = tuple(MEANING)
 
 
 def timing(runs: Sequence[RunReader]) -> list[str]:
     """Return a bar and a table row for each run that recorded its use of time, and the durations of epochs."""
-    times = {run.name: parts(run) for run in runs}
+    times = {run.name: {part: seconds for part, seconds in run.time_parts.items() if part in PARTS} for run in runs}
     times = {name: seconds for name, seconds in times.items() if sum(seconds.values()) > 0}
     pieces = [_legend(), *(_bar(name, seconds, len(runs) > 1) for name, seconds in times.items())] if times else []
     if times:
@@ -34,6 +36,12 @@ def timing(runs: Sequence[RunReader]) -> list[str]:
         head = ["run", "epochs", "an epoch (median)", "shortest", "longest"]
         pieces.append(table(head, epochs, "how long epochs took", range(1, 5)))
     return [heading("Time"), *pieces] if pieces else []
+
+
+def epoch_seconds(run: RunReader) -> dict[int, float]:
+    """Return the duration of each epoch with its validation, without interruptions, by the journal's clock."""
+    ends = np.array([0, *run.ends.values()], np.float64)
+    return dict(zip(run.ends, np.diff(run.axes(ends)["time"]).tolist(), strict=True))
 
 
 def _legend() -> str:

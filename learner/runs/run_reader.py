@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 import os
 import time
 import warnings
@@ -25,6 +26,7 @@ from learner.runs.layout import MARK, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.series import epochs_in, has_steps, is_plain, step_values
 from learner.runs.thinning import Floats, Series
+from learner.util.number_checks import is_finite
 from learner.util.text import printable
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
@@ -236,16 +238,18 @@ class RunReader:
 
     @property
     def time_parts(self) -> dict[str, float]:
-        """The running time in seconds by part (`total`, `compile`, `data`, `train`, `valid`, `save`, `other`), over all
-        resumes that ended in order. Empty if nothing was recorded.
+        """The running time in seconds by part, over all completed resumes; empty if nothing was recorded.
+
+        `total`; `compile`: tracing and compiling; `data`: waiting for batches; `train`: the rest of the training steps;
+        `valid`: validations; `save`: waiting for checkpoints; `other`: everything else.
         """
-        total: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for entry in self.journal:
-            parts = entry.get("seconds") if entry.get("event") in ("end", "stop") else None
+            parts = entry.get("seconds") if entry.get("event") in ("end", "stop", "error") else None
             for name, value in parts.items() if isinstance(parts, dict) else ():
-                if name in TIME_PARTS and isinstance(value, int | float) and 0 <= value < LARGEST:
-                    total[name] = total.get(name, 0.0) + value
-        return total
+                if name in TIME_PARTS and is_finite(value) and 0 <= value < LARGEST:
+                    totals[name] = totals.get(name, 0.0) + value
+        return {name: totals[name] for name in TIME_PARTS if name in totals}
 
     @functools.cached_property
     def _running(self) -> list[float]:
@@ -281,6 +285,16 @@ class RunReader:
                 key=key,
             )
         return self.history.points(key)
+
+    def is_text(self, key: str) -> bool:
+        """Return True if the values of a metric over splits are texts, such as a confusion matrix."""
+        return key in self.history and all(isinstance(value, str) for value in self.history[key])
+
+    def split_values(self, key: str) -> tuple[Floats, Floats]:
+        """Return steps and values of a metric over splits, float64 `[points]`: NaN for a text."""
+        points = self.history.points(key) if key in self.history else []
+        values = [math.nan if isinstance(point.value, str) else point.value for point in points]
+        return np.array([point.step for point in points], np.float64), np.array(values, np.float64)
 
     def steps(self, key: str, most: int | None = None) -> Series:
         """Return the values of a training metric at each optimizer step.

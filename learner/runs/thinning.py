@@ -1,4 +1,6 @@
-"""Curves with fewer points: neighbouring values are merged. All plots, pages and renderers thin their curves here."""
+"""Curves with fewer points: neighbouring values are merged. All plots, pages and renderers thin their curves here, and
+smooth them.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -92,6 +94,20 @@ def joined(parts: Sequence[Series], together: int) -> Series:
         np.concatenate([getattr(part, name) for part in parts]) for name in ("step", "mean", "low", "high")
     )
     return Series(step, mean, low, high, together)
+
+
+def smoothed(values: npt.ArrayLike, weight: float) -> Floats:
+    """Return an exponential moving average with the bias correction of Adam: the weights of each mean sum to 1. Values
+    that are not finite stay as they are, and the means after them leave them out.
+
+    >>> smoothed([1.0, 2.0, np.nan, 4.0], 0.5).round(3).tolist()
+    [1.0, 1.667, nan, 3.0]
+    """
+    means, average, total = np.array(values, np.float64), 0.0, 0.0
+    for index in np.flatnonzero(np.isfinite(means)).tolist():
+        average, total = weight * average + (1 - weight) * means[index], weight * total + 1 - weight
+        means[index] = average / total
+    return means
 
 
 class Thinned:

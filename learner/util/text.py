@@ -15,8 +15,7 @@ def short(value: float | str) -> str:
     ['0.1235', '1', '16824', '2.5e-07', 'nan', 'a b']
     """
     if isinstance(value, str):
-        text = printable(" ".join(value.split()))
-        return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+        return truncate(printable(" ".join(value.split())), LONGEST, "...")
     if math.isfinite(value) and 1000 <= abs(value) < 1e7:
         return f"{value:.0f}"
     return f"{value:.4g}"
@@ -66,6 +65,15 @@ def size(count: float) -> str:
 def printable(text: str) -> str:
     """Return the text with a question mark for each control character, so that it cannot control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def truncate(text: str, width: int, mark: str = ".") -> str:
+    """Return the text, cut to a width if it is longer, with a mark at its end.
+
+    >>> truncate("Precision", 9), truncate("Precision", 5)
+    ('Precision', 'Prec.')
+    """
+    return text if len(text) <= width else text[: max(0, width - len(mark))] + mark
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

@@ -175,3 +175,14 @@ def test_printing(capsys, monkeypatch):
     print_overview(OVERVIEW, out)
     assert "\x1b[1m" in out.getvalue()
     assert [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()] == LINES
+
+
+def test_a_terminal_whose_encoding_lacks_a_character(clock, monkeypatch):
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    unusual = changed(model="Net \N{SNOWMAN}", optimizer="\N{SNOWMAN}")
+    RichRenderer(Console(file=file), clock).on_event(unusual)
+    print_overview(unusual, file)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", file.buffer.getvalue().decode("ascii"))
+    assert (text.count("Net ? "), text.count("optimizer  ?, 1.4 kB")) == (2, 2)

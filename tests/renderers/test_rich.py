@@ -270,7 +270,7 @@ def test_one_that_hangs_and_is_left_behind_keeps_nobody_from_printing(make, out,
     print("no end", end="")
     kept = sys.stdout
     began = threading.Event()
-    monkeypatch.setattr(renderer, "_on_steps", lambda _: (began.set(), renderer._draw()))
+    monkeypatch.setattr(renderer, "_on_steps", lambda: (began.set(), renderer._draw()))
     outlet = ListenerThread(renderer, warnings.append)
     with renderer._area._lock:
         play.dispatch(SimpleNamespace(on_event=outlet.put), 1, 15, 15)

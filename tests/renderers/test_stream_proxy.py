@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from learner.renderers.consoles import standard_output
-from learner.renderers.stream_proxy import LONGEST, Redirected, StreamProxy
+from learner.renderers.stream_proxy import LONGEST, StreamProxy, redirect, restore
 
 
 class Terminal(io.StringIO):
@@ -26,6 +26,11 @@ def lines():
 @pytest.fixture
 def above(lines):
     return StreamProxy(io.StringIO(), lines.extend)
+
+
+def to(lines):
+    """Makes proxies whose lines come here."""
+    return lambda stream: StreamProxy(stream, lines.extend)
 
 
 def test_lines_come_whole(above, lines):
@@ -51,9 +56,9 @@ def test_lines_of_many_threads_are_never_mixed(above, lines):
 
 
 def test_a_bar_of_others_is_its_last_state_and_takes_no_room(above, lines):
-    for percent in range(101):
-        above.write(f"\r{percent} %")
-        assert len("".join(above._parts)) <= len("\r100 %")
+    for step in range(LONGEST):  # together far more than a line without an end may have
+        above.write(f"\r{step // 100} %")
+    above.write("\r100 %")
     above.write("\r\r")
     assert lines == []
     above.write("\n")
@@ -146,11 +151,11 @@ def test_terminals_and_the_handlers_of_logging_are_redirected_and_restored(monke
         for handler in handlers:
             logger.addHandler(handler)
             stack.callback(logger.removeHandler, handler)
-        redirected = Redirected(out, lines.extend)
+        redirected = redirect(out, to(lines))
         print("printed")
         print("no end", end="", file=sys.stderr)
         logger.warning(", logged")
-        redirected.restore()
+        restore(redirected)
         logger.warning("later")
     assert (sys.stdout, sys.stderr, handlers[0].stream) == (out, errors, errors)
     assert lines == ["printed", "no end, logged"]
@@ -161,9 +166,9 @@ def test_what_others_have_put_there_stays(monkeypatch, lines):
     out, other = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", None)  # as where there is no console
-    redirected = Redirected(out, lines.extend)
+    redirected = redirect(out, to(lines))
     with contextlib.redirect_stdout(other):
-        redirected.restore()
+        restore(redirected)
         print("inside")
     print("after")
     assert (other.getvalue(), out.getvalue(), lines) == ("inside\n", "after\n", [])
@@ -179,7 +184,7 @@ def test_where_one_stream_fails_the_other_one_stays(monkeypatch, lines):
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", Broken())
     with pytest.raises(OSError, match="gone"):
-        Redirected(out, lines.extend)
+        redirect(out, to(lines))
     assert sys.stdout is out
 
 
@@ -188,10 +193,10 @@ def test_a_closed_stream_is_no_terminal(monkeypatch, lines):
     errors.close()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", errors)
-    redirected = Redirected(out, lines.extend)
+    redirected = redirect(out, to(lines))
     print("printed")
     assert (lines, sys.stderr) == (["printed"], errors)
-    redirected.restore()
+    restore(redirected)
     assert sys.stdout is out
 
 
@@ -200,17 +205,17 @@ def test_one_that_somebody_kept_until_nothing_is_drawn_does_not_count(monkeypatc
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", None)
     monkeypatch.setenv("TERM", "xterm")
-    redirected = Redirected(out, lines.extend)
+    redirected = redirect(out, to(lines))
     assert not standard_output().is_terminal
     with contextlib.redirect_stdout(io.StringIO()):
-        redirected.restore()
+        restore(redirected)
     assert sys.stdout is not out
     assert standard_output().is_terminal
     assert standard_output().file is out
     monkeypatch.setattr(Terminal, "isatty", lambda _: False)  # as one that a console was told to take for a terminal
-    again = Redirected(out, lines.extend)
+    again = redirect(out, to(lines))
     print("printed")
-    again.restore()
+    restore(again)
     assert lines == ["printed"]
 
 
@@ -222,10 +227,10 @@ def test_a_stream_that_is_closed_meanwhile_keeps_nothing_from_being_restored(mon
     logger, handler = logging.getLogger("learner.tests.above"), logging.StreamHandler(errors)
     logger.addHandler(handler)
     try:
-        redirected = Redirected(out, lines.extend)
+        redirected = redirect(out, to(lines))
         print("no end", end="", file=sys.stderr)
         errors.close()
-        redirected.restore()
+        restore(redirected)
     finally:
         logger.removeHandler(handler)
     assert (sys.stdout, sys.stderr, handler.stream, lines) == (out, errors, errors, ["no end"])

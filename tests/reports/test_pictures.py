@@ -47,7 +47,7 @@ def test_smoothing(tmp_path):
 
 
 def test_a_logarithmic_axis(runs):
-    assert picture(runs[1:], "valid/Loss", log=True).lines == {"valid/Loss": ([2], [5])}
+    assert picture(runs[1:], "valid/Loss", log=True).drawable_lines() == {"valid/Loss": ([2], [5])}
     assert picture(runs[1:], "valid/Loss", log=True).log_y
 
 

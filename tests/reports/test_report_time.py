@@ -2,8 +2,8 @@
 
 import json
 
-from learner.reports.report_time import timing
-from learner.runs import find_runs
+from learner.reports.report_time import epoch_seconds, timing
+from learner.runs import RunReader, find_runs
 from tests.support.pages import Page
 from tests.support.written import write_run
 
@@ -63,3 +63,13 @@ def test_epochs(tmp_path):
 
 def test_nothing_is_known(tmp_path):
     assert timing(find_runs([write_run(tmp_path / "a", {}, ending=None)])) == []
+
+
+def test_the_seconds_of_epochs(tmp_path):
+    """Breaks do not count."""
+    directory = write_run(tmp_path / "a", ending="sigterm")
+    with (directory / "journal.jsonl").open("a") as file:
+        file.write('{"event": "start", "time": 5000.0, "epoch": 4, "step": 6}\n')
+        file.write('{"event": "epoch", "time": 5007.0, "epoch": 4, "step": 8, "values": {"valid/Loss": 1.0}}\n')
+    assert epoch_seconds(RunReader(directory)) == {1: 10, 2: 10, 3: 10, 4: 8}
+    assert epoch_seconds(RunReader(write_run(tmp_path / "b", {}))) == {}

@@ -386,3 +386,38 @@ def test_the_last_sign_is_that_of_the_newest_epochs(tmp_path):
         os.utime(directory / "train" / f"epoch-{epoch}" / "Loss.log", (time, time))
     os.utime(directory / "journal.jsonl", (7000, 7000))
     assert RunReader(directory).last_sign == 9000
+
+
+SECONDS = {"total": 31.0, "compile": 4, "data": 0.5, "train": 20.0, "valid": 3.0, "save": 2.0, "other": 1.5}
+
+
+def append_seconds(directory, event, seconds):
+    with (directory / "journal.jsonl").open("a") as file:
+        file.write(json.dumps({"event": event, "time": 1031.0, "seconds": seconds}) + "\n")
+
+
+def test_the_use_of_time_of_all_resumes(tmp_path):
+    directory = write_run(tmp_path / "a", ending=None)
+    append_seconds(directory, "stop", SECONDS)
+    append_seconds(directory, "error", {**SECONDS, "train": 5.0})
+    append_seconds(directory, "save", SECONDS)
+    assert RunReader(directory).time_parts == {
+        "total": 62,
+        "compile": 8,
+        "data": 1,
+        "train": 25,
+        "valid": 6,
+        "save": 4,
+        "other": 3,
+    }
+
+
+def test_older_runs_have_no_use_of_time(tmp_path):
+    assert RunReader(write_run(tmp_path / "a")).time_parts == {}
+
+
+@pytest.mark.parametrize("value", [3, [1], {"train": "1"}, {"train": -1}, {"train": True}, {"train": 1e300}, {"x": 1}])
+def test_seconds_that_are_none(tmp_path, value):
+    directory = write_run(tmp_path / "a", ending=None)
+    append_seconds(directory, "end", value)
+    assert RunReader(directory).time_parts == {}

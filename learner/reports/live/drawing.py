@@ -8,9 +8,9 @@ import numpy as np
 from learner.reports.live.live_run import TRAIN, LiveRun
 from learner.reports.live.view import PlotView
 from learner.reports.live.watched import keys_of
-from learner.reports.pictures import LABELS, smoothed
+from learner.reports.pictures import LABELS
 from learner.reports.plots import drawable
-from learner.runs.thinning import Floats, group_size, thin
+from learner.runs.thinning import Floats, group_size, smoothed, thin
 from learner.util.text import printable
 
 MEMORY = 8
@@ -75,8 +75,7 @@ def draw(runs: Sequence[LiveRun], view: PlotView, metric: str, columns: int) -> 
         if view.zoom and view.x == "step":
             # Newest steps are known one by one. A mean begins further back, where it has forgotten what it began with.
             x, y = _values(run, key, view, since=window[0] - (MEMORY / (1 - view.smooth) if view.smooth else 0))
-        y = np.asarray(smoothed(y.tolist(), view.smooth)) if view.smooth and len(y) else y
-        y = drawable(y)
+        y = drawable(smoothed(y, view.smooth) if view.smooth else y)
         fine = ~np.isnan(y) & (y > 0 if view.log else True)
         lost |= bool(view.log and (y <= 0).any())
         inside = fine & (x >= window[0]) & (x <= window[1])
@@ -100,7 +99,7 @@ def _values(run: LiveRun, key: str, view: PlotView, since: float = 0) -> tuple[F
     """Return positions on the axis and values: of steps if the view shows them and they are known, else of splits."""
     step, y = run.each_step(key, since) if view.is_each and key.startswith(TRAIN) else (np.zeros(0), np.zeros(0))
     if not len(step):
-        step, y = run.each_split(key)
+        step, y = run.run.split_values(key)
     if view.x == "step" or not len(step):
         return step, y
     places = run.run.axes(step)[view.x]

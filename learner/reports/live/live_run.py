@@ -1,7 +1,6 @@
 """A run that may still be training, read incrementally."""
 
 import collections
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,10 +168,6 @@ class LiveRun:
         """Return the description of a metric."""
         return self.run.info(key)
 
-    def is_text(self, key: str) -> bool:
-        """Return True if the values of a metric are texts, such as a confusion matrix."""
-        return key in self.run.history and all(isinstance(value, str) for value in self.run.history[key])
-
     def each_step(self, key: str, since: float = 0) -> tuple[Floats, Floats]:
         """Return steps and values of a training metric, float64 `[points]`, as far as they are read, from `since` or an
         earlier step.
@@ -181,12 +176,6 @@ class LiveRun:
             return np.zeros(0), np.zeros(0)
         series = self._series[key].series(since)
         return series.step.astype(np.float64), series.mean
-
-    def each_split(self, key: str) -> tuple[Floats, Floats]:
-        """Return steps and values of a metric over splits, float64 `[points]`."""
-        points = self.run.history.points(key) if key in self.run.history else []
-        values = [math.nan if isinstance(point.value, str) else point.value for point in points]
-        return np.array([point.step for point in points], np.float64), np.array(values, np.float64)
 
     def row(self, key: str) -> MetricRow:
         """Return the row of a metric in the table."""

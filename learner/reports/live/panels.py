@@ -3,15 +3,13 @@
 import datetime
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from learner.reports.live.live_run import LiveRun
 from learner.reports.live.view import PlotView
-from learner.runs.layout import read_summary
-from learner.util.text import aligned, count, duration, printable, short
+from learner.util.text import aligned, count, duration, printable, short, truncate
 
 STYLES = {"running": "bold green", "ended": "bold", "failed": "bold red", "died": "bold red", "gone": "bold red"}
 SYSTEM = ("Host CPU", "Host Memory", "Device Memory", "GPU Use")
@@ -58,7 +56,7 @@ def table(run: LiveRun, width: int) -> list[str]:
     for key in run.keys:
         row = run.row(key)
         values = ["" if value is None else _cell(value) for value in (row.now, row.last, row.best)]
-        if run.is_text(key):
+        if run.run.is_text(key):
             values = ["", "a text", ""]
         unit = f" ({row.unit})" if row.unit else ""
         rows.append(
@@ -106,7 +104,7 @@ def system(run: LiveRun, width: int) -> list[str]:
         value = run.newest(key)
         if name in (*SYSTEM, *SPEED) and value is not None:
             rows.append((name if key.startswith("train/") else key, f"{short(value)} {run.info(key).unit}".strip()))
-    rows += _seconds(run)
+    rows += _time_use(run)
     rows += [(_last(key), str(value)) for key, value in run.run.environment.items() if isinstance(value, str | int)]
     begun = run.run.journal[0].get("time") if run.run.journal else None
     if isinstance(begun, int | float) and 0 < begun < 2**33:
@@ -116,14 +114,11 @@ def system(run: LiveRun, width: int) -> list[str]:
     return [_cut(f"{name.ljust(widest)}  {value}", width) for name, value in rows]
 
 
-def _seconds(run: LiveRun) -> list[tuple[str, str]]:
+def _time_use(run: LiveRun) -> list[tuple[str, str]]:
     """Return the share of time of each part, if the run has ended and recorded it."""
-    seconds = (read_summary(run.directory) or {}).get("seconds") if run.status.word == "ended" else None
-    if not isinstance(seconds, Mapping):
-        return []
-    parts: dict[str, Any] = {name: seconds[name] for name in seconds if isinstance(seconds[name], int | float)}
-    total = parts.pop("total", 0)
-    shares = [f"{name} {100 * value / total:.0f} %" for name, value in parts.items() if total > 0 and value > 0]
+    parts = run.run.time_parts if run.status.word == "ended" else {}
+    total = parts.pop("total", 0.0)
+    shares = [f"{name} {100 * value / total:.0f} %" for name, value in parts.items() if value >= 0.01 * total > 0]
     return [("time", ", ".join(shares))] if shares else []
 
 
@@ -142,8 +137,7 @@ def _cell(value: float | str) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    text = printable(text)
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+    return truncate(printable(text), width, "…")
 
 
 def _last(key: str) -> str:

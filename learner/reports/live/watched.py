@@ -110,7 +110,7 @@ class RunWatcher:
 
     def metrics(self) -> list[str]:
         """Return the names of all numeric metrics of all runs."""
-        keys = [key for run in self.runs for key in run.keys if not run.is_text(key)]
+        keys = [key for run in self.runs for key in run.keys if not run.run.is_text(key)]
         return list(dict.fromkeys(key.split("/", 1)[1] for key in keys))
 
     def problem_with(self, metric: str) -> str | None:
@@ -123,4 +123,4 @@ class RunWatcher:
 
 def keys_of(run: LiveRun, metric: str) -> list[str]:
     """Return the keys of a run that match a key (`valid/Loss`) or a name (`Loss`)."""
-    return [key for key in run.keys if metric in (key, key.split("/", 1)[1]) and not run.is_text(key)]
+    return [key for key in run.keys if metric in (key, key.split("/", 1)[1]) and not run.run.is_text(key)]

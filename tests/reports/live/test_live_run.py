@@ -33,10 +33,10 @@ def test_what_is_known_of_a_run(runs):
     assert run.row("train/Accuracy") == MetricRow(
         "train/Accuracy", "", None, 0.8, None, None
     )  # its direction is not known
-    assert [column.tolist() for column in run.each_split("valid/Loss")] == [[2, 4, 6], [0.8, 0.6, 0.7]]
+    assert [column.tolist() for column in run.run.split_values("valid/Loss")] == [[2, 4, 6], [0.8, 0.6, 0.7]]
     step, value = run.each_step("train/Loss")
     assert (step.tolist(), value.tolist()) == ([1, 2, 3, 4, 5, 6], [1, 0.5, 0.5, 0.25, 1 / 3, 0.5 / 3])
-    assert run.is_text("valid/Confusion")
+    assert run.run.is_text("valid/Confusion")
     assert list(run.log) == ["2026-11-22 08:00:00 INFO  start"]
 
 

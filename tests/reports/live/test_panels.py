@@ -124,13 +124,13 @@ def test_the_log(runs, watch):
 def test_system_figures(tmp_path, watch):
     values = {"train/Host CPU": [0.5], "train/Loss": [1.0], "valid/Host Memory": [700.0]}
     directory = write_run(tmp_path / "a", values)
-    (directory / "summary.json").write_text(
-        json.dumps({"seconds": {"total": 10.0, "train": 7.5, "data": 2.5, "valid": 0.0}})
-    )
     environment = {"environment": {"jax": "9.9", "x": [1]}, "commit": "abc"}
     metrics = {"train/Host CPU": {"unit": ""}, "valid/Host Memory": {"unit": "MB"}}
     lines = (directory / "journal.jsonl").read_text().splitlines()
     lines[0] = json.dumps({**json.loads(lines[0]), **environment, "metrics": metrics})
+    lines[-1] = json.dumps(
+        {**json.loads(lines[-1]), "seconds": {"total": 10.0, "train": 7.5, "data": 2.5, "valid": 0.0}}
+    )
     lines.insert(1, json.dumps({"event": "save", "step": 2, "time": 1005.0}))
     (directory / "journal.jsonl").write_text("\n".join(lines) + "\n")
     aged(directory, 1095)
@@ -143,7 +143,7 @@ def test_system_figures(tmp_path, watch):
         "running for": "11.0 s",
         "checkpoint": "step 2, 1 min 35 s ago",
         "valid/Host Memory": "700 MB",
-        "time": "train 75 %, data 25 %",
+        "time": "data 25 %, train 75 %",
         "jax": "9.9",
         "commit": "abc",
         "directory": str(directory),
