@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-MOST = 128  # executables that are kept
+MOST = 64  # executables that are kept: a run has some ten, and on an accelerator each takes memory of the device
 LARGEST = 2**24  # characters of a program; one with more has large constants, which its executable keeps in memory
 # XLA spends most of its time on loops, such as those of random numbers. Level 1 compiles these three times as fast as
 # level 3, with the same bits; level 0 has others.

@@ -656,3 +656,16 @@ def test_files_of_the_current_directory_do_not_stand_for_other_modules(trained, 
         assert done.returncode == (2 if refused else 0), (words, done.stderr)
         assert (refused or "") in done.stderr
         assert not (workplace / "imported").exists(), (words, (workplace / "imported").read_text())
+
+
+@pytest.mark.parametrize("command", ["fit", "resume"])
+def test_a_terminal_shows_a_line_before_jax_is_imported(workplace, command):
+    code = f"import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nmain([{command!r}, 'a.yaml'])"
+    terminal, side = os.openpty()
+    subprocess.run([sys.executable, "-c", code], stderr=side, check=False)
+    os.close(side)
+    shown = os.read(terminal, 10_000).decode().splitlines()
+    os.close(terminal)
+    piped = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False).stderr
+    assert shown[0].startswith("learner 0.")
+    assert shown[1:2] == piped.splitlines()[:1] == ["Traceback (most recent call last):"]
