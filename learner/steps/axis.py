@@ -16,7 +16,7 @@ class Axis:
     """A mapped axis of devices.
 
     Attributes:
-      name: as `jax.pmap` is told.
+      name: of the axis in `jax.shard_map`.
       sync_batch_norm: whether batch statistics are those of all devices' rows.
     """
 

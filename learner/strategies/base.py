@@ -131,10 +131,6 @@ class Strategy(abc.ABC):
         """Return the arrays on one device if it already has all of them; else return them unchanged."""
         return tree
 
-    def traced(self, compiled: Any, *arguments: Any) -> Any:
-        """Return the jaxpr of a program that `compile` returned."""
-        return compiled.trace(*arguments).jaxpr.jaxpr
-
     def scalar(self, value: int) -> Any:
         """Return a placed int32 from a table: placing one costs more than the dispatch it is for."""
         if value not in self._scalars:

@@ -15,7 +15,7 @@ AXIS = "devices"
 
 
 class Replicated(Strategy):
-    """`jax.pmap` over several devices of this process: each has the whole state and its share of every batch.
+    """`jax.shard_map` over several devices of this process: each has the whole state and its share of every batch.
 
     Gradients and the states of metrics are added up over the devices in each step, by weight, so that they are those
     of the whole batch. A batch that does not divide evenly is computed whole on each device and counted once. Random
@@ -83,15 +83,32 @@ class Replicated(Strategy):
         shardings: Mapping[str, PyTree] | None = None,
     ) -> Any:
         """See `Strategy`. A program without arguments that differ between devices needs no map."""
-        in_axes = tuple(_axis(kind) for kind in arguments)
-        if 0 in in_axes:
-            out_axes = _axis(results) if isinstance(results, str) else tuple(map(_axis, results))
-            return jax.pmap(
-                program, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate
-            )
+        if any(map(_differs, arguments)):
+            return jax.jit(self._mapped(program, arguments, results), donate_argnums=donate)
         if results == "sums":
             return jax.jit(lambda *given: self._repeated(program(*given)), out_shardings=self._each)
         return jax.jit(program, donate_argnums=donate, out_shardings=self.replicated_sharding, keep_unused=True)
+
+    def _mapped(
+        self, program: Callable[..., Any], arguments: Sequence[Kind], results: Sequence[Kind] | Kind
+    ) -> Callable[..., Any]:
+        """Return the program of one device as one of all: what differs between devices has them as its first axis."""
+
+        def on_each(*given: Any) -> Any:
+            own = [_without_axis(x) if _differs(kind) else x for x, kind in zip(given, arguments, strict=True)]
+            out = program(*own)
+            if isinstance(results, str):
+                return _with_axis(out) if _differs(results) else out
+            return tuple(_with_axis(x) if _differs(kind) else x for x, kind in zip(out, results, strict=True))
+
+        on_each.__name__ = program.__name__  # for profiles
+        specs = tuple(map(_spec, arguments))
+        out_specs = _spec(results) if isinstance(results, str) else tuple(map(_spec, results))
+        # Results in one copy are equal on all devices, as their sums are; JAX cannot check that of every operation.
+        mapped: Callable[..., Any] = jax.shard_map(
+            on_each, mesh=self._each.mesh, in_specs=specs, out_specs=out_specs, check_vma=False
+        )
+        return mapped
 
     def _repeated(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x, (len(self.devices), *x.shape)), tree)
@@ -100,15 +117,24 @@ class Replicated(Strategy):
         """See `Strategy`."""
         return first_replica(tree)
 
-    def traced(self, compiled: Any, *arguments: Any) -> Any:
-        """See `Strategy`."""
-        return jax.make_jaxpr(compiled)(*arguments).jaxpr
-
 
 def first_replica(tree: PyTree) -> PyTree:
     """Return replicated arrays as they are on the first device; nothing is copied."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
-def _axis(kind: str) -> int | None:
-    return 0 if kind in ("batch", "sums") else None
+def _differs(kind: Kind) -> bool:
+    """Return True for what each device has of its own."""
+    return kind in ("batch", "sums")
+
+
+def _spec(kind: Kind) -> PartitionSpec:
+    return PartitionSpec(AXIS) if _differs(kind) else PartitionSpec()
+
+
+def _without_axis(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.numpy.squeeze(x, 0), tree)
+
+
+def _with_axis(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.numpy.expand_dims(x, 0), tree)

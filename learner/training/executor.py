@@ -172,8 +172,8 @@ class Runner:
         zero, state = self.strategy.scalar(0), self._state
         arguments = [state.moving, state.fixed, self.start(kind).metrics, feed, zero, zero]
         if kind == "train":
-            return self.strategy.traced(self._programs.train["loop"], *arguments)
-        return self.strategy.traced(self._programs.valid["loop"], *arguments, zero)
+            return self._programs.train["loop"].trace(*arguments).jaxpr.jaxpr
+        return self._programs.valid["loop"].trace(*arguments, zero).jaxpr.jaxpr
 
     def lowered(self, feed: Feed, loop: bool) -> dict[str, Any]:
         """Return the programs of a training dispatch by name, lowered for this feed and not run."""

@@ -28,8 +28,8 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_
     `MOST` newest executables outlive their programs; they hold no Python function and none of its arrays.
 
     Args:
-      jitted: as `jax.jit` returns it. It is returned as it is where its executables cannot be shared: as `jax.pmap`
-        returns it, with several processes, and in JAX's debugging modes.
+      jitted: as `jax.jit` returns it. It is returned as it is where its executables cannot be shared: with several
+        processes, and in JAX's debugging modes.
       devices: those that it runs on.
       varying: the indices of arguments whose shapes, dtypes or shardings may change from call to call. Those of all
         others must not.
@@ -45,7 +45,7 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_
     # compilers for accelerators talk to each other. The debugging modes run a program's operations one by one.
     modes = "jax_use_simplified_jaxpr_constants", "jax_disable_jit", "jax_debug_nans", "jax_debug_infs"
     in_a_mode = any(settings.get(mode) or getattr(jax.config, mode, False) for mode in modes)
-    if not hasattr(jitted, "trace") or jax.process_count() > 1 or in_a_mode:
+    if jax.process_count() > 1 or in_a_mode:
         return jitted
     faster = run_once and devices[0].platform == "cpu" and not settings["jax_disable_most_optimizations"]
     return _SharedProgram(jitted, tuple(devices), tuple(varying), FASTER_TO_COMPILE if faster else {})

@@ -10,6 +10,7 @@ from learner import LearnerError
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, GradientNorm
 from learner.renderers import PlainRenderer
+from learner.strategies import Replicated, Sharded, SingleDevice
 from learner.training.compilation import CompileTimes
 from learner.util import executables
 from tests.support.codes import raises_code
@@ -105,18 +106,19 @@ def test_a_program_is_compiled_once(tmp_path):
     assert more == one + 2  # the metrics of both splits no longer share the programs for their states and values
 
 
-def test_a_second_run_of_the_same_programs_compiles_nothing(tmp_path):
+@pytest.mark.parametrize("strategy", [SingleDevice, lambda: Replicated(2), lambda: Sharded(devices=2)])
+def test_a_second_run_of_the_same_programs_compiles_nothing(tmp_path, strategy):
     """Another seed and another learning rate are arguments of the programs; another optimizer is not."""
     runs = []
     for name, lr, seed in (("first", 0.5, 1), ("second", 0.25, 2), ("third", 0.5, 1)):
-        learner = build_line(quiet(tmp_path / name).seed(seed), lr)
+        learner = build_line(quiet(tmp_path / name).seed(seed).strategy(strategy()), lr)
         with CompileTimes() as compiled:
             runs.append((learner.fit(shuffled(), valid_data()).history, compiled.count))
     (first, _), (second, *counts), (third, *more) = runs
     assert (counts, more) == ([0], [0])
     assert first == third != second
     with CompileTimes() as compiled:
-        build_line(quiet(tmp_path / "other"), optimizer=optax.adam).fit(shuffled(), valid_data())
+        build_line(quiet(tmp_path / "other").strategy(strategy()), optimizer=optax.adam).fit(shuffled(), valid_data())
     assert compiled.count > 0
 
 
