@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from learner.errors import LearnerError
+from learner.util.executables import share
 from learner.util.optional import is_instance_of
 from learner.util.text import first_line, join_names
 from learner.util.trees import named_leaves, path_name
@@ -627,7 +628,8 @@ def abstract_adapter(
         return everything
 
     adapter.params, adapter.model_state, _ = shapes
-    adapter.streams = jax.jit(lambda: fresh()[2])()  # XLA leaves out whatever else the program makes
+    streams = jax.jit(lambda: fresh()[2])  # XLA leaves out whatever else the program makes
+    adapter.streams = share(streams, jax.local_devices()[:1], run_once=True)()
     adapter.fresh = lambda: fresh()[:2]
     return adapter, model
 
