@@ -15,6 +15,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+from learner.util import executables  # noqa: E402  # which reads the environment
+
 
 def pytest_configure(config):
     """Only tests of accelerators look for one; `JAX_PLATFORMS` says otherwise. A test sets what a terminal is to be.
@@ -29,6 +31,7 @@ def pytest_configure(config):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests start, too
     jax.config.update("jax_disable_most_optimizations", fast)
+    executables.MOST = 256  # shared between files, too
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         os.environ.pop(name, None)
     words = (config.option.markexpr or "").split()
@@ -72,7 +75,10 @@ COMPILED = Compiled()
 def pytest_runtest_teardown(item, nextitem):
     if COMPILED.count > Compiled.ENOUGH:
         last = nextitem is None or nextitem.path != item.path
-        if last or COMPILED.hardly_room():
+        crowded = COMPILED.hardly_room()
+        if crowded:
+            executables.clear()
+        if last or crowded:
             COMPILED.let_go()
 
 
@@ -130,3 +136,4 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", fast)
+    executables.MOST = 256  # shared between files, too
