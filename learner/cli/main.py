@@ -172,8 +172,8 @@ def _run(words: list[str]) -> int:
     if (command == "resume" and topic is not None) or (command == "fit" and topic == ""):
         print(USAGES[command]().rstrip())  # before JAX is imported, which takes a second
         return 0
-    if command in ("fit", "resume") and sys.stderr.isatty():  # nothing else is shown for some seconds
-        print(f"learner {VERSION}: importing JAX, reading the config, making the model", file=sys.stderr, flush=True)
+    if command in ("fit", "resume") and topic is None and sys.stderr.isatty():  # all is blank for seconds otherwise
+        print(f"learner {VERSION}: importing JAX, reading the config", file=sys.stderr, flush=True)
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
     with import_order(own=False):  # what ours need is not to be found in the current directory
         if not reading:
