@@ -153,7 +153,8 @@ class Watched:
 
     Attributes:
       result: of `fit`.
-      compiled: how often each program was compiled while the loop ran, for each epoch and for what came after.
+      compiled: how often each program was compiled, for each epoch and for what came after. The first epoch includes
+        those that are compiled in the background from before it.
       reads: of device values by the loop's thread.
       all_reads: by every thread.
     """
@@ -165,8 +166,11 @@ class Watched:
             end_epoch(run)
             marks.append(len(COMPILED))
 
-        def loop(run):
+        def compile_in_background(*args):
             marks.append(len(COMPILED))
+            in_background(*args)
+
+        def loop(run):
             with Reads() as reads, jax.transfer_guard("disallow"):
                 reason = inner_loop(run)
                 run.reporter.wait()  # still watched: it reads what was dispatched last
@@ -175,7 +179,9 @@ class Watched:
             return reason
 
         executables.clear()
+        in_background = learner.training.session.compile_in_background
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(learner.training.session, "compile_in_background", compile_in_background)
             patch.setattr(Run, "end_epoch", ended)
             patch.setattr(learner.learner, "loop", loop)
             self.result = learner_.fit(*data)

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner.steps.program import inner_jaxprs
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
+from learner.util.jaxprs import inner_jaxprs
 
 PyTree = Any
 

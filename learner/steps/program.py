@@ -20,6 +20,7 @@ from learner.steps.finite import Mark
 from learner.steps.measure import MetricCollection, Packed
 from learner.steps.step import Accumulated, StepFunctions
 from learner.steps.train_state import TrainState
+from learner.util.jaxprs import inner_jaxprs
 
 Array = Any
 PyTree = Any
@@ -258,12 +259,3 @@ def has_convolution(jaxpr: Any) -> bool:
         if any(has_convolution(inner) for value in equation.params.values() for inner in inner_jaxprs(value)):
             return True
     return False
-
-
-def inner_jaxprs(value: Any) -> list[Any]:
-    """Return the programs in a parameter of an equation of a traced program."""
-    if isinstance(value, tuple | list):
-        return [jaxpr for item in value for jaxpr in inner_jaxprs(item)]
-    if hasattr(value, "eqns"):
-        return [value]
-    return [value.jaxpr] if hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns") else []

@@ -16,6 +16,7 @@ from learner.models.adapters import same_structure
 from learner.steps.finite import mark_overflow
 from learner.steps.optimizer import OptimizerFn, Schedule, init_optimizer, lr_at, update_params
 from learner.steps.outputs import has_wrong_labels
+from learner.steps.parts import with_barriers
 from learner.steps.precision import with_matmul
 from learner.steps.step_definition import StepDefinition
 from learner.steps.train_state import TrainState
@@ -93,6 +94,17 @@ class StepFunctions(StepDefinition):
 
     def init_program(self, lr_scale: float, seed: int, places: Any = None) -> tuple[Any, tuple[Any, ...]]:
         """Return the jitted program that makes the state, and its arguments; see `init`."""
+        make, arguments = self.init_function(lr_scale, seed)
+        if places is None:
+            # As one program: op by op, every shape in it would be compiled by itself.
+            return jax.jit(with_barriers(make)), arguments
+        shardings = places.shardings(jax.eval_shape(make, *arguments))
+        of_model = jax.tree.leaves((shardings.params, shardings.model_state))
+        of_arguments = {i: of_model[i] for i in arguments[0]}, shardings.lr_scale, shardings.rng
+        return jax.jit(with_barriers(make), out_shardings=shardings), places.place(arguments, of_arguments)
+
+    def init_function(self, lr_scale: float, seed: int) -> tuple[Callable[..., TrainState], tuple[Any, ...]]:
+        """Return the function that makes the state on one device, and its arguments; see `init`."""
         tree: Any
         leaves, tree = jax.tree.flatten((self.adapter.params, self.adapter.model_state))
         existing = {i: x for i, x in enumerate(leaves) if not isinstance(x, jax.ShapeDtypeStruct)}
@@ -106,14 +118,7 @@ class StepFunctions(StepDefinition):
             state: TrainState = copied(TrainState(jnp.int32(0), params, model_state, opt_state, scale, rng, extra))
             return state
 
-        # As one program: op by op, every shape in it would be compiled by itself.
-        arguments = existing, jnp.float32(lr_scale), jax.random.key(seed)
-        if places is None:
-            return jax.jit(make), arguments
-        shardings = places.shardings(jax.eval_shape(make, *arguments))
-        of_model = jax.tree.leaves((shardings.params, shardings.model_state))
-        of_arguments = {i: of_model[i] for i in existing}, shardings.lr_scale, shardings.rng
-        return jax.jit(make, out_shardings=shardings), places.place(arguments, of_arguments)
+        return make, (existing, jnp.float32(lr_scale), jax.random.key(seed))
 
     def _init_optimizer(self, params: PyTree, scale: Array) -> tuple[PyTree, dict[str, PyTree]]:
         """Return `opt_state` and `extra` before the first step."""

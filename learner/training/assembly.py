@@ -1,5 +1,7 @@
 """The parts of a run, each built from the parts before it. `learner.training.session` calls these in order."""
 
+import concurrent.futures
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,6 +45,17 @@ def build_feeders(
         outputs.log.info("dispatch of %s: %s (%s)", split, steps, decided.why)
         feeders[split] = feeder
     return feeders, needs
+
+
+def compile_in_background(runner: Runner, feeders: Mapping[str, Feeder], threads: contextlib.ExitStack) -> None:
+    """Begin to compile the programs of these splits, in their order. When `threads` is closed, the rest is given up."""
+    if runner.strategy.platform != "cpu":
+        return  # compilers for accelerators measure kernels on the device, which trains meanwhile
+    # One thread: the program of the first step comes first, and XLA uses several cores for each.
+    compiler = concurrent.futures.ThreadPoolExecutor(1, "learner-compile")
+    threads.callback(compiler.shutdown, cancel_futures=True)
+    for split, feeder in feeders.items():
+        runner.compile_ahead("train" if split == "train" else "valid", feeder.expected(), compiler)
 
 
 def build_stop(

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from learner.util.executables import WAITED
+
 COMPILED = "/jax/core/compile/backend_compile_duration"
-TIMED = (COMPILED, "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
+TIMED = COMPILED, "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", WAITED
 _listeners: list[Callable[[str, float], None]] = []
 _lock = threading.Lock()
 _registered = False
@@ -26,7 +28,7 @@ class CompileTimes:
     Attributes:
       count: the number of programs.
       seconds: of compiling them, in all threads.
-      in_thread: seconds of tracing, lowering and compiling in the thread that opened this.
+      in_thread: seconds that the thread that opened this has traced, lowered, compiled, or waited for others to.
 
     >>> with CompileTimes() as times:
     ...     _ = jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(7))

@@ -10,6 +10,7 @@ from learner.data.source import source_of
 from learner.data.workers import check_process
 from learner.errors import LearnerError, one_error
 from learner.optimizers.schedule_resolution import OptimizerDefinition, ResolvedOptimizer
+from learner.steps.parts import call_in_parts
 from learner.steps.step import StepFunctions
 from learner.steps.step_definition import StepDefinition
 from learner.steps.train_state import TrainState
@@ -113,16 +114,25 @@ class TrainingDefinition:
 
     def init_placed(self) -> TrainState:
         """Return the state before the first step, placed by the strategy."""
-        places = None if self.strategy.resident else self.strategy
-        program, arguments = self.step.init_program(self.optimizer.lr, self.options.seed, places)
-        state: TrainState = share(program, self.strategy.devices, run_once=True)(*arguments)
+        compiled = functools.partial(share, devices=self.strategy.devices, run_once=True)
+        state: TrainState
+        if self.strategy.resident:
+            state = call_in_parts(*self.step.init_function(self.optimizer.lr, self.options.seed), compiled)
+        else:
+            program, arguments = self.step.init_program(self.optimizer.lr, self.options.seed, self.strategy)
+            state = compiled(program)(*arguments)
         if self.step.adapter.fresh is not None and (problems := init_problems(state.params)):
             raise one_error(problems, code="learner-untrainable")
         return state
 
     def shapes(self) -> TrainState:
         """Return the shapes of the state before the first step. Nothing is computed."""
-        shapes: TrainState = jax.eval_shape(self.init)
+
+        def init() -> TrainState:
+            make, arguments = self.step.init_function(self.optimizer.lr, self.options.seed)
+            return make(*arguments)
+
+        shapes: TrainState = jax.eval_shape(init)
         return shapes
 
     def placed_shapes(self) -> TrainState:

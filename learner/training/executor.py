@@ -1,6 +1,8 @@
 """Running dispatches: the state of a run, and the compiled programs that change it."""
 
 import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from learner.steps.train_state import TrainState
 from learner.strategies.base import Strategy
 from learner.training.compiled_programs import CompiledPrograms, Leaves, StateLeaves
 from learner.training.feed.dispatch import Dispatch
+from learner.util.executables import compile_ahead
 
 PyTree = Any
 
@@ -169,11 +172,29 @@ class Runner:
 
     def traced(self, kind: str, feed: Feed) -> Any:
         """Return the jaxpr of the training or validation loop. It is not traced again when it is compiled."""
+        program, arguments = self._example_call(kind, "loop", feed)
+        return program.trace(*arguments).jaxpr.jaxpr
+
+    def compile_ahead(self, kind: str, dispatches: Sequence[tuple[str, Feed]], threads: Executor) -> None:
+        """Compile the programs of a split in other threads. A call waits for them.
+
+        Args:
+          kind: `train` or `valid`.
+          dispatches: their kinds, each with an example of its feed.
+          threads: where they are compiled, in this order.
+        """
+        for name, feed in dispatches:
+            program, arguments = self._example_call(kind, name, feed)
+            compile_ahead(program, threads, *arguments)
+        compile_ahead(self._programs.values[kind], threads, self.start(kind).metrics)
+
+    def _example_call(self, kind: str, name: str, feed: Feed) -> tuple[Any, list[Any]]:
+        """Return the program of a dispatch, and arguments of the types that it gets."""
         zero, state = self.strategy.scalar(0), self._state
         arguments = [state.moving, state.fixed, self.start(kind).metrics, feed, zero, zero]
         if kind == "train":
-            return self._programs.train["loop"].trace(*arguments).jaxpr.jaxpr
-        return self._programs.valid["loop"].trace(*arguments, zero).jaxpr.jaxpr
+            return self._programs.train[name], arguments
+        return self._programs.valid[name], [*arguments, zero] if name == "loop" else arguments
 
     def lowered(self, feed: Feed, loop: bool) -> dict[str, Any]:
         """Return the programs of a training dispatch by name, lowered for this feed and not run."""

@@ -8,7 +8,13 @@ from typing import Any
 from learner.distributed.consensus import Consensus
 from learner.steps.train_state import TrainState
 from learner.training.announcement import announce_end, announce_start
-from learner.training.assembly import build_feeders, build_profiler, build_stop, build_validator
+from learner.training.assembly import (
+    build_feeders,
+    build_profiler,
+    build_stop,
+    build_validator,
+    compile_in_background,
+)
 from learner.training.compilation import CompileTimes, compilation_cache
 from learner.training.dispatch_plan import make_runner
 from learner.training.position import Position
@@ -77,6 +83,7 @@ def _setup(
     runner = make_runner(spec.step, spec.state, spec.strategy)
     consensus = None if processes.count == 1 else Consensus(processes, position.step)
     feeders, needs = build_feeders(spec, runner, timer, consensus, outputs)
+    compile_in_background(runner, feeders, threads)
 
     # 3. The threads that read values and write checkpoints, with what closes them.
     reporter, saver = start_threads(spec, store, runner, timer, consensus, needs, outputs, threads)

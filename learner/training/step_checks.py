@@ -16,12 +16,12 @@ from learner.errors import LearnerError, Problem
 from learner.metrics.base import CollectingMetric, Info, Metric, all_within
 from learner.steps.measure import MetricCollection
 from learner.steps.outputs import OF_LABELS, TrainOutput
-from learner.steps.program import inner_jaxprs
 from learner.steps.program_fingerprint import has_own_rules
 from learner.steps.step import StepFunctions
 from learner.steps.train_state import TrainState
 from learner.steps.tree_math import weight_of
 from learner.training.feed.group import listed
+from learner.util.jaxprs import inner_jaxprs
 from learner.util.text import join_names
 from learner.util.trees import named_leaves, nonfinite_leaves
 

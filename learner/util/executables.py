@@ -1,8 +1,10 @@
 """Executables that programs share: one that computes the same as an earlier program is not compiled again."""
 
 import collections
+import concurrent.futures
 import hashlib
 import threading
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ LARGEST = 2**24  # characters of a program; one with more has large constants, w
 # XLA spends most of its time on loops, such as those of random numbers. Level 1 compiles these three times as fast as
 # level 3, with the same bits; level 0 has others.
 FASTER_TO_COMPILE = {"xla_backend_optimization_level": 1}
+WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread has waited for another one that compiles
 # A callback is an index or an address in the text of a program, so different functions have the same text.
 UNSHARED = "callback", "CustomSPMDPartitioning"
 
@@ -51,6 +54,16 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_
     return _SharedProgram(jitted, tuple(devices), tuple(varying), FASTER_TO_COMPILE if faster else {})
 
 
+def compile_ahead(program: Any, threads: concurrent.futures.Executor, *arguments: Any) -> None:
+    """Compile a program of `share` for these arguments in another thread, where the next call waits for it.
+
+    It is traced and lowered here, as settings of JAX may be those of the thread. A program that shares nothing is left
+    alone.
+    """
+    if isinstance(program, _SharedProgram):
+        program.compile_ahead(threads, *arguments)
+
+
 def clear() -> None:
     """Drop the executables that no program uses."""
     with _lock:
@@ -63,36 +76,60 @@ class _SharedProgram:
     ) -> None:
         self._jitted, self._devices, self._varying, self._options = jitted, devices, varying, dict(options)
         self._own: dict[Hashable, Any] = {}
+        self._ahead: dict[Hashable, concurrent.futures.Future[Any]] = {}
         self.trace, self.lower = jitted.trace, jitted.lower
 
     def __call__(self, *arguments: Any) -> Any:
-        key = tuple(self._types(arguments[index]) for index in self._varying)
+        key = self._key(arguments)
         executable = self._own.get(key)
         if executable is None:
-            executable = self._own[key] = self._find(arguments)
+            executable = self._own[key] = self._wait(key) or self._compile(*self._lower(arguments))
         return executable(*arguments)
+
+    def compile_ahead(self, threads: concurrent.futures.Executor, *arguments: Any) -> None:
+        """Compile in another thread; see `compile_ahead`."""
+        key = self._key(arguments)
+        if key not in self._own and key not in self._ahead:
+            self._ahead[key] = threads.submit(self._compile, *self._lower(arguments))
+
+    def _wait(self, key: Hashable) -> Any:
+        """Return the executable that another thread compiles. Return None if none does, or if it was given up."""
+        future = self._ahead.pop(key, None)
+        if future is None or future.cancelled():
+            return None
+        began = time.perf_counter()
+        executable = future.result()
+        jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - began)
+        return executable
+
+    def _key(self, arguments: tuple[Any, ...]) -> Hashable:
+        return tuple(self._types(arguments[index]) for index in self._varying)
 
     def _types(self, tree: Any) -> Hashable:
         leaves, structure = jax.tree.flatten(tree)
         # Shardings take as long as all the rest, and on one device there is only one.
         return structure, *[x.aval for x in leaves], *[x.sharding for x in leaves if len(self._devices) > 1]
 
-    def _find(self, arguments: tuple[Any, ...]) -> Any:
+    def _lower(self, arguments: tuple[Any, ...]) -> tuple[Any, Hashable]:
+        """Return the lowered program, and the key of its executable, or None if it is not shared."""
         traced = self._jitted.trace(*arguments)
         lowered = traced.lower()
         text = lowered.as_text()
         if len(text) > LARGEST or any(word in text for word in UNSHARED):
-            return lowered.compile(compiler_options=self._options)
+            return lowered, None
         settings = jax.config.values, getattr(jax.config, "jax_default_device", None), self._options
         avals = traced.jaxpr.in_avals, traced.jaxpr.out_avals  # the text has neither weak types nor those of keys
         digest = hashlib.sha256(f"{text}\n{settings}\n{avals}".encode()).digest()
         places = tuple(getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
-        key = digest, lowered.in_tree, lowered.out_tree, places, self._devices
+        return lowered, (digest, lowered.in_tree, lowered.out_tree, places, self._devices)
+
+    def _compile(self, lowered: Any, key: Hashable) -> Any:
         with _lock:
             executable = _executables.pop(key, None)
         executable = executable or lowered.compile(compiler_options=self._options)
-        with _lock:
-            _executables[key] = executable
-            while len(_executables) > MOST:
-                _executables.popitem(last=False)
+        if key is not None:
+            with _lock:
+                _executables[key] = executable
+                while len(_executables) > MOST:
+                    _executables.popitem(last=False)
         return executable

@@ -3,15 +3,16 @@
 import logging
 import threading
 
+import jax
 import optax
 import pytest
 
-from learner import LearnerError
+from learner import LearnerError, RegressionOutput
 from learner.loggers import MemoryLogger
 from learner.metrics import Accuracy, GradientNorm
 from learner.renderers import PlainRenderer
 from learner.strategies import Replicated, Sharded, SingleDevice
-from learner.training.compilation import CompileTimes
+from learner.training.compilation import COMPILED, CompileTimes
 from learner.util import executables
 from tests.support.codes import raises_code
 from tests.support.runs import (
@@ -20,10 +21,12 @@ from tests.support.runs import (
     batches,
     build_line,
     journal_of,
+    line,
     logs_of,
     model_bits,
     quiet,
     shuffled,
+    streamed,
     tree_of,
     valid_data,
 )
@@ -120,6 +123,55 @@ def test_a_second_run_of_the_same_programs_compiles_nothing(tmp_path, strategy):
     with CompileTimes() as compiled:
         build_line(quiet(tmp_path / "other").strategy(strategy()), optimizer=optax.adam).fit(shuffled(), valid_data())
     assert compiled.count > 0
+
+
+@pytest.fixture
+def compiling_threads():
+    """The name of each program that is compiled, and of the thread that does it."""
+    seen = []
+
+    def listen(event, seconds, **more):
+        if event == COMPILED:
+            seen.append((more.get("fun_name", ""), threading.current_thread().name))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "accumulate", "programs"),
+    [
+        (lambda: shuffled(), lambda: valid_data(), 1, ["train", "valid"]),
+        (lambda: shuffled(rows=ROWS), lambda: valid_data(9), 1, ["train", "train_tail", "valid", "valid_tail"]),
+        (lambda: shuffled(rows=ROWS), lambda: valid_data(), 2, ["train", "train_tail", "valid"]),
+        (lambda: streamed(), lambda: batches(), 1, ["train", "valid"]),
+    ],
+    ids=["resident", "ragged", "accumulated", "streamed"],
+)
+def test_programs_are_compiled_while_the_run_is_set_up(tmp_path, compiling_threads, train, valid, accumulate, programs):
+    """Each of them once, and none that the run does not need."""
+    executables.clear()
+    build_line(quiet(tmp_path / "run").grads_accumulation(accumulate)).fit(train(), valid())
+    steps = [(name, thread) for name, thread in compiling_threads if "train" in name or "valid" in name]
+    assert sorted(name.removeprefix("jit(").removesuffix(")") for name, _ in steps) == programs
+    assert {thread for _, thread in steps} == {"learner-compile_0"}
+
+
+def test_a_convolution_streams_one_step_at_a_time(tmp_path, compiling_threads):
+    executables.clear()
+
+    def step(model, batch):
+        kernel = model["w"].reshape(1, 1, 3)
+        x = jax.lax.conv(batch["x"][:, None], kernel, (1,), "SAME")[:, 0, :1]
+        return RegressionOutput.from_predictions(x, batch["t"])
+
+    def learner(name):
+        return quiet(tmp_path / name).build(line(bias=False), optax.sgd, 0.1, train_step=step, valid_step=step)
+
+    learner("run").fit(streamed(), batches())
+    steps = [name for name, _ in compiling_threads if "train" in name or "valid" in name]
+    assert sorted(name.removeprefix("jit(").removesuffix(")") for name in steps) == ["train_tail", "valid_tail"]
 
 
 def test_threads_end_with_the_run(tmp_path):

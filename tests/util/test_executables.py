@@ -1,5 +1,6 @@
 """Executables that programs share."""
 
+import concurrent.futures
 import gc
 import threading
 import weakref
@@ -172,3 +173,60 @@ def test_debugging_modes_work(mode):
         if mode is jax.debug_nans:
             with pytest.raises(FloatingPointError):
                 share(jax.jit(jnp.log), DEVICES[:1])(jnp.float32(-1))
+
+
+class TestCompileAhead:
+    def test_a_call_waits_for_it_and_compiles_nothing(self):
+        program, x, began = times(7.5), jnp.ones(3), threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as found:
+            threads.submit(began.wait)  # nothing is compiled before the call waits
+            executables.compile_ahead(program, threads, x)
+            assert found.count == 0
+            threading.Timer(0.05, began.set).start()
+            np.testing.assert_array_equal(program(x), [7.5] * 3)
+            assert found.count == 1
+            assert found.in_thread >= 0.05  # the wait counts as compiling
+            np.testing.assert_array_equal(program(2 * x), [15] * 3)
+            assert found.count <= 2  # of the multiplication here
+
+    def test_it_is_shared(self):
+        x = jnp.ones(3)
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            executables.compile_ahead(times(8.5), threads, x)
+        assert compiled(lambda: times(8.5)(x))[0] == 0
+
+    def test_each_kind_of_a_varying_argument_by_itself(self):
+        program, one = share(jax.jit(lambda x, y: x + y.sum()), DEVICES[:1], [1]), jnp.float32(1)
+        arrays = [jax.device_put(np.ones(n, np.float32)) for n in (2, 3, 2)]
+        with CompileTimes() as found, concurrent.futures.ThreadPoolExecutor(2) as threads:
+            for y in arrays:
+                executables.compile_ahead(program, threads, one, y)
+        assert found.count == 2
+        assert compiled(*[lambda y=y: program(one, y) for y in arrays]) == (0, [3, 4, 3])
+
+    def test_what_was_given_up_is_compiled_by_the_call(self):
+        program, x, began = times(9.5), jnp.ones(3), threading.Event()
+        threads = concurrent.futures.ThreadPoolExecutor(1)
+        threads.submit(began.wait)
+        executables.compile_ahead(program, threads, x)
+        threads.shutdown(wait=False, cancel_futures=True)
+        began.set()
+        np.testing.assert_array_equal(program(x), [9.5] * 3)
+
+    def test_settings_of_the_thread_that_asks_count(self):
+        program, x, y = share(jax.jit(lambda x, y: x + y), DEVICES[:1]), jnp.bfloat16(1), jnp.float32(2)
+        with concurrent.futures.ThreadPoolExecutor(1) as threads, jax.numpy_dtype_promotion("standard"):
+            executables.compile_ahead(program, threads, x, y)  # the threads have the strict promotion of the tests
+            assert program(x, y) == 3
+
+    def test_an_error_of_the_compiler_is_raised_by_the_call(self):
+        program = share(jax.jit(lambda x: jax.ffi.ffi_call("no_such_target", x)(x)), DEVICES[:1])
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            executables.compile_ahead(program, threads, jnp.ones(3))
+            with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_target"):
+                program(jnp.ones(3))
+
+    def test_a_program_that_shares_nothing_is_left_alone(self):
+        with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as found:
+            executables.compile_ahead(jax.jit(lambda x: x), threads, jnp.ones(3))
+        assert found.count == 0

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -97,6 +97,19 @@ class Feeder:
         if self._rows is not None:
             return self._rows.batches(1)
         return self._placer.place(None, None, MicroBatch(self._first, self._grouper.regular))
+
+    def expected(self) -> Sequence[tuple[str, Feed]]:
+        """Return the kinds of dispatch that an epoch has, as far as they are known, each with an example of its feed.
+        Steps of several programs have none.
+        """
+        if not self.loop and self._grouping.accumulate > 1:
+            return []
+        feed = self.example() if self.loop else self.example_alone()
+        if not isinstance(feed, ResidentBatches):
+            return [("loop" if self.loop else "tail", feed)]
+        full, ragged = divmod(rows_of(feed.data), feed.size)
+        has_groups = full >= (self._grouping.accumulate if ragged else 1)
+        return [("loop" if self.loop else "single", feed)] * has_groups + [("tail", feed)] * bool(ragged)
 
     def open(
         self,

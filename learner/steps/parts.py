@@ -1,0 +1,176 @@
+"""Programs in parts: random draws that are alike are compiled once."""
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from learner.util.executables import compile_ahead
+from learner.util.jaxprs import inner_jaxprs
+
+Atom = Any  # a `Var` or a `Literal`
+Compiled = Callable[[Any], Any]
+PyTree = Any
+OF_KEYS = "random_bits", "random_fold_in", "random_split"
+LEAST_REPEATED = 4  # arrays whose draws are compiled already; with fewer, one program is compiled sooner
+
+
+def call_in_parts(function: Callable[..., PyTree], arguments: Sequence[PyTree], compiled: Compiled) -> PyTree:
+    """Return the results of a function of arrays, whose random draws are programs of their own if they are many.
+
+    As a part of one program, each draw is compiled by itself, which takes some 0.2 CPU seconds, also where the layers
+    of a model are alike. Here each kind of draw is compiled once and called for each of its arrays. What comes before
+    and after the draws is a program, too.
+
+    Its bits are then those of the operations one by one.
+
+    Args:
+      function: it is traced once.
+      arguments: its arguments, pytrees of arrays.
+      compiled: makes the programs of jitted functions.
+
+    >>> def make(seed):
+    ...     return [jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), 3) for i in range(9)]
+    >>> programs = []
+    >>> in_parts = call_in_parts(make, [7], lambda jitted: programs.append(jitted) or jitted)
+    >>> print((jax.numpy.stack(in_parts) == jax.numpy.stack(make(7))).all(), len(programs))
+    True 5
+    """
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    kinds = [_draw(x).kind for x in traced.jaxpr.eqns if _is_draw(x) and x.primitive.name not in OF_KEYS]
+    inputs = [*traced.consts, *jax.tree.leaves(arguments)]
+    if len(kinds) - len(set(kinds)) < LEAST_REPEATED:
+        results = compiled(jax.jit(lambda *inputs: _call(traced.jaxpr, inputs, _with_barrier)))(*inputs)
+    else:
+        results = _call(traced.jaxpr, inputs, compiled)
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+def with_barriers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Return the function with its random draws separated from all else, so that XLA does not combine their last
+    multiplication with the next one, which rounds differently.
+
+    >>> key = jax.random.key(0)
+    >>> make = lambda key: jax.random.normal(key, 99) * jax.numpy.sqrt(1 / 7)
+    >>> print((jax.jit(make)(key) == make(key)).all(), (jax.jit(with_barriers(make))(key) == make(key)).all())
+    False True
+    """
+
+    def separated(*arguments: PyTree) -> PyTree:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        results = _call(traced.jaxpr, [*traced.consts, *jax.tree.leaves(arguments)], _with_barrier)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return separated
+
+
+def _with_barrier(program: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    return lambda *inputs: jax.lax.optimization_barrier(program(*inputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A part of a program.
+
+    Attributes:
+      function: of the values of `inputs`; it returns a list.
+      inputs, outputs: in the whole program.
+      kind: what parts have in common that are the same function.
+    """
+
+    function: Callable[..., list[Any]]
+    inputs: Sequence[Atom]
+    outputs: Sequence[Atom]
+    kind: Hashable = None
+
+    @classmethod
+    def of(cls, jaxpr: Jaxpr, equations: list[JaxprEqn], outputs: Sequence[Atom]) -> "_Part":
+        """Return the part with these equations."""
+        own = {x for equation in equations for x in equation.outvars}
+        read = [x for equation in equations for x in equation.invars] + [*outputs]
+        inputs = list(dict.fromkeys(x for x in read if not isinstance(x, Literal) and x not in own))
+        part = jaxpr.replace(constvars=[], invars=inputs, outvars=[*outputs], eqns=equations)
+        return cls(functools.partial(jax.core.eval_jaxpr, part, []), inputs, outputs)
+
+
+def _call(jaxpr: Jaxpr, inputs: Sequence[Any], compiled: Compiled) -> list[Any]:
+    values: dict[Atom, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+
+    def read(part: _Part) -> list[Any]:
+        return [_array(x) if isinstance(x, Literal) else values[x] for x in part.inputs]
+
+    programs: dict[Hashable, Any] = {}
+    results: list[Any] = []
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        for between, draws in _steps(jaxpr):
+            results = compiled(jax.jit(between.function))(*read(between))
+            values.update((x, y) for x, y in zip(between.outputs, results, strict=True) if not isinstance(x, Literal))
+            for draw in draws:
+                if draw.kind not in programs:
+                    programs[draw.kind] = compiled(jax.jit(draw.function))
+                    compile_ahead(programs[draw.kind], threads, *read(draw))
+            for draw in draws:
+                values.update(zip(draw.outputs, programs[draw.kind](*read(draw)), strict=True))
+    return results
+
+
+def _array(literal: Any) -> np.ndarray:
+    return np.asarray(literal.val, literal.aval.dtype)
+
+
+def _steps(jaxpr: Jaxpr) -> Iterator[tuple[_Part, list[_Part]]]:
+    """Yield what comes before draws that do not depend on each other, and these draws. The last has the results, and no
+    draws.
+    """
+    depths: dict[Atom, int] = collections.defaultdict(int)  # how many draws a value is made of, one after another
+    step_of: list[int] = []
+    for equation in jaxpr.eqns:
+        step_of.append(max((depths[x] for x in _variables(equation)), default=0))
+        depths.update(dict.fromkeys(equation.outvars, step_of[-1] + _is_draw(equation)))
+    # Everything but draws belongs to the first step that needs it, so that most of it is in the last program.
+    last = max(depths.values())
+    needed: dict[Atom, int] = collections.defaultdict(lambda: last)
+    for index, equation in reversed(list(enumerate(jaxpr.eqns))):
+        if not _is_draw(equation):
+            step_of[index] = min((needed[x] for x in equation.outvars), default=last)
+        needed.update({x: min(needed[x], step_of[index]) for x in _variables(equation)})
+    for step in range(last + 1):
+        here = [equation for equation, at in zip(jaxpr.eqns, step_of, strict=True) if at == step]
+        between = [equation for equation in here if not _is_draw(equation)]
+        results = jaxpr.outvars if step == last else [x for equation in between for x in equation.outvars]
+        yield _Part.of(jaxpr, between, results), [_draw(equation) for equation in here if _is_draw(equation)]
+
+
+def _variables(equation: JaxprEqn) -> list[Atom]:
+    return [x for x in equation.invars if not isinstance(x, Literal)]
+
+
+def _is_draw(equation: JaxprEqn) -> bool:
+    name = equation.primitive.name
+    return name in OF_KEYS or (name in ("jit", "pjit") and not equation.effects and _draws(equation))
+
+
+def _draws(equation: JaxprEqn) -> bool:
+    """Return True if there is a draw in an equation, at any depth."""
+    inner = [jaxpr for value in equation.params.values() for jaxpr in inner_jaxprs(value)]
+    return equation.primitive.name in OF_KEYS or any(_draws(inside) for jaxpr in inner for inside in jaxpr.eqns)
+
+
+def _draw(equation: JaxprEqn) -> _Part:
+    """Return a draw as a function of all its inputs: numbers that stand in the program are inputs, too, which XLA does
+    not fold into it.
+    """
+    primitive, params, types = equation.primitive, equation.params, [str(x.aval) for x in equation.invars]
+    if primitive.name in OF_KEYS:
+        function = lambda *inputs: [primitive.bind(*inputs, **params)]  # noqa: E731
+        return _Part(function, equation.invars, equation.outvars, (primitive.name, str(types), str(params)))
+    # JAX traces a jitted function once for arguments of the same types.
+    inner = params["jaxpr"]
+    function = functools.partial(jax.core.eval_jaxpr, inner.jaxpr, inner.consts)
+    return _Part(function, equation.invars, equation.outvars, (id(inner), str(types)))

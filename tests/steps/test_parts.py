@@ -1,0 +1,118 @@
+"""Programs in parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.steps.parts import call_in_parts, with_barriers
+from learner.training.compilation import CompileTimes
+
+
+def layers(key, *, count=8, shape=(5, 3)):
+    """What a deep model does: keys by number, a normal and a truncated draw of each, scaled."""
+    scale = jnp.sqrt(1 / shape[0])
+    normal = [jax.random.normal(jax.random.fold_in(key, i), shape) * scale for i in range(count)]
+    return {"normal": normal, "uniform": jax.random.uniform(key, shape), "zeros": jnp.zeros(shape)}
+
+
+def by_split(key, *, count=6):
+    """Keys that are split, and draws that depend on draws."""
+    keys = jax.random.split(key, count)
+    first = [jax.random.normal(key, 4) for key in keys]
+    return [jax.random.bernoulli(key, jax.nn.sigmoid(x)) for key, x in zip(keys, first, strict=True)], first
+
+
+def raw_key(key, *, count=6):
+    """The keys of before."""
+    raw = jax.random.key_data(key)
+    return [jax.random.truncated_normal(jax.random.fold_in(raw, i), -1.0, 1.0, (2, 3)) for i in range(count)]
+
+
+def no_draws(key):
+    return jnp.arange(3.0), {"shape": jnp.float32(key.size)}
+
+
+FUNCTIONS = [layers, by_split, raw_key, no_draws]
+
+
+def assert_same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (x.dtype, x.weak_type) == (y.dtype, y.weak_type)
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_bits_are_those_of_the_operations_one_by_one(function):
+    key = jax.random.key(3)
+    expected = function(key)
+    assert_same(call_in_parts(function, [key], lambda jitted: jitted), expected)
+
+
+def test_barriers_keep_draws_and_their_scale_apart():
+    key = jax.random.key(3)
+    assert_same(jax.jit(with_barriers(layers))(key), layers(key))
+
+
+def test_layers_that_are_alike_are_compiled_once():
+    def programs(count):
+        made = []
+        call_in_parts(
+            lambda key: layers(key, count=count), [jax.random.key(0)], lambda jitted: made.append(1) or jitted
+        )
+        return len(made)
+
+    # The keys, the normal and the uniform draws; the last program, and those before the keys and before the draws.
+    assert programs(8) == programs(30) == 6
+    assert programs(4) == 1  # too few to be worth it
+
+
+def test_it_is_traced_once():
+    traces = []
+
+    def function(key):
+        traces.append(key)
+        return layers(key)
+
+    call_in_parts(function, [jax.random.key(0)], lambda jitted: jitted)
+    assert len(traces) == 1
+
+
+def test_arrays_that_a_function_holds_are_arguments():
+    held, seen = np.arange(6.0, dtype=np.float32), []
+
+    def compiled(jitted):
+        return lambda *inputs: seen.append([np.shape(x) for x in inputs]) or jitted(*inputs)
+
+    result = call_in_parts(lambda x: jnp.asarray(held) + x, [jnp.float32(1)], compiled)
+    np.testing.assert_array_equal(result, held + 1)
+    assert seen == [[(6,), ()]]
+
+
+def test_a_jitted_function_with_a_callback_stays_where_it_is():
+    calls = []
+
+    @jax.jit
+    def noisy(key):
+        jax.debug.callback(lambda: calls.append(1))
+        return jax.random.normal(key, 2)
+
+    def function(key):
+        return [noisy(jax.random.fold_in(key, i)) for i in range(6)]
+
+    key = jax.random.key(1)
+    assert_same(call_in_parts(function, [key], lambda jitted: jitted), function(key))
+    jax.effects_barrier()
+    assert len(calls) == 12
+
+
+def test_a_second_model_of_the_same_layers_compiles_no_draws():
+    from learner.util import executables
+
+    executables.clear()
+    compiled = lambda jitted: executables.share(jitted, jax.devices()[:1])  # noqa: E731
+    call_in_parts(lambda key: layers(key, count=8), [jax.random.key(0)], compiled)
+    with CompileTimes() as times:
+        call_in_parts(lambda key: layers(key, count=9), [jax.random.key(0)], compiled)
+    assert times.count <= 1  # the program of all results
