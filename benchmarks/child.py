@@ -6,6 +6,7 @@ loss of each epoch) and `device`.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import resource
@@ -37,6 +38,7 @@ class Case:
       further: how many metrics `learner` has besides loss and accuracy.
       checkpoints: whether `learner` saves as it does by default.
       rows: use only so many rows of a split; `None`: all.
+      batch: rows of a training batch; `None`: the workload's own.
       function: give `learner` the function that makes the model.
       rate: the learning rate of `learner`.
     """
@@ -50,6 +52,7 @@ class Case:
     further: int = 0
     checkpoints: bool = True
     rows: int | None = None
+    batch: int | None = None
     function: bool = False
     rate: float = RATE
 
@@ -95,7 +98,7 @@ def measure(case: Case) -> dict[str, Any]:
 def workload_of(case: Case) -> Workload:
     """The workload with what the case says instead of its own epochs and rows."""
     work = WORKLOADS[case.workload]
-    changes = {k: v for k in ("epochs", "warm") if (v := getattr(case, k)) is not None}
+    changes = {k: v for k in ("epochs", "warm", "batch") if (v := getattr(case, k)) is not None}
 
     def data() -> tuple[Rows, Rows]:
         train, valid = ({k: v[: case.rows] for k, v in rows.items()} for rows in work.data())
@@ -110,17 +113,12 @@ def train_with_learner(
     """Train as a user of `learner` would: loss and accuracy on both splits, files, plain lines. `also` sets further
     options.
     """
-    from learner import ClassificationOutput, LearnerBuilder, SequenceOutput
+    from learner import LearnerBuilder
     from learner.data import DataLoaderBuilder
     from learner.metrics import Accuracy, Loss
     from learner.renderers import PlainRenderer
 
     train_rows, valid_rows = work.data()
-    output = SequenceOutput if train_rows["y"].ndim == 2 else ClassificationOutput
-
-    def step(model: Any, batch: Rows) -> Any:
-        return output.from_logits(model(batch["x"]), batch["y"])
-
     train: Any = DataLoaderBuilder().batch_size(work.batch).shuffle(seed=0).build(train_rows)
     valid: Any = DataLoaderBuilder().batch_size(work.valid_batch).build(valid_rows)
     if case.feed == "iterable":
@@ -138,7 +136,7 @@ def train_with_learner(
             builder.num_steps(4).metric_loggers(_first_step(clock))
         else:
             builder.num_epochs(epochs)
-        model: Any = (lambda: work.model(nnx.Rngs(0))) if case.function else work.model(nnx.Rngs(0))
+        model: Any = functools.partial(make_model, work) if case.function else make_model(work)
         builder.build(model, optax.adamw, case.rate, train_step=step, valid_step=step).fit(train, valid)
         journal = [json.loads(line) for line in Path(directory, "run", "journal.jsonl").read_text().splitlines()]
     if case.first:
@@ -146,6 +144,23 @@ def train_with_learner(
     ends = [line for line in journal if line["event"] == "epoch"]
     clock.epochs = [line["time"] for line in ends]
     return [(line["values"]["train/Loss"], line["values"]["valid/Loss"]) for line in ends]
+
+
+def make_model(work: Workload) -> Any:
+    """Return the model as `learner` takes it."""
+    from learner import Linen
+
+    model = work.model(nnx.Rngs(0))
+    return Linen(*model) if work.library == "flax.linen" else model
+
+
+def step(model: Any, batch: Rows) -> Any:
+    """The forward pass of all workloads."""
+    from learner import ClassificationOutput, SequenceOutput
+
+    output = SequenceOutput if batch["y"].ndim == 2 else ClassificationOutput
+    forward = jax.vmap(model) if type(model).__module__.startswith("equinox") else model
+    return output.from_logits(forward(batch["x"]), batch["y"])
 
 
 def _further(base: type, number: int) -> Any:

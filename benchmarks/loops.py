@@ -1,6 +1,7 @@
-"""The opponents: the best loop written by hand, and the limit of what any loop can reach.
+"""The opponents: loops written by hand as people write them and as well as possible, and the limit of what any loop can
+reach.
 
-Both use one pure step on flat leaves, so that they make the same numbers; they differ in what one call does.
+All use one pure step on flat leaves, so that they make the same numbers; they differ in what one call does.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.workloads import RATE, Rows, Workload
 
@@ -27,20 +28,38 @@ def order_of(rows: int, epoch: int) -> np.ndarray:
 
 
 class Task:
-    """The pure functions of a workload on the flat leaves of (params, optimizer state)."""
+    """The pure functions of a workload on the flat leaves of (params, optimizer state).
 
-    def __init__(self, workload: Workload):
-        self.graph, params = nnx.split(workload.model(nnx.Rngs(0)))
+    Args:
+      workload: that is trained.
+      devices: over which each batch is spread.
+      one_program: make the leaves in one compiled program instead of operation by operation.
+    """
+
+    def __init__(self, workload: Workload, devices: int = 1, one_program: bool = False):
         self.optimizer = optax.adamw(RATE)
-        params = nnx.as_pure(params)
-        leaves, self.tree = jax.tree.flatten((params, self.optimizer.init(params)))
+        self.several = devices > 1
+
+        def make() -> Any:
+            params, self.apply = workload.pure()
+            self.params = len(jax.tree.leaves(params))
+            return params, self.optimizer.init(params)
+
+        if one_program:  # that runs once, so it is compiled fast
+            make = jax.jit(make).lower().compile({"xla_backend_optimization_level": 1})
+        leaves, self.tree = jax.tree.flatten(make())
         # AdamW's two moments start as one buffer of zeros each; a donated buffer may be there only once.
-        self.leaves: Leaves = [jnp.array(leaf, copy=True) for leaf in leaves]
-        self.params = len(jax.tree.leaves(params))
+        self.leaves: Leaves = leaves if one_program else [jnp.array(leaf, copy=True) for leaf in leaves]
+        if self.several:
+            mesh = jax.make_mesh((devices,), ("rows",), (AxisType.Auto,))
+            self.rows = NamedSharding(mesh, PartitionSpec("rows"))
+            self.leaves = jax.device_put(self.leaves, NamedSharding(mesh, PartitionSpec()))
 
     def forward(self, params: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The mean loss, and the sums `[loss, correct, labels]`."""
-        logits = nnx.merge(self.graph, params)(x)
+        if self.several:
+            x, y = lax.with_sharding_constraint((x, y), self.rows)
+        logits = self.apply(params, x)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
         correct = (logits.argmax(-1) == y).sum().astype(jnp.float32)
         return loss, jnp.stack([loss * y.size, correct, jnp.float32(y.size)])
@@ -137,10 +156,44 @@ def feed_iterable(task: Task, rows: Rows, size: int) -> tuple[Callable[..., Any]
 FEEDS = {"gather": feed_gather, "slice": feed_slice, "numpy": feed_numpy, "iterable": feed_iterable}
 
 
-def hand(workload: Workload, feed: str, epochs: int, mark: Mark) -> Losses:
+def plain(workload: Workload, epochs: int, mark: Mark, devices: int = 1) -> Losses:
+    """As people write it: the model made operation by operation, one jitted call per step on NumPy's batches, and the
+    loss printed now and then.
+    """
+    (train_rows, valid_rows), task, losses = workload.data(), Task(workload, devices), []
+    train, valid, leaves = jax.jit(task.train), jax.jit(task.valid), task.leaves
+    for epoch in range(epochs):
+        train_sums, valid_sums = jnp.zeros(3), jnp.zeros(3)
+        order = order_of(len(train_rows["y"]), epoch)
+        shuffled = {k: v[order] for k, v in train_rows.items()}
+        for step, batch in enumerate(batches(shuffled, workload.batch)):
+            leaves, train_sums = train(
+                leaves, train_sums, *(jax.device_put(batch, task.rows) if devices > 1 else batch)
+            )
+            if step % 10 == 0 or devices > 1:  # on simulated devices two steps in flight wait for each other
+                float(train_sums[0])
+                mark("step")
+        for batch in batches(valid_rows, workload.valid_batch):
+            valid_sums = jax.block_until_ready(valid(leaves[: task.params], valid_sums, *batch))
+        losses.append(means(jax.device_get((train_sums, valid_sums))))
+        mark("epoch")
+    return losses
+
+
+def tuned(workload: Workload, epochs: int, mark: Mark, devices: int = 1) -> Losses:
+    """As well as possible: the model made in one program, and all steps of an epoch in one call, if they run fast there
+    (see `Workload.limit`).
+    """
+    task = Task(workload, devices, one_program=True)
+    if workload.limit:
+        return limit(workload, epochs, lambda _: True, mark, task)
+    return hand(workload, "slice", epochs, mark, task)
+
+
+def hand(workload: Workload, feed: str, epochs: int, mark: Mark, task: Task | None = None) -> Losses:
     """One call per step and per validation batch, sums on the device, one wait per epoch."""
     train_rows, valid_rows = workload.data()
-    task = Task(workload)
+    task = task or Task(workload)
     step, feeder = FEEDS[feed](task, train_rows, workload.batch)
     train, valid = jax.jit(step, donate_argnums=0), jax.jit(task.valid)
     valid_batches = jax.device_put(batches(valid_rows, workload.valid_batch))
@@ -153,17 +206,21 @@ def hand(workload: Workload, feed: str, epochs: int, mark: Mark) -> Losses:
             mark("step")
         for arguments in steps:
             leaves, train_sums = train(leaves, train_sums, *arguments)
+            if task.several:  # two steps in flight on simulated devices wait for each other
+                train_sums.block_until_ready()
         params = leaves[: task.params]
         for x, y in valid_batches:
             valid_sums = valid(params, valid_sums, x, y)
+            if task.several:
+                valid_sums.block_until_ready()
         losses.append(means(jax.device_get((train_sums, valid_sums))))
         mark("epoch")
     return losses
 
 
-def limit(workload: Workload, epochs: int, wait: Callable[[int], bool], mark: Mark) -> Losses:
+def limit(workload: Workload, epochs: int, wait: Callable[[int], bool], mark: Mark, task: Task | None = None) -> Losses:
     """One `scan` per epoch for training and one for validation; waits only after the epochs that `wait` names."""
-    (train_rows, valid_rows), task = workload.data(), Task(workload)
+    (train_rows, valid_rows), task = workload.data(), task or Task(workload)
     zeros = jnp.zeros(3)
 
     def train(leaves: Leaves, data: tuple[jax.Array, ...], order: jax.Array) -> tuple[Leaves, jax.Array]:
@@ -178,6 +235,9 @@ def limit(workload: Workload, epochs: int, wait: Callable[[int], bool], mark: Ma
     leaves, sums = task.leaves, []
     for epoch in range(epochs):
         leaves, train_sums = train_jit(leaves, train_data, order_of(len(train_rows["y"]), epoch))
+        if epoch == 0 and wait(epoch):
+            train_sums.block_until_ready()
+            mark("step")
         sums.append((train_sums, valid_jit(leaves[: task.params], valid_data)))
         if wait(epoch):
             jax.block_until_ready(sums[-1])

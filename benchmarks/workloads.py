@@ -1,12 +1,14 @@
 """Workloads of the benchmarks: models, rows in memory, and durations.
 
-Every workload is a `flax.nnx` model trained with AdamW in float32. A row is an entry of `x` and the same entry of `y`;
-a model maps a batch of `x` to logits `[..., classes]` for the integer labels `y` `[...]`.
+Every workload trains with AdamW in float32; its model is one of `flax.nnx` unless it names another library. A row is
+an entry of `x` and the same entry of `y`; a model maps a batch of `x` to logits `[..., classes]` for the integer labels
+`y` `[...]`.
 """
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,7 @@ class Workload:
     """A model, its data and the length of a measurement.
 
     Attributes:
-      model: makes the model from its random streams.
+      model: makes the model from random streams: a module, of linen a pair of module and variables.
       data: makes the rows of the two splits, `(train, valid)`.
       batch, valid_batch: rows per batch; the last batch may be smaller.
       epochs: epochs to measure, so that they take a second or more on two cores.
@@ -31,10 +33,11 @@ class Workload:
       small: the host's work shows, so that the further measurements are made.
       limit: whether a loop inside the program is measured. On CPU, XLA runs the gradient of a convolution many times
         slower there.
+      library: of the model.
     """
 
     name: str
-    model: Callable[[nnx.Rngs], nnx.Module]
+    model: Callable[[nnx.Rngs], Any]
     data: Callable[[], tuple[Rows, Rows]]
     batch: int
     valid_batch: int
@@ -42,6 +45,21 @@ class Workload:
     warm: int
     small: bool = False
     limit: bool = True
+    library: str = "flax.nnx"
+
+    def pure(self) -> tuple[Any, Callable[[Any, jax.Array], jax.Array]]:
+        """Return the parameters, and the function from them and a batch to logits."""
+        model = self.model(nnx.Rngs(0))
+        if self.library == "flax.linen":
+            module, variables = model
+            return variables, module.apply
+        if self.library == "equinox":
+            import equinox as eqx
+
+            params, static = eqx.partition(model, eqx.is_array)
+            return params, lambda params, x: jax.vmap(eqx.combine(params, static))(x)
+        graph, state = nnx.split(model)
+        return nnx.as_pure(state), lambda params, x: nnx.merge(graph, params)(x)
 
 
 class MLP(nnx.Module):
@@ -54,6 +72,21 @@ class MLP(nnx.Module):
         for layer in self.layers[:-1]:
             x = nnx.relu(layer(x))
         return self.layers[-1](x)
+
+
+def equinox_mlp(rngs: nnx.Rngs) -> Any:
+    """The MLP in Equinox, for one row."""
+    import equinox as eqx
+
+    return eqx.nn.MLP(64, 10, 128, depth=2, key=rngs.params())
+
+
+def linen_mlp(rngs: nnx.Rngs) -> tuple[Any, Any]:
+    """The MLP in linen: the module and its variables."""
+    import flax.linen as nn
+
+    module = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(10)])
+    return module, module.init(rngs.params(), jnp.zeros((1, 64)))
 
 
 class CNN(nnx.Module):
@@ -144,5 +177,16 @@ WORKLOADS = {
         Workload("digits-20k", MLP, lambda: digits(repeat=14), 32, 256, epochs=20, warm=2, small=True),
         Workload("cnn", CNN, images, 128, 128, epochs=4, warm=1, limit=False),
         Workload("transformer", Transformer, characters, 16, 16, epochs=4, warm=1),
+        Workload(
+            "transformer-12",
+            lambda rngs: Transformer(rngs, width=256, blocks=12),
+            lambda: characters(32, 8, length=32),
+            8,
+            8,
+            epochs=2,
+            warm=1,
+        ),
+        Workload("equinox", equinox_mlp, digits, 32, 256, epochs=400, warm=20, library="equinox"),
+        Workload("linen", linen_mlp, digits, 32, 256, epochs=400, warm=20, library="flax.linen"),
     )
 }
