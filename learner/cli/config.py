@@ -227,7 +227,7 @@ class RunConfig:
         return builder
 
     def model(self) -> tuple[Any, Any]:
-        """Return the model, or a function that creates it, and the filter of its trainable part.
+        """Return a function that creates the model, and the filter of its trainable part.
 
         Raises:
           LearnerError: all that is wrong with the config.
@@ -236,14 +236,9 @@ class RunConfig:
         trainable = self._recipes.get("trainable")
         return self._model(), None if trainable is None else trainable.make()
 
-    def _model(self) -> Any:
-        """Return the model. For a class, return a function that creates it, so that it is initialised where it is
-        needed.
-        """
-        model = self._recipes["model"]
-        if isinstance(model.target, type):
-            return lambda: make_model(model, Seeds(self._seed))
-        return make_model(model, Seeds(self._seed))
+    def _model(self) -> Callable[[], Any]:
+        """Return a function that creates the model, so that few programs make its arrays, where they are needed."""
+        return lambda: make_model(self._recipes["model"], Seeds(self._seed))
 
 
 def _of_each(part: DataSource | dict[str, DataSource], function: Callable[[DataSource], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,15 +48,25 @@ def build_feeders(
     return feeders, needs
 
 
-def compile_in_background(runner: Runner, feeders: Mapping[str, Feeder], threads: contextlib.ExitStack) -> None:
-    """Begin to compile the programs of these splits, in their order. When `threads` is closed, the rest is given up."""
+def compile_in_background(
+    runner: Runner, feeders: Mapping[str, Feeder], stepped: threading.Event, threads: contextlib.ExitStack
+) -> None:
+    """Begin to compile the programs of these splits in another thread: that of the first step, and the others once
+    `stepped` is set. When `threads` is closed, the rest is given up.
+    """
     if runner.strategy.platform != "cpu":
         return  # compilers for accelerators measure kernels on the device, which trains meanwhile
-    # One thread: the program of the first step comes first, and XLA uses several cores for each.
-    compiler = concurrent.futures.ThreadPoolExecutor(1, "learner-compile")
+    compiler = concurrent.futures.ThreadPoolExecutor(1, "learner-compile")  # XLA uses several cores for each program
     threads.callback(compiler.shutdown, cancel_futures=True)
-    for split, feeder in feeders.items():
-        runner.compile_ahead("train" if split == "train" else "valid", feeder.expected(), compiler)
+    threads.callback(stepped.set)
+    kinds = {split: "train" if split == "train" else "valid" for split in feeders}
+    expected = [(kinds[split], *each) for split, feeder in feeders.items() for each in feeder.expected()]
+    for number, (kind, name, feed) in enumerate(expected):
+        runner.compile_ahead(compiler, kind, name, feed)
+        if number == 0:
+            compiler.submit(stepped.wait)
+    for kind in kinds.values():
+        runner.compile_values_ahead(compiler, kind)
 
 
 def build_stop(

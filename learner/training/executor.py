@@ -1,7 +1,6 @@
 """Running dispatches: the state of a run, and the compiled programs that change it."""
 
 import dataclasses
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -175,17 +174,20 @@ class Runner:
         program, arguments = self._example_call(kind, "loop", feed)
         return program.trace(*arguments).jaxpr.jaxpr
 
-    def compile_ahead(self, kind: str, dispatches: Sequence[tuple[str, Feed]], threads: Executor) -> None:
-        """Compile the programs of a split in other threads. A call waits for them.
+    def compile_ahead(self, threads: Executor, kind: str, name: str, feed: Feed) -> None:
+        """Compile the program of a dispatch in another thread. A call waits for it.
 
         Args:
+          threads: where it is compiled.
           kind: `train` or `valid`.
-          dispatches: their kinds, each with an example of its feed.
-          threads: where they are compiled, in this order.
+          name: the kind of dispatch.
+          feed: an example.
         """
-        for name, feed in dispatches:
-            program, arguments = self._example_call(kind, name, feed)
-            compile_ahead(program, threads, *arguments)
+        program, arguments = self._example_call(kind, name, feed)
+        compile_ahead(program, threads, *arguments)
+
+    def compile_values_ahead(self, threads: Executor, kind: str) -> None:
+        """Compile the program of the metrics' values in another thread; see `compile_ahead`."""
         compile_ahead(self._programs.values[kind], threads, self.start(kind).metrics)
 
     def _example_call(self, kind: str, name: str, feed: Feed) -> tuple[Any, list[Any]]:

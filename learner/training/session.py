@@ -83,7 +83,7 @@ def _setup(
     runner = make_runner(spec.step, spec.state, spec.strategy)
     consensus = None if processes.count == 1 else Consensus(processes, position.step)
     feeders, needs = build_feeders(spec, runner, timer, consensus, outputs)
-    compile_in_background(runner, feeders, threads)
+    compile_in_background(runner, feeders, timer.estimator.stepped, threads)
 
     # 3. The threads that read values and write checkpoints, with what closes them.
     reporter, saver = start_threads(spec, store, runner, timer, consensus, needs, outputs, threads)

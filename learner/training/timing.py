@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -46,13 +47,14 @@ class StepTimeEstimator:
     Attributes:
       ended: the number of steps that have ended, those of validation included.
       per_step: the estimate in seconds, or None before the first measurement.
+      stepped: set once a step has ended.
     """
 
     def __init__(self, seconds: float = 0.5, compilations: Callable[[], int] = lambda: 0):
         self._aim, self._compilations = seconds, compilations
         self.per_step: float | None = None
         self._compiled, self._rough = compilations(), True
-        self.ended = 0
+        self.ended, self.stepped = 0, threading.Event()
 
     def measured(self, steps: int, seconds: float) -> None:
         """Record steps that ended."""
@@ -64,6 +66,7 @@ class StepTimeEstimator:
             self.per_step, self._rough = now, waited
         elif not waited:
             self.per_step = 0.5 * self.per_step + 0.5 * now
+        self.stepped.set()
 
     @property
     def steps(self) -> int:

