@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from learner.reports.plots import ticks
 from learner.runs.flat_config import text_of
 from learner.runs.run_reader import RunReader
 from learner.runs.thinning import Series, group_size, thin
 from learner.util.text import short
+from learner.util.ticks import ticks
 
 MOST, FEWEST = 1000, 200
 """Points of a curve, of one run and of many."""

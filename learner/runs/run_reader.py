@@ -26,8 +26,9 @@ from learner.runs.layout import MARK, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.series import epochs_in, has_steps, is_plain, step_values
 from learner.runs.thinning import Floats, Series
+from learner.util.fragments import fragment, paragraph
 from learner.util.number_checks import is_finite
-from learner.util.text import printable
+from learner.util.text import duration, printable
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
 TIME_PARTS = ("total", "compile", "data", "train", "valid", "save", "other")
@@ -123,6 +124,11 @@ class RunReader:
         self.journal += [entry for entry in new if entry]
         _record(self.history, new)
         return anew or any(entry.get("event") == "start" for entry in new)
+
+    def _repr_html_(self) -> str:
+        facts = f"{self.status}, {self.epochs} epochs, {self.step:,} steps, {duration(self.seconds)}"
+        values = self.history.html({key: self.best(key) for key in self.history})
+        return fragment(paragraph(self.name, strong=True), paragraph(facts), values)
 
     @functools.cached_property
     def status(self) -> Status:
