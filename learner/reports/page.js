@@ -106,7 +106,7 @@
   function look_of(title) {
     const style = getComputedStyle(root);
     const [text, line] = ["--text", "--line"].map((name) => style.getPropertyValue(name).trim());
-    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
+    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, exponentformat: "e" };
     const layout = {
       title: { text: plain(title), font: { size: 15 }, x: 0, xanchor: "left", y: 0.98, yanchor: "top" },
       margin: { t: 32, r: 12, b: 40, l: 48 }, showlegend: false, hovermode: "closest", hoverdistance: 40,
