@@ -186,7 +186,7 @@ def test_without_plotly(runs, monkeypatch):
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-  --disable-component-update --disable-sync --virtual-time-budget=8000 --window-size=1200,1600"""
+  --disable-component-update --disable-sync --virtual-time-budget=20000 --window-size=1200,1600"""
 WATCH = """<script>
 window.problems = [];
 addEventListener("error", (event) => problems.push(event.message));
@@ -197,6 +197,7 @@ ACT = """<script>
 const get = (id) => document.getElementById(id);
 const root = document.documentElement;
 const wait = (milliseconds = 300) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+const until = async (holds) => { for (let turn = 0; turn < 50 && !holds(); turn += 1) await wait(100); };
 const lines = (id = "chart-0") => get(id).querySelectorAll(".scatterlayer .trace path.js-line").length;
 const set = async (element, change) => {
   change(element);
@@ -223,7 +224,7 @@ const report = (seen) => { document.title = JSON.stringify({ seen, problems }); 
 </script>"""
 SEVERAL = """<script>(async () => {
 const seen = {};
-await wait(1500);
+await until(lines);
 seen.drawn = [...document.querySelectorAll(".chart .main-svg")].length > 0;
 seen.valid = lines();
 await set(document.querySelector(".split input[value=train]"), (box) => { box.checked = true; });
@@ -246,8 +247,10 @@ for (const again of [1, 2]) {
   order.push([seed.getAttribute("aria-sort"), names()]);
 }
 seen.order = order;
-get("scatter").scrollIntoView();
-await wait(800);
+for (const id of ["scatter", "parallel"]) {
+  get(id).scrollIntoView();
+  await until(() => get(id).querySelector(".points path, path.js-line"));
+}
 seen.settings = [get("scatter").querySelectorAll(".points path").length, lines("parallel")];
 get("chart-0").scrollIntoView();
 await wait(500);
@@ -274,7 +277,7 @@ report(seen);
 })();</script>"""
 SINGLE = """<script>(async () => {
 const seen = {};
-await wait(1500);
+await until(lines);
 seen.first = lines();
 seen.far = document.querySelectorAll(".chart .main-svg").length > 0;
 for (const axis of ["epoch", "time", "step"]) {
@@ -388,7 +391,7 @@ def test_a_sweep(tmp_path, count, width):
         )
     content = report(find_runs([tmp_path]))
     assert len(content) < 6e6
-    act = """<script>(async () => { await wait(2500); report({
+    act = """<script>(async () => { await until(lines); await wait(); report({
       lines: lines(), wide: root.scrollWidth > root.clientWidth,
       drawn: [...document.querySelectorAll(".chart")].filter((each) => each.querySelector(".main-svg")).length });
     })();</script>"""
