@@ -17,6 +17,7 @@ import numpy as np
 from learner.util.text import masked
 
 MOST = 64  # times the size of a queue: what may wait of the events that are not of steps
+QUIET_SECONDS = 10.0  # that a run waits for a listener without a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +235,7 @@ class Listener:
     Attributes:
       monitors: metrics by key that it needs; a run without one of them does not start.
       secrets: texts that are masked in the warning about its exception, such as a token.
+      seconds_to_close: for which a run that has ended waits for its last events.
 
     >>> class Printer(Listener):
     ...     def on_event(self, event):
@@ -244,6 +246,7 @@ class Listener:
 
     monitors: Sequence[str] = ()
     secrets: Sequence[str] = ()
+    seconds_to_close: float = QUIET_SECONDS  # importing what talks to a server can take some
 
     def on_event(self, event: Event) -> None:
         """Handle an event."""
@@ -285,6 +288,11 @@ class ListenerThread:
             else:
                 self._dropped += 1
 
+    @property
+    def seconds_to_close(self) -> float:
+        """Seconds that the listener may take to close."""
+        return self._listener.seconds_to_close
+
     def end(self) -> None:
         """Accept no more events; the listener is closed once the queue is empty. Returns at once."""
         with self._news:
@@ -294,8 +302,11 @@ class ListenerThread:
     def close(self, seconds: float = 5.0) -> None:
         """Deliver the queued events and close the listener; one that hangs is abandoned after `seconds`."""
         self.end()
-        self._thread.join(seconds)
-        name = type(self._listener).__name__
+        name, quiet = type(self._listener).__name__, min(seconds, QUIET_SECONDS)
+        self._thread.join(quiet)
+        if self._thread.is_alive() and seconds > quiet:
+            self._warn(f"waiting for {name}, for {seconds - quiet:.0f} s at most")
+            self._thread.join(seconds - quiet)
         if self._thread.is_alive():
             self._call(self._listener.abandon)
             self._warn(f"{name} hangs and was left behind")

@@ -19,6 +19,8 @@ from learner.diagnostics.overview import Overview, announce_overview, build_over
 from learner.diagnostics.sharding_report import ShardingReport, build_sharding_report
 from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
+from learner.models.array_info import array_infos
+from learner.renderers.tree import folded
 from learner.steps.train_state import TrainState
 from learner.training.agreement import propagate_failures
 from learner.training.definition import TrainingDefinition
@@ -31,6 +33,8 @@ from learner.training.run import Run
 from learner.training.run_directory import locked_directory, prepare
 from learner.training.session import open_run
 from learner.training.signals import TERMINATED
+from learner.util.fragments import fragment, paragraph, table
+from learner.util.text import size
 
 PyTree = Any
 
@@ -67,6 +71,17 @@ class Learner:
         self._train, self._valid = train, valid
         self._steps, self._evaluator = PureSteps(definition, train), Evaluator(definition)
         self._fitted = False
+
+    def _repr_html_(self) -> str:
+        """Return the arrays of the model as a table for a notebook. Nothing is computed, and no data is read."""
+        state, adapter = self.definition.shapes(), self.definition.step.adapter
+        rows = []
+        for row in folded(array_infos(adapter, state.params, state.model_state)):
+            shape = "" if row.shape is None else str(list(row.shape))
+            name = "  " * row.level + row.name
+            rows.append([name, shape, row.dtype, row.kind, f"{row.parameters:,}", size(row.bytes)])
+        head = [f"{adapter.name} ({adapter.kind})", "shape", "dtype", "", "parameters", "bytes"]
+        return fragment(table(head, rows), paragraph(f"run directory: {self.definition.options.directory}"))
 
     # -- pure functions ------------------------------------------------------------------------------------------------
 

@@ -344,7 +344,7 @@ def test_the_code_about_loggers_prints_what_is_shown(tmp_path, monkeypatch):
                 with contextlib.redirect_stdout(io.StringIO()) as printed:
                     exec(compile(code, "a block of loggers.md", "exec"), names)
                 assert printed.getvalue() == (shown if following == "text" else "")
-    assert [step for step, _ in scalars(tmp_path / "runs/logged/tensorboard")["step/train/Loss"]] == [*range(5, 47, 5)]
+    assert [step for step, _ in scalars(tmp_path / "runs/logged/tensorboard")["train/step/Loss"]] == [*range(5, 47, 5)]
     monkeypatch.setenv("HOOK_URL", "https://hooks.example.org")
     monkeypatch.setenv("HOOK_TOKEN", "a1b2")
     builder = LearnerBuilder(tmp_path / "config")

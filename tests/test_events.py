@@ -184,6 +184,17 @@ def test_a_listener_that_cannot_close_is_one_warning(fails_before):
     assert warnings == [f"Raising failed and is detached; training goes on: {error}"]
 
 
+def test_who_waits_for_long_is_told_for_whom(monkeypatch):
+    monkeypatch.setattr(events, "QUIET_SECONDS", 0.01)
+    listener, warnings = Blocked(), []
+    outlet = ListenerThread(listener, lambda text: (warnings.append(text), listener.gate.set()))
+    outlet.put(message("first"))
+    assert listener.entered.wait(WAIT)
+    outlet.close(WAIT)
+    assert warnings == [f"waiting for Blocked, for {WAIT - 0.01:.0f} s at most"]
+    assert listener.told == ["first"]
+
+
 @pytest.mark.parametrize("queued", [0, 2, 150], ids=["nothing queued", "full", "overfull"])
 def test_a_hanging_listener_is_left_behind(queued):
     listener, warnings = Blocked(), []

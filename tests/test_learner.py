@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import platform
+import re
 
 import grain
 import jax
@@ -464,3 +465,15 @@ def test_a_learner_may_have_a_loop_of_its_own(tmp_path):
     norms = result.history["custom/Norm"]
     assert len(norms) >= 2
     assert norms[-1] == pytest.approx(float(np.abs(plain.model["w"]).sum()), rel=1e-6)
+
+
+def test_a_notebook_shows_the_model(tmp_path):
+    """Data that can be read once is not read, and nothing is computed."""
+    learner = build_line(quiet(tmp_path / "run"), train=iter([]))
+    content = learner._repr_html_()
+    rows = [re.findall("<t[hd][^>]*>([^<]*)<", row) for row in content.split("<tr>")]
+    assert [row for row in rows if row[:1] in (["w"], ["b"])] == [
+        ["b", "[1]", "float32", "", "1", "4 bytes"],
+        ["w", "[3, 1]", "float32", "", "3", "12 bytes"],
+    ]
+    assert not (tmp_path / "run").exists()

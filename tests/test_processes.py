@@ -126,7 +126,7 @@ def test_the_first_process_alone_writes_and_the_others_have_a_log(two):
     assert not (directory / "experiment-0.log").exists()
     logged = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in logged if line["event"] == "step"] == [1, 2, 3, 4]
-    assert [line["environment"]["processes"] for line in logged if line["event"] == "start"] == [2]
+    assert [line["environment.processes"] for line in logged if line["event"] == "start"] == [2]
 
 
 @pytest.mark.full

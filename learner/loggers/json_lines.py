@@ -11,19 +11,24 @@ from learner.loggers.base import EVERY, RunLogger
 from learner.loggers.secrets import resolve
 from learner.loggers.tail import go_on, keeps
 from learner.runs.appended import AppendedFile, value_texts, weight_texts
+from learner.runs.flat_config import flat
 from learner.util.json_values import encode
+
+FIELDS = ("event", "time", "split", "epoch", "step", "at_step", "weight")
 
 
 class JsonLines(RunLogger):
-    """Write one JSON object per line: for the start, for steps, for the values of a split, and for the end.
+    """Write one JSON object per line: for the start, for steps, for the values of a split, and for the end. Objects are
+    flat, so that `pandas.read_json(path, lines=True)` has a column for each metric.
 
-        {"event": "start", "time": 1769860800.0, "epoch": 1, "step": 0, "config": {...}, "environment": {...}, ...}
-        {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32, "values": {"Loss": 2.3}}
-        {"event": "split", "time": 1769860801.0, "split": "valid", "epoch": 1, "step": 45, "values": {"Loss": 0.5}}
-        {"event": "end", "time": 1769860802.0, "epoch": 1, "step": 45, "stopped_by": "num_epochs", "summary": {...}}
+        {"event": "start", "time": 1769860800.0, "epoch": 1, "step": 0, "config.lr": 0.1, "environment.jax": ...}
+        {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32, "Loss": 2.3}
+        {"event": "split", "time": 1769860801.0, "split": "valid", "epoch": 1, "step": 45, "Loss": 0.5}
+        {"event": "end", "time": 1769860802.0, "epoch": 1, "step": 45, "stopped_by": "num_epochs", "summary.epochs": 1}
 
-    It is strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". A resumed run
-    takes back the lines of steps that it makes again; one that begins replaces the file.
+    It is strict JSON: numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". A metric that is
+    called like another field is `<split>/<name>`. A resumed run removes the lines of steps that it repeats; a new run
+    replaces the file.
 
     Args:
       path: of the file; default: `metrics.jsonl` in the run's directory.
@@ -45,7 +50,10 @@ class JsonLines(RunLogger):
             record = json.loads(line)
             if record["event"] not in ("step", "split"):
                 return True
-            return keep(record["event"], record["split"], record["epoch"], record["step"], list(record["values"]))
+            values = record.get("values")  # of former versions
+            names = list(values) if isinstance(values, dict) else [name for name in record if name not in FIELDS]
+            names = [name.removeprefix(f"{record['split']}/") for name in names]
+            return keep(record["event"], record["split"], record["epoch"], record["step"], names)
 
         go_on(path, event, verdict)
         self._file = AppendedFile(str(path))
@@ -58,18 +66,18 @@ class JsonLines(RunLogger):
         """Write a line for each step."""
         assert self._file is not None
         head = f'{{"event": "step", "split": {json.dumps(event.split)}, "epoch": {event.epoch}, "step": '
-        named = [(json.dumps(name), json_texts(column)) for name, column in values.items()]
+        named = [(json.dumps(_field(event.split, name)), json_texts(column)) for name, column in values.items()]
         columns = [[f"{name}: {text}" for text in texts] for name, texts in named]
         weights = _in_json(weight_texts(event.weights[steps.start - event.first :: steps.step]))
         for step, weight, *numbers in zip(steps, weights, *columns, strict=True):
-            line = f'{head}{step}, "weight": {weight}, "values": {{{", ".join(numbers)}}}}}\n'
+            line = ", ".join([f'{head}{step}, "weight": {weight}', *numbers]) + "}\n"
             self._file.pending.append(line)
         self._file.write()
 
     def split(self, event: SplitEnded) -> None:
         """Write a line."""
         where = {"split": event.split, "epoch": event.epoch, "step": event.step, "at_step": event.at_step}
-        self._write("split", time=event.time, **where, values=event.values)
+        self._write("split", time=event.time, **where, **{_field(event.split, x): y for x, y in event.values.items()})
 
     def ended(self, event: RunEnded) -> None:
         """Write a line with the summary."""
@@ -87,8 +95,12 @@ class JsonLines(RunLogger):
 
     def _write(self, kind: str, **fields: Any) -> None:
         if self._file is not None:
-            self._file.pending.append(json.dumps(encode({"event": kind, **fields}), allow_nan=False) + "\n")
+            self._file.pending.append(json.dumps(encode(flat({"event": kind, **fields})), allow_nan=False) + "\n")
             self._file.write()
+
+
+def _field(split: str, name: str) -> str:
+    return f"{split}/{name}" if name in FIELDS else name
 
 
 def json_texts(values: np.ndarray) -> list[str]:

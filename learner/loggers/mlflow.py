@@ -65,6 +65,7 @@ class MLflow(ExactlyOnceLogger):
     """
 
     file = "mlflow.json"
+    seconds_to_close = 120.0  # a new SQLite store is created in 10 to 20 s, and a short run has ended before
 
     def __init__(
         self,

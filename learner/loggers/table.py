@@ -28,8 +28,8 @@ class Csv(RunLogger):
 
     Every row has all columns: those of the metrics that are known at the start, and of one that comes later (a hook's
     number) a further one at the end, for which the file is rewritten atomically. Missing values are empty. Non-finite
-    numbers are nan, inf and -inf; texts are JSON strings on one line. A resumed run removes the rows of steps that it
-    repeats; a new run replaces the file.
+    numbers are nan, inf and -inf. Texts, such as confusion matrices, are left out. A resumed run removes the rows of
+    steps that it repeats; a new run replaces the file.
 
     Args:
       path: of the file; default: `metrics.csv` in the run's directory.
@@ -58,7 +58,7 @@ class Csv(RunLogger):
 
         go_on(path, event, verdict)
         self._file = AppendedFile(str(path))
-        self._take_in([info.name for info in event.metrics])
+        self._take_in([info.name for info in event.metrics if info.numeric])
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
         """Write a row for each step."""
@@ -75,8 +75,11 @@ class Csv(RunLogger):
     def split(self, event: SplitEnded) -> None:
         """Write a row."""
         assert self._file is not None
-        self._take_in(list(event.values))
-        texts = [final_text(event.values[name]) if name in event.values else "" for name in self._names]
+        numbers = {name: value for name, value in event.values.items() if not isinstance(value, str)}
+        if not numbers:
+            return
+        self._take_in(list(numbers))
+        texts = [final_text(numbers[name]) if name in numbers else "" for name in self._names]
         self._file.pending.append(_line(["split", event.split, str(event.epoch), str(event.step), "", *texts]))
         self._file.write()
 

@@ -14,21 +14,24 @@ import numpy as np
 from learner.events import RunEnded, RunFailed, RunStarted, SplitEnded, StepsEnded
 from learner.loggers.base import EVERY_DEAR, RunLogger
 from learner.loggers.secrets import resolve
-from learner.loggers.tfevents import Records
+from learner.loggers.tfevents import EPOCH, STEP, Records, folder_of
 from learner.runs.appended import refuse_special
 from learner.util.optional import refuse_missing
 
 FILE = re.compile(r"events\.out\.tfevents\.\d{10}\..*\.learner")
+OF_SPLIT = ".split"
+"""Mark in names of files of splits: a directory of a run may lie in that of another one."""
 SECONDS_BETWEEN_WRITES = 2.0
 
 
 class TensorBoard(RunLogger):
     """Write event files for TensorBoard: `tensorboard --logdir runs` shows all runs below `runs`.
 
-    The values of whole splits are scalars by key (`valid/Loss`), those of single steps `step/train/Loss`; both lie at
-    the optimizer step. Metrics without a number are texts, and pictures where they can be drawn. Config, environment,
-    commit and summary are texts too, and the config is the run's hyper-parameters. A resumed run writes a further
-    file, whose beginning tells TensorBoard to forget what the run makes again.
+    Each split has a directory of its own, so that TensorBoard draws all splits of a metric in one card: the values of
+    whole splits are `epoch/Loss`, those of single steps `step/Loss`; both lie at the optimizer step. Metrics without a
+    number are texts, and pictures where they can be drawn. Config, environment, commit and summary are texts too, and
+    the config is the run's hyper-parameters. A resumed run writes further files, whose beginning tells TensorBoard to
+    forget what the run repeats.
 
     Needs tensorboardX, of the extra `tensorboard`.
 
@@ -52,73 +55,83 @@ class TensorBoard(RunLogger):
         super().__init__(every_steps, every_epochs)
         refuse_missing("tensorboardX", "tensorboard", "TensorBoard")
         self._directory, self._clock = resolve(directory), clock
-        self._file: Any = None
+        self._files: dict[str, Any] = {}
+        self._records: dict[str, Records] = {}
         self._written = clock()
 
     def started(self, event: RunStarted) -> None:
-        """Open the next file."""
-        from tensorboardX.record_writer import RecordWriter
-
+        """Open the next file of the run and of each split."""
         folder = Path(self._directory) if self._directory is not None else event.directory / "tensorboard"
         refuse_special(folder)
         if not event.resumed:
             remove_event_files(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        earlier = _own_files(folder)
-        self._file = RecordWriter(_next_file(folder, int(event.time)))
-        self._records = Records(self._file.write)
-        self._records.begin(event.time)
-        if event.resumed:
-            counts = {key: sum(step == event.step for _, step, _ in points) for key, points in event.history.items()}
-            self._records.go_on(event.time, event.step, earlier, counts)
+        self._folder, self._started = folder, event
+        run = self._of("")
+        for split in dict.fromkeys(key.partition("/")[0] for key in event.history):
+            self._of(split)  # it may have values to forget, and never another one
         documents = {"config": event.config, "environment": event.environment, "commit": event.commit}
         for name, content in documents.items():
             if content:
-                self._records.text(f"run/{name}", content, event.time, event.step)
-        keys = [info.key for info in event.metrics if info.numeric]
-        self._end = self._records.settings(event.config, keys, event.time)
+                run.text(f"run/{name}", content, event.time, event.step)
+        metrics = [(info.split, f"{EPOCH}/{info.name}") for info in event.metrics if info.numeric]
+        self._end = run.settings(event.config, metrics, event.time)
         self._write()
 
     def steps(self, event: StepsEnded, steps: range, values: dict[str, np.ndarray]) -> None:
         """Write scalars of steps."""
-        tags = [f"step/{event.split}/{name}" for name in values]
+        records, tags = self._of(event.split), [f"{STEP}/{name}" for name in values]
         for step, *numbers in zip(steps, *(column.tolist() for column in values.values()), strict=True):
-            self._records.scalars(event.time, step, tags, numbers)
+            records.scalars(event.time, step, tags, numbers)
         if self._clock() - self._written >= SECONDS_BETWEEN_WRITES:
             self._write()
 
     def split(self, event: SplitEnded) -> None:
         """Write scalars, texts and pictures of a split."""
-        numbers = {f"{event.split}/{name}": x for name, x in event.values.items() if not isinstance(x, str)}
-        self._records.scalars(event.time, event.step, list(numbers), list(numbers.values()))
-        for name, value in event.values.items():
-            if isinstance(value, str):
-                self._records.text(f"{event.split}/{name}", value, event.time, event.step)
+        records = self._of(event.split)
+        records.values(event.values, event.time, event.step)
         for name, draw in event.pictures.items():
-            self._records.picture(f"{event.split}/{name}", draw(), event.time, event.step)
+            records.picture(f"{EPOCH}/{name}", draw(), event.time, event.step)
         self._write()
 
     def ended(self, event: RunEnded) -> None:
         """Write the summary, and end the session of hyper-parameters."""
-        self._records.text("run/summary", event.summary, event.time, event.step)
+        self._of("").text("run/summary", event.summary, event.time, event.step)
         self._end(event.time)
 
     def failed(self, event: RunFailed) -> None:
         """Write the error as a text."""
-        if self._file is not None:
-            self._records.text("run/error", event.error, event.time, event.step)
+        if self._files:
+            self._of("").text("run/error", event.error, event.time, event.step)
 
     def close(self) -> None:
-        """Write pending records and close the file."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            try:
-                file.flush()
-            finally:
-                file.close()
+        """Write pending records and close the files."""
+        files, self._files = self._files, {}
+        with contextlib.ExitStack() as stack:
+            for file in files.values():
+                stack.callback(file.close)
+                stack.callback(file.flush)
+
+    def _of(self, split: str) -> Records:
+        """Return the records of a split, or with an empty name those of the run. Their file is opened at first."""
+        if split not in self._records:
+            from tensorboardX.record_writer import RecordWriter
+
+            event, folder = self._started, self._folder / folder_of(split)
+            refuse_special(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            earlier = _own_files(folder)
+            self._files[split] = RecordWriter(_next_file(folder, int(event.time), OF_SPLIT if split else ""))
+            self._records[split] = records = Records(self._files[split].write)
+            records.begin(event.time)
+            if event.resumed:
+                counts = {key: sum(step == event.step for _, step, _ in rows) for key, rows in event.history.items()}
+                known = {key.replace(f"{split}/", f"{EPOCH}/", 1) if split else key: n for key, n in counts.items()}
+                records.go_on(event.time, event.step, earlier, known)
+        return self._records[split]
 
     def _write(self) -> None:
-        self._file.flush()
+        for file in self._files.values():
+            file.flush()
         self._written = self._clock()
 
 
@@ -126,11 +139,13 @@ def remove_event_files(directory: Path) -> None:
     """Remove the event files of earlier runs of `learner`; others stay, and so do those behind a link."""
     if directory.is_symlink() or not directory.is_dir():
         return
-    for path in directory.glob("events.out.tfevents.*"):
-        if FILE.fullmatch(path.name):
-            path.unlink()
-    with contextlib.suppress(OSError):  # others are there
-        directory.rmdir()
+    splits = [folder for folder in directory.iterdir() if folder.is_dir() and not folder.is_symlink()]
+    for folder, end in (*((split, f"{OF_SPLIT}.learner") for split in splits), (directory, ".learner")):
+        for path in folder.glob("events.out.tfevents.*"):
+            if FILE.fullmatch(path.name) and path.name.endswith(end):
+                path.unlink()
+        with contextlib.suppress(OSError):  # others are there
+            folder.rmdir()
 
 
 def _own_files(folder: Path) -> list[Path]:
@@ -138,8 +153,8 @@ def _own_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if FILE.fullmatch(path.name) and path.is_file())
 
 
-def _next_file(folder: Path, second: int) -> str:
+def _next_file(folder: Path, second: int, mark: str) -> str:
     """Return a name after those of all other files: TensorBoard orders files by name, and by the seconds in it."""
     seconds = [int(path.name.split(".")[3]) for path in _own_files(folder)]
     second = max([second, *(used + 1 for used in seconds)])
-    return os.fspath(folder / f"events.out.tfevents.{second:010d}.{platform.node()}.learner")
+    return os.fspath(folder / f"events.out.tfevents.{second:010d}.{platform.node()}{mark}.learner")

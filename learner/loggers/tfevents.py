@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,19 @@ from learner.util.text import utf8_safe
 
 LARGEST = 2**63
 """Whole numbers from it on are texts among the hyper-parameters."""
+
+
+EPOCH, STEP = "epoch", "step"
+"""First parts of tags, which TensorBoard orders by the alphabet: single steps come last."""
+
+
+def folder_of(split: str) -> str:
+    """Return the name of the directory of a split, which leads nowhere else.
+
+    >>> folder_of("valid-b"), folder_of("../a")
+    ('valid-b', '___a')
+    """
+    return re.sub(r"[^\w-]", "_", split)
 
 
 class Records:
@@ -34,7 +48,9 @@ class Records:
     def __init__(self, write: Callable[[bytes], object]):
         from tensorboardX import summary
         from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
+        self._hparams = HParamsPluginData
         self._event_class, self._session, self._summaries, self._write = Event, SessionLog, summary, write
         self.count = 0
 
@@ -79,7 +95,7 @@ class Records:
             del event.summary.value[:]
             for value in values:
                 left[value.tag] -= 1
-                if value.tag.startswith("step/") or left[value.tag] >= 0:
+                if value.tag.startswith(f"{STEP}/") or left[value.tag] >= 0:
                     event.summary.value.append(value)
         return [event for event in kept if event.summary.value]
 
@@ -89,6 +105,15 @@ class Records:
         for tag, number in zip(tags, numbers, strict=True):
             event.summary.value.add(tag=tag, simple_value=number)
         self._put(event)
+
+    def values(self, values: Mapping[str, float | str], wall: float, step: int) -> None:
+        """Write the values of a whole split by name: numbers as scalars, others as texts."""
+        numbers = {utf8_safe(f"{EPOCH}/{name}"): float(x) for name, x in values.items() if not isinstance(x, str)}
+        if numbers:
+            self.scalars(wall, step, list(numbers), list(numbers.values()))
+        for name, value in values.items():
+            if isinstance(value, str):
+                self.text(f"{EPOCH}/{name}", value, wall, step)
 
     def text(self, tag: str, content: str | Mapping[str, Any], wall: float, step: int) -> None:
         """Write a text verbatim (indented by four spaces for Markdown), or a mapping as JSON."""
@@ -106,14 +131,21 @@ class Records:
         event.summary.value.add(tag=tag, image={**image, "encoded_image_string": png(picture)})
         self._put(event)
 
-    def settings(self, config: Mapping[str, Any], keys: Sequence[str], wall: float) -> Callable[[float], None]:
-        """Write the hyper-parameters of a run, and the tags of the metrics beside them.
+    def settings(
+        self, config: Mapping[str, Any], metrics: Sequence[tuple[str, str]], wall: float
+    ) -> Callable[[float], None]:
+        """Write the hyper-parameters of a run, and the metrics beside them, each as a split and a tag.
 
         Returns:
           A function to call with the time when the run ends.
         """
         given = {utf8_safe(name): _plain(value) for name, value in plain_settings(config).items()}
-        experiment, begin, end = self._summaries.hparams(given, dict.fromkeys(keys, 0.0))
+        experiment, begin, end = self._summaries.hparams(given, {})
+        plugin = experiment.value[0].metadata.plugin_data
+        content = self._hparams.FromString(plugin.content)
+        for split, tag in metrics:
+            content.experiment.metric_infos.add(name={"group": folder_of(split), "tag": utf8_safe(tag)})
+        plugin.content = content.SerializeToString()
         self._add(wall, summary=experiment)
         self._add(wall, summary=begin)
         return lambda wall: self._add(wall, summary=end)

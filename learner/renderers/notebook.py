@@ -14,6 +14,7 @@ from learner.events import (
     Event,
     Listener,
     Message,
+    Overview,
     RunEnded,
     RunFailed,
     RunStarted,
@@ -21,9 +22,11 @@ from learner.events import (
 )
 from learner.renderers import lines, page
 from learner.renderers.board import board
+from learner.renderers.overview_text import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary_text import places
 from learner.renderers.trends import Trends
+from learner.util.fragments import fragment, paragraph, preformatted
 
 SECONDS_BETWEEN_UPDATES = 0.5
 MOST_MESSAGES = 10
@@ -83,6 +86,7 @@ class NotebookRenderer(Listener):
     def _begin(self) -> None:
         self._progress, self._trends = Progress(self._clock), Trends()
         self._texts: dict[str, str] = {}
+        self._overview: list[str] = []
         self._newest_messages: collections.deque[Message] = collections.deque(maxlen=MOST_MESSAGES)
         self._message_count = 0
         self._directory: str | os.PathLike[str] | None = None
@@ -94,7 +98,11 @@ class NotebookRenderer(Listener):
 
     def on_event(self, event: Event) -> None:
         """Record the event, and update the display if it is due."""
-        if isinstance(event, RunStarted):
+        if isinstance(event, Overview):
+            if self._place:  # of a run before this one
+                self._begin()
+            self._place, self._overview = "", overview_lines(event)
+        elif isinstance(event, RunStarted):
             if self._place:  # of a run before this one
                 self._begin()
             self._place = f"learner-{uuid.uuid4().hex}"
@@ -143,16 +151,17 @@ class NotebookRenderer(Listener):
 
     def _html(self) -> str:
         trends, monitor = self._trends.newest(), self._trends.monitor
-        parts = [page.paragraph(self._heading, strong=True), page.paragraph(self._status())]
+        parts = [paragraph(self._heading, strong=True), paragraph(self._status())]
         if not self._end:  # a picture that was saved while a run went on says when that was
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._time))
-            parts += [self._bar(), page.paragraph(f"as of {at} UTC")]
+            parts += [self._bar(), paragraph(f"as of {at} UTC")]
+        parts += [preformatted(self._overview)] if self._overview else []
         parts += [page.table(trends, monitor), page.charts(trends, monitor), page.texts(self._texts)]
         parts += [
             page.messages(self._newest_messages, self._message_count - len(self._newest_messages)),
-            *map(page.paragraph, self._files),
+            *map(paragraph, self._files),
         ]
-        return f'<div style="font-size: 13px; line-height: 1.4; overflow-x: auto">{"".join(parts)}</div>'
+        return fragment(*parts)
 
     def _bar(self) -> str:
         completed, total = self._progress.completed()
@@ -161,7 +170,8 @@ class NotebookRenderer(Listener):
     def _plain(self) -> str:
         rows = board(self._trends.newest(), WIDTH, page.MOST_METRICS, self._trends.monitor)
         log_lines = [line for message in self._newest_messages for line in lines.message(message)]
-        return "\n".join([self._heading, self._status(), *rows, *lines.texts(self._texts), *log_lines, *self._files])
+        head = [*self._overview, self._heading, self._status()]
+        return "\n".join([*head, *rows, *lines.texts(self._texts), *log_lines, *self._files])
 
 
 def in_notebook() -> bool:

@@ -1,104 +1,117 @@
 """The curves of a report: every metric of every run, with its positions on each axis, as JSON."""
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from learner.runs.flat_config import text_of
 from learner.runs.run_reader import RunReader
 from learner.runs.thinning import Series, group_size, thin
+from learner.util.text import short
+from learner.util.ticks import ticks
 
-MOST = 1000
-"""Points of a curve."""
-BAND = 200
-"""Points of the mean over runs that differ in their seed alone."""
+MOST, FEWEST = 1000, 200
+"""Points of a curve, of one run and of many."""
+POINTS = 4000
+"""Points that the curves of one metric share, as long as each may have more than `FEWEST`."""
 SEED = "seed"
+SEEDS = "all but the seed"
+LOGARITHMIC = 50
+"""Ratio of the largest to the smallest value from which on an axis of positive values is logarithmic."""
+MOST_TICKS = 5
+MOST_WORDS = 12
 Curve = dict[str, Any]
 
 
-def curves(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+def curves(runs: Sequence[RunReader]) -> dict[str, Any]:
     """Return the numeric metrics of runs, in the order in which they appear.
 
     Returns:
-      For each `name`, `unit` and `curves`: mappings with the index of the `run` (or, for the mean of several, `runs`),
-      the `split`, whether a value is that of one `step`, the places `x` by axis (`step`, `epoch`, `time` in minutes),
-      and `y`, and where a point is more than one value `low` and `high`. `None` stands for what is not finite.
+      `axes`: mappings with the positions by axis (`step`, `epoch`, `time` in minutes), which curves share; and
+      `metrics`: for each `name`, `unit` and `curves`: mappings with the index of the `run`, the `split`, the index of
+      its `axes`, and `y`, and where a point is more than one value of a single run `low` and `high`. Training curves
+      have the values of steps where there are any. `None` stands for what is not finite.
     """
+    most = max(FEWEST, min(MOST, POINTS // len(runs)))
     metrics: dict[str, dict[str, Any]] = {}
+    axes: dict[tuple[int, bytes], int] = {}
+    positions = []
     for index, run in enumerate(runs):
         for key in run.keys:
-            split, name = key.split("/", 1)
             if run.is_text(key):
                 continue
-            metric = metrics.setdefault(name, {"name": name, "unit": run.info(key).unit, "curves": []})
-            metric["curves"] += [{"run": index, "split": split, **curve} for curve in _curves(run, key)]
-    for metric in metrics.values():
-        metric["curves"] += _bands(runs, metric["curves"])
-    return list(metrics.values())
+            split, name = key.split("/", 1)
+            series = _series(run, key, most)
+            place = (index, series.step.tobytes())
+            if place not in axes:
+                axes[place] = len(axes)
+                positions.append(_positions(run, series))
+            curve = {"run": index, "split": split, "axes": axes[place], "y": _numbers(series.mean)}
+            if len(runs) == 1 and not np.array_equal(series.low, series.high, equal_nan=True):
+                curve |= {"low": _numbers(series.low), "high": _numbers(series.high)}
+            metrics.setdefault(name, {"name": name, "unit": run.info(key).unit, "curves": []})["curves"].append(curve)
+    return {"axes": positions, "metrics": list(metrics.values())}
 
 
-def _curves(run: RunReader, key: str) -> list[Curve]:
-    """Return the curve of values of splits, preceded by the curve of values of steps if there are any."""
+def _series(run: RunReader, key: str, most: int) -> Series:
+    if key.startswith("train/") and len(series := run.steps(key, most)):
+        return series
     step, value = run.split_values(key)
-    lines = [_curve(run, False, thin(step, value, group_size(len(value), MOST)))] if len(step) else []
-    if key.startswith("train/") and len(series := run.steps(key, MOST)):
-        lines.insert(0, _curve(run, True, series))
-    return lines
+    return thin(step, value, group_size(len(value), most))
 
 
-def _curve(run: RunReader, each: bool, series: Series) -> Curve:
+def _positions(run: RunReader, series: Series) -> dict[str, list[float]]:
     axes = run.axes(series.step.astype(np.float64))
-    epoch, minutes = axes["epoch"].round(5).tolist(), (axes["time"] / 60).round(5).tolist()
-    x = {"step": series.step.tolist(), "epoch": epoch, "time": minutes}
-    curve = {"each": each, "x": x, "y": _numbers(series.mean)}
-    same = np.array_equal(series.low, series.high, equal_nan=True)
-    return curve if same else {**curve, "low": _numbers(series.low), "high": _numbers(series.high)}
+    minutes = (axes["time"] / 60).round(5).tolist()
+    return {"step": series.step.tolist(), "epoch": axes["epoch"].round(5).tolist(), "time": minutes}
 
 
 def _numbers(values: Any) -> list[float | None]:
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
-def _bands(runs: Sequence[RunReader], lines: Sequence[Curve]) -> list[Curve]:
-    """Return the mean, minimum and maximum over runs whose configs differ only in the seed."""
-    bands = []
-    for members in seeds(runs):
-        chosen = [curve for curve in lines if curve["run"] in members]
-        kinds = itertools.groupby(sorted(chosen, key=_kind), key=_kind)
-        for (split, each), group in ((kind, list(curves)) for kind, curves in kinds):
-            if len(group) > 1:
-                together = [curve["run"] for curve in group]
-                bands.append({"run": together[0], "runs": together, "split": split, "each": each, **_band(group)})
-    return bands
-
-
-def _kind(curve: Mapping[str, Any]) -> tuple[str, bool]:
-    return curve["split"], curve["each"]
-
-
-def seeds(runs: Sequence[RunReader]) -> list[list[int]]:
-    """Return groups of indices of runs whose configs differ only in the seed. Runs from Python are left out, as their
-    configs are incomplete.
+def groups(runs: Sequence[RunReader], settings: Sequence[str]) -> dict[str, list[str]]:
+    """Return the group of each run, by what it is grouped by: the value of one setting, or of all but the seed. Runs
+    from Python are groups of their own in the latter, as their configs are incomplete.
     """
-    groups: dict[str, list[int]] = {}
-    for index, run in enumerate(runs):
-        if run.has_config and run.config:
-            same = {key: value for key, value in run.config.items() if key not in (SEED, "directory")}
-            groups.setdefault(repr(sorted(same.items())), []).append(index)
-    return [members for members in groups.values() if len(members) > 1]
+    by = {key: [text_of(run.config.get(key)) for run in runs] for key in settings}
+    if SEED in by:
+        others = [key for key in by if key != SEED]
+        labels = [", ".join(f"{key} {by[key][index]}" for key in others) for index in range(len(runs))]
+        named = [label if run.has_config else run.name for run, label in zip(runs, labels, strict=True)]
+        by = {SEEDS: [label or "all" for label in named], **by}
+    return {name: labels for name, labels in by.items() if 1 < len(set(labels)) < len(runs) or name == SEEDS}
 
 
-def _band(group: Sequence[Curve]) -> Curve:
-    """Return the band at the steps where all curves have values."""
-    first = max(curve["x"]["step"][0] for curve in group)
-    last = min(curve["x"]["step"][-1] for curve in group)
-    places = group[0]["x"]["step"]
-    kept = [place for place in places if first <= place <= last]
-    step = thin(kept, kept, group_size(len(kept), BAND)).step
-    # What is not finite in one of them is not finite in the mean.
-    stacked = np.array([np.interp(step, curve["x"]["step"], np.array(curve["y"], np.float64)) for curve in group])
-    x = {axis: np.interp(step, group[0]["x"]["step"], group[0]["x"][axis]).round(5).tolist() for axis in group[0]["x"]}
-    low, high = (_numbers(edge) for edge in (stacked.min(0), stacked.max(0)))
-    return {"x": x, "y": _numbers(stacked.mean(0)), "low": low, "high": high}
+def dimension(name: str, values: Sequence[Any]) -> dict[str, Any]:
+    """Return an axis for values of a setting or a metric: `at`, the position of each from 0 to 1 (or `None` for one
+    that is missing or not finite), and `ticks`, positions with their texts.
+
+    >>> dimension("lr", [0.001, 0.01, 0.1, None])
+    {'name': 'lr', 'at': [0.0, 0.5, 1.0, None], 'ticks': [[0.0, 0.5, 1.0], ['0.001', '0.01', '0.1']]}
+    >>> dimension("opt", ["SGD", "Adam", "SGD"])
+    {'name': 'opt', 'at': [0.0, 1.0, 0.0], 'ticks': [[0.0, 1.0], ['SGD', 'Adam']]}
+    """
+    present = [value for value in values if value is not None]
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+        words = list(dict.fromkeys(map(text_of, values)))
+        place = {word: index / max(1, len(words) - 1) for index, word in enumerate(words)}
+        shown = words[:: -(-len(words) // MOST_WORDS)]
+        at = [place[text_of(value)] for value in values]
+        return {"name": name, "at": at, "ticks": [[place[word] for word in shown], shown]}
+    finite = [value for value in present if math.isfinite(value)] or [0.0]
+    low, high = min(finite), max(finite)
+    log = low > 0 and high / low >= LOGARITHMIC
+    distinct = sorted(set(finite))
+    few = len(distinct) <= MOST_TICKS
+    numbers, texts = (distinct, list(map(short, distinct))) if few else ticks(low, high, MOST_TICKS, log)
+    first, last = (math.log(low), math.log(high)) if log else (low, high)
+
+    def position(value: Any) -> float | None:
+        if value is None or not math.isfinite(value):
+            return None
+        return round(((math.log(value) if log else value) - first) / (last - first), 6) if last > first else 0.5
+
+    return {"name": name, "at": list(map(position, values)), "ticks": [list(map(position, numbers)), texts]}

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from learner.config.mappings import is_deep
 from learner.errors import LearnerError
-from learner.loggers.tfevents import Records
+from learner.loggers.tfevents import EPOCH, STEP, Records, folder_of
 from learner.reports.confusion_matrices import read_matrix
 from learner.runs.appended import refuse_special
 from learner.runs.flat_config import DEEPEST
@@ -25,6 +25,7 @@ from learner.util.text import utf8_safe
 KIND = "tensorboard"
 FILE = re.compile(r"events\.out\.tfevents\.\d{10}\.exported")
 OTHER = "events.out.tfevents."
+PARTIAL = "export.partial"
 LONGEST_LOG = 256 << 10
 """Bytes of a run's log that are told: the last ones."""
 LONGEST_TEXT = 64 << 10
@@ -33,15 +34,15 @@ LAST_SECOND = 10**10 - 1
 
 
 def write_events(directory: str | os.PathLike[str], run: RunReader) -> int:
-    """Write the contents of a run's files to a TensorBoard event file, atomically.
+    """Write the contents of a run's files to TensorBoard event files, each atomically.
 
-    The values of whole splits are scalars by key (`valid/Loss`), those of single steps `step/train/Loss`, as the logger
-    `TensorBoard` has them, at their optimizer steps and with the times of the journal (between its lines in
-    proportion). Metrics without a number are texts, and confusion matrices pictures too. Config, environment, commit,
-    status, summary and log are texts; the config is the run's hyper-parameters as well.
+    They are those of the logger `TensorBoard`: of the run, and in a directory of its own of each split, with values of
+    whole splits (`epoch/Loss`) and of single steps (`step/Loss`) at their optimizer steps and with the times of the
+    journal (between its lines in proportion). Metrics without a number are texts, and confusion matrices pictures too.
+    Config, environment, commit, status, summary and log are texts; the config is the run's hyper-parameters as well.
 
     Args:
-      directory: of the event file; it is made. What was exported to it before is replaced.
+      directory: of the event files; it is made. What was exported to it before is replaced.
       run: whose numbers.
 
     Returns:
@@ -69,28 +70,45 @@ def write_events(directory: str | os.PathLike[str], run: RunReader) -> int:
 def _write(place: Path, name: str, run: RunReader, began: float) -> int:
     from tensorboardX.record_writer import RecordWriter
 
-    partial = place / "export.partial"
-    partial.unlink(missing_ok=True)  # it may be a link, which would be written through
+    records: dict[Path, Records] = {}
     try:
-        # The full path: RecordWriter uploads what begins with s3: or gs:
-        with contextlib.closing(RecordWriter(os.fspath(partial.absolute()))) as file:
-            records = Records(file.write)
-            _write_records(records, run, began)
-        for earlier in _exported(place):
+        with contextlib.ExitStack() as stack:
+
+            def of(split: str) -> Records:
+                partial = place / folder_of(split) / PARTIAL
+                if partial not in records:
+                    refuse_special(partial.parent)
+                    partial.parent.mkdir(exist_ok=True)
+                    partial.unlink(missing_ok=True)  # it may be a link, which would be written through
+                    # The full path: RecordWriter uploads what begins with s3: or gs:
+                    file = stack.enter_context(contextlib.closing(RecordWriter(os.fspath(partial.absolute()))))
+                    records[partial] = Records(file.write)
+                    records[partial].begin(began)
+                return records[partial]
+
+            _write_records(of, run, began)
+        for earlier in filter(_is_exported, _event_files(place)):
             earlier.unlink()
-        partial.replace(place / name)
+        for partial in records:
+            partial.replace(partial.with_name(name))
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-    return records.count
+        for partial in records:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+    return sum(each.count for each in records.values())
 
 
-def _exported(place: Path) -> list[Path]:
-    return [path for path in place.iterdir() if FILE.fullmatch(path.name)]
+def _event_files(place: Path) -> list[Path]:
+    """Return the event files of a directory and of those in it."""
+    return [*place.glob(f"{OTHER}*"), *place.glob(f"*/{OTHER}*")]
+
+
+def _is_exported(path: Path) -> bool:
+    return FILE.fullmatch(path.name) is not None
 
 
 def _refuse_others(place: Path) -> None:
-    others = [path for path in place.glob(f"{OTHER}*") if not FILE.fullmatch(path.name)]
+    others = [path for path in _event_files(place) if not _is_exported(path)]
     if others:
         raise LearnerError(
             f"{place} holds event files of something else, such as {others[0].name}: every value would be there twice. "
@@ -100,20 +118,21 @@ def _refuse_others(place: Path) -> None:
         )
 
 
-def _write_records(records: Records, run: RunReader, began: float) -> None:
-    records.begin(began)
+def _write_records(of: Callable[[str], Records], run: RunReader, began: float) -> None:
     ended = max([began, *map(_time, run.journal)])
     for name, content in _texts(run).items():
         if content:
             at = (ended, run.step) if name in ("status", "summary", "log") else (began, 0)
-            records.text(f"run/{name}", content, *at)
+            of("").text(f"run/{name}", content, *at)
     keys = [key for key in run.history if not isinstance(run.points(key)[-1].value, str)]
-    end = records.settings(run.nested_config, list(map(utf8_safe, keys)), began)
+    metrics = [(split, f"{EPOCH}/{name}") for split, name in (key.split("/", 1) for key in keys)]
+    end = of("").settings(run.nested_config, metrics, began)
     for key in run.keys:
-        _steps(records, run, key)
+        if key.startswith("train/"):
+            _steps(of("train"), run, key)
     for entry in run.journal:
         if entry.get("event") in NUMBERS:
-            _split(records, entry)
+            _split(of, entry)
     if run.status.word != "running":
         end(ended)
 
@@ -134,26 +153,25 @@ def _texts(run: RunReader) -> dict[str, str | Mapping[str, Any]]:
 
 
 def _steps(records: Records, run: RunReader, key: str) -> None:
-    if not key.startswith("train/"):
-        return
-    series, tags = run.steps(key), [utf8_safe(f"step/{key}")]
+    series, tags = run.steps(key), [utf8_safe(f"{STEP}/{key.partition('/')[2]}")]
     walls = run.times(series.step.astype(np.float64))
     for wall, step, value in zip(walls.tolist(), series.step.tolist(), series.mean.tolist(), strict=True):
         records.scalars(wall, step, tags, [value])
 
 
-def _split(records: Records, entry: Mapping[str, Any]) -> None:
+def _split(of: Callable[[str], Records], entry: Mapping[str, Any]) -> None:
     wall, step = _time(entry), entry["step"]
-    values = {utf8_safe(key): decode(value) for key, value in entry["values"].items()}
-    numbers = {key: float(value) for key, value in values.items() if not isinstance(value, str)}
-    if numbers:
-        records.scalars(wall, step, list(numbers), list(numbers.values()))
-    for key, value in values.items():
-        if isinstance(value, str):
-            more = "\n..." if len(value) > LONGEST_TEXT else ""
-            records.text(key, value[:LONGEST_TEXT] + more, wall, step)
-            if (matrix := read_matrix(value)) is not None:
-                records.picture(key, matrix.picture(), wall, step)
+    splits: dict[str, dict[str, float | str]] = {}
+    for key, value in entry["values"].items():
+        split, name = key.split("/", 1)
+        splits.setdefault(split, {})[name] = decode(value)
+    for split, values in splits.items():
+        texts = {name: value for name, value in values.items() if isinstance(value, str)}
+        cut = {name: x[:LONGEST_TEXT] + "\n..." * (len(x) > LONGEST_TEXT) for name, x in texts.items()}
+        of(split).values({**values, **cut}, wall, step)
+        for name, text in texts.items():
+            if (matrix := read_matrix(text)) is not None:
+                of(split).picture(f"{EPOCH}/{name}", matrix.picture(), wall, step)
 
 
 def _time(entry: Mapping[str, Any]) -> float:

@@ -1,6 +1,7 @@
 """Elements of an HTML page. Texts are escaped, because they are untrusted."""
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 
 Rows = Iterable[Sequence[str]]
@@ -46,6 +47,21 @@ def heading(text: str, level: int = 2) -> str:
     '<h3>a &amp; b</h3>'
     """
     return f"<h{level}>{escape(text)}</h{level}>"
+
+
+def sections(contents: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """Return the sections of a page that are not empty, by their titles, and a list of links to them.
+
+    >>> sections({"Use of time": ["<p>1 s</p>"], "Texts": []})
+    ('<section id="use-of-time"><h2>Use of time</h2><p>1 s</p></section>', '<a href="#use-of-time">Use of time</a>')
+    """
+    named = {title: re.sub(r"\W+", "-", title.lower()) for title, pieces in contents.items() if any(pieces)}
+    bodies = [
+        f'<section id="{anchor}">{heading(title)}{"".join(contents[title])}</section>'
+        for title, anchor in named.items()
+    ]
+    links = [f'<a href="#{anchor}">{escape(title)}</a>' for title, anchor in named.items()]
+    return "\n".join(bodies), "\n".join(links)
 
 
 def percent(share: float) -> str:

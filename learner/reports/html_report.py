@@ -1,35 +1,37 @@
 """A report of runs: one self-contained HTML file, which needs no network."""
 
+import base64
+import gzip
 import importlib.resources
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from learner.errors import LearnerError
 from learner.reports.confusion_matrices import read_matrix
-from learner.reports.curves import curves, seeds
-from learner.reports.html import details, heading, table
+from learner.reports.curves import SEED, curves, dimension, groups
+from learner.reports.html import details, heading, sections, table
 from learner.reports.report_matrix import confusion
 from learner.reports.report_model import parameter_tables
+from learner.reports.report_runs import card, colour, runs_table, value_text
 from learner.reports.report_time import timing
 from learner.runs.appended import replace
 from learner.runs.comparison import compare
 from learner.runs.flat_config import text_of
-from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
 from learner.util.json_values import encode
 from learner.util.optional import import_optional
-from learner.util.text import count, duration, short
+from learner.util.text import count
 
 LONGEST_LOG = 64 << 10
-"""Bytes of a run's log that are shown: the last ones."""
+"""Bytes of logs that are shown, of all runs together: the last ones of each."""
+LONGEST_TEXT = 64 << 10
+"""Characters of a text that are shown."""
 KEYS = "Keys: + and - zoom, arrows move, 0 shows all."
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 """What the browser allows: what stands in the page itself, and no request."""
-LONGEST_TEXT = 64 << 10
-"""Characters of a text that are shown."""
 
 
 def write_report(path: str | Path, runs: Sequence[RunReader], title: str | None = None) -> None:
@@ -60,16 +62,32 @@ def report(runs: Sequence[RunReader], title: str | None = None) -> str:
       LearnerError: plotly is not installed.
     """
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
-    metrics = curves(runs)
-    data = {"runs": [run.name for run in runs], "seeds": seeds(runs), "metrics": metrics}
-    named = len(runs) > 1
-    body = [heading(title, 1), *_overview(runs), *_charts(metrics)]
-    body += [*confusion(runs), *timing(runs), *parameter_tables(runs), *_settings(runs), *_environments(runs)]
-    body += [part for run in runs for part in (*_texts(run, named), *_log(run, named))]
-    return _page(title, "\n".join(body), data)
+    comparison = compare(runs)
+    numeric = [key for key in comparison.metrics if not any(run.is_text(key) for run in runs)]
+    settings = sorted((key for key in comparison.settings if any(key in run.config for run in runs)), key=SEED.__eq__)
+    data = {
+        **curves(runs),
+        "runs": [{"name": run.name, "colour": colour(index)} for index, run in enumerate(runs)],
+        "groups": groups(runs, settings),
+        "settings": [dimension(key, [run.config.get(key) for run in runs]) for key in settings],
+        "results": [dimension(key, [_best(run, key) for run in runs]) for key in numeric],
+    }
+    contents = {
+        "Curves": _charts(data["metrics"], data["groups"], len(runs)),
+        "Settings and results": _settings_charts(data["settings"], data["results"]),
+        "Values": _values(runs[0]) if len(runs) == 1 else [],
+        "Confusion matrices": confusion(runs),
+        "Time": timing(runs),
+        "Parameters": parameter_tables(runs),
+        "Config": _shared({run.name: run.config for run in runs if run.config}, differing=False),
+        "Environment": _shared({run.name: run.environment for run in runs if run.environment}),
+        "Texts": [part for run in runs for part in _texts(run, len(runs) > 1)],
+        "Messages": [part for run in runs for part in _log(run, len(runs))],
+    }
+    return _page(title, *sections(contents), _head(runs, comparison.settings, numeric), data)
 
 
-def _page(title: str, body: str, data: Any) -> str:
+def _page(title: str, body: str, links: str, head: str, data: Any) -> str:
     # Inside of a script nothing is escaped but what would end it.
     text = json.dumps(encode(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"""\
@@ -84,11 +102,18 @@ def _page(title: str, body: str, data: Any) -> str:
 <style>{_file("page.css")}</style>
 </head>
 <body>
-<main>
+<nav aria-label="contents">
+<a href="#top">{escape(title)}</a>
+{links}
+<button id="theme" type="button">dark or light</button>
+</nav>
+<main id="top">
+{heading(title, 1)}
+{head}
 {body}
 </main>
 <script type="application/json" id="data">{text}</script>
-<script>{_plotly()}</script>
+<script type="application/gzip" id="plotly">{_plotly()}</script>
 <script>{_file("page.js")}</script>
 </body>
 </html>
@@ -100,89 +125,85 @@ def _file(name: str) -> str:
 
 
 def _plotly() -> str:
+    """Return the script, compressed to 40 % of its size."""
     offline = import_optional("plotly.offline", "reports", "a report")
-    return str(offline.get_plotlyjs()).replace("</script", "<\\/script")
+    return base64.b64encode(gzip.compress(offline.get_plotlyjs().encode(), mtime=0)).decode()
 
 
-def _overview(runs: Sequence[RunReader]) -> list[str]:
-    comparison = compare(runs)
-    head = ["run", "status", "epochs", "steps", "time", "directory"]
-    rows = [
-        [run.name, str(run.status), str(run.epochs), f"{run.step:,}", duration(run.seconds), str(run.directory)]
-        for run in runs
-    ]
-    shown = _values(runs[0]) if len(runs) == 1 else _values_of(runs)
-    verb = "differs" if len(comparison.settings) == 1 else "differ"
-    differ = f"<p>{count(len(comparison.settings), 'setting')} {verb} between the configs.</p>" if len(runs) > 1 else ""
-    return [heading("Runs"), table(head, rows, "runs", range(2, 5)), differ, *shown]
+def _head(runs: Sequence[RunReader], settings: Sequence[str], metrics: Sequence[str]) -> str:
+    if len(runs) == 1:
+        return card(runs[0])
+    verb = "differs" if len(settings) == 1 else "differ"
+    about = f"<p>{count(len(settings), 'setting')} {verb}. The values of metrics are the best ones.</p>"
+    search = '<label>filter <input id="filter" type="search" placeholder="name, setting, status"></label>'
+    shown = '<output id="shown" for="filter"></output>'
+    return f'{about}<p class="search">{search} {shown}</p>{runs_table(runs, settings, metrics)}'
+
+
+def _best(run: RunReader, key: str) -> float | str | None:
+    point = run.best(key) or run.history.last(key)
+    return point.value if point else None
 
 
 def _values(run: RunReader) -> list[str]:
     rows = []
-    for key in _numeric([run]):
+    for key in run.history:
         best, last = run.best(key), run.points(key)[-1]
-        rows.append([key, _value(best, run, key), str(best.epoch) if best else "-", _value(last, run, key)])
-    shown = table(["metric", "best", "epoch", "last"], rows, "values of metrics", range(1, 4))
-    return [heading("Values"), shown] if rows else []
+        if not isinstance(last.value, str):
+            rows.append([key, value_text(best, run, key), str(best.epoch) if best else "-", value_text(last, run, key)])
+    return [table(["metric", "best", "epoch", "last"], rows, "values of metrics", range(1, 4))] if rows else []
 
 
-def _values_of(runs: Sequence[RunReader]) -> list[str]:
-    """Return a table of the best value of each run, or of the last value for metrics without a direction."""
-    rows = []
-    for key in _numeric(runs):
-        cells = []
-        for run in runs:
-            point = run.best(key) or run.history.last(key)
-            cells.append(f"{_value(point, run, key)} ({point.epoch})" if point else "-")
-        rows.append([key, *cells])
-    about = "<p>The best value of each run, and its epoch; the last one where a metric has no direction.</p>"
-    head = ["metric", *(run.name for run in runs)]
-    return [heading("Values"), about, table(head, rows, "values of metrics", range(1, len(head)))] if rows else []
-
-
-def _numeric(runs: Sequence[RunReader]) -> list[str]:
-    found = dict.fromkeys(key for run in runs for key in run.history)
-    texts = {key for run in runs for key in run.history if isinstance(run.points(key)[-1].value, str)}
-    return [key for key in found if key not in texts]
-
-
-def _value(point: Point | None, run: RunReader, key: str) -> str:
-    return f"{short(point.value)} {run.metrics[key].unit}".strip() if point else "-"
-
-
-def _charts(metrics: Sequence[dict[str, Any]]) -> list[str]:
+def _charts(metrics: Sequence[dict[str, Any]], groups: Mapping[str, Any], runs: int) -> list[str]:
     if not metrics:
         return ["<p>No epoch has ended yet.</p>"]
-    parts = [heading("Curves"), _file("controls.html")]
-    for index, metric in enumerate(metrics):
-        about = f"{metric['name']} over the training; its best and last values stand in the table above. {KEYS}"
-        attributes = f'role="img" tabindex="0" aria-label="{escape(about)}"'
-        parts.append(f'<figure class="chart" id="chart-{index}" {attributes}></figure>')
-    return parts
+    options = "".join(f"<option>{escape(name)}</option>" for name in groups)
+    choice = f'<label>mean by <select id="group"><option value="">no group</option>{options}</select></label>'
+    splits = dict.fromkeys(curve["split"] for metric in metrics for curve in metric["curves"])
+    boxes = "".join(
+        f'<label class="split"><input type="checkbox" value="{escape(split)}"'
+        f"{' checked' if runs == 1 or split != 'train' or len(splits) == 1 else ''}><i></i>{escape(split)}</label>"
+        for split in splits
+    )
+    controls = _file("controls.html").replace("GROUPS", choice if options else "").replace("SPLITS", boxes)
+    figures = [
+        _figure(
+            f"chart-{index}", f"{metric['name']} over the training; its best and last values stand in a table. {KEYS}"
+        )
+        for index, metric in enumerate(metrics)
+    ]
+    return [controls, f'<div class="charts">{"".join(figures)}</div>']
 
 
-def _settings(runs: Sequence[RunReader]) -> list[str]:
-    configured = [run for run in runs if run.config]
-    if not configured:
+def _settings_charts(settings: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> list[str]:
+    if not settings or not results:
         return []
-    parts = [heading("Configs")]
-    differing = compare(configured).settings if len(configured) > 1 else ()
-    if differing:
-        rows = [[key, *(text_of(run.config.get(key)) for run in configured)] for key in differing]
-        parts.append(table(["what differs", *(run.name for run in configured)], rows, "what differs in the configs"))
-    for run in configured:
-        rows = [[key, text_of(value)] for key, value in run.config.items()]
-        about = f"all of {run.name}"
-        parts.append(details(about, table(["setting", "value"], rows, f"the config of {run.name}")))
-    return parts
+    choices = "".join(
+        f'<label>{label} <select id="{name}">'
+        + "".join(f'<option value="{index}">{escape(each["name"])}</option>' for index, each in enumerate(dimensions))
+        + "</select></label>"
+        for label, name, dimensions in (("setting", "setting", settings), ("metric", "result", results))
+    )
+    figures = _figure("scatter", f"a metric over a setting. {KEYS}")
+    figures += _figure("parallel", f"parallel coordinates of the settings and a metric. {KEYS}")
+    return [f'<form class="controls" id="choices">{choices}</form><div class="charts">{figures}</div>']
 
 
-def _environments(runs: Sequence[RunReader]) -> list[str]:
-    described = [run for run in runs if run.environment]
-    keys = dict.fromkeys(key for run in described for key in run.environment)
-    rows = [[key, *(text_of(run.environment.get(key)) for run in described)] for key in keys]
-    about = "versions, devices and machines"
-    return [heading("Environment"), table(["", *(run.name for run in described)], rows, about)] if rows else []
+def _figure(identifier: str, about: str) -> str:
+    return f'<figure class="chart" id="{identifier}" role="img" tabindex="0" aria-label="{escape(about)}"></figure>'
+
+
+def _shared(facts: Mapping[str, Mapping[str, Any]], differing: bool = True) -> list[str]:
+    """Return a table of the facts that differ between runs, and one of those that do not."""
+    keys = dict.fromkeys(key for run in facts.values() for key in run)
+    texts = {key: [text_of(run.get(key)) for run in facts.values()] for key in keys}
+    same = [[key, values[0]] for key, values in texts.items() if len(set(values)) == 1]
+    other = {key: values for key, values in texts.items() if len(set(values)) > 1}
+    shared = table(["", "value"], same, "what is the same in all runs" if len(facts) > 1 else "values")
+    parts = []
+    if other and differing:
+        parts.append(table(["run", *other], zip(facts, *other.values(), strict=True), "what differs between the runs"))
+    return [*parts, details("the same in all runs" if len(facts) > 1 else "all of it", shared)] if same else parts
 
 
 def _texts(run: RunReader, named: bool) -> list[str]:
@@ -194,18 +215,19 @@ def _texts(run: RunReader, named: bool) -> list[str]:
             cut = last.value[:LONGEST_TEXT]
             more = f"<p>{count(len(last.value) - len(cut), 'further character')}.</p>" if cut != last.value else ""
             name = f"{run.name} {key}" if named else key
-            parts.append(f"{heading(f'{name}, epoch {last.epoch}')}\n{_pre(cut)}{more}")
+            parts.append(f"{heading(f'{name}, epoch {last.epoch}', 3)}\n{_pre(cut)}{more}")
     return parts
 
 
-def _log(run: RunReader, named: bool) -> list[str]:
-    lines = run.log(LONGEST_LOG)
+def _log(run: RunReader, runs: int) -> list[str]:
+    lines = run.log(LONGEST_LOG // runs)
     if lines is None:
         return []
     warned = [line for line in lines if " WARNING " in line or " ERROR " in line]
-    parts = [heading("Messages" + (f" of {run.name}" if named else ""))]
-    parts += [_pre("\n".join(warned))] if warned else ["<p>No warnings.</p>"]
-    return [*parts, details("the log", _pre("\n".join(lines)))]
+    whole = _pre("\n".join(lines))
+    if runs > 1:
+        return [details(f"{run.name}: {count(len(warned), 'warning')}", whole)]
+    return [_pre("\n".join(warned)) if warned else "<p>No warnings.</p>", details("the log", whole)]
 
 
 def _pre(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from learner.reports.confusion_matrices import Matrix, matrices
-from learner.reports.html import details, heading, percent, scrolled, table
+from learner.reports.html import details, percent, scrolled, table
 from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
 from learner.util.png import png
@@ -36,7 +36,7 @@ def confusion(runs: Sequence[RunReader]) -> list[str]:
         content = "".join(f'<div class="matrices">{row}</div>' for row in rows.values())
         if content:
             pieces.append(content if len(runs) == 1 else details(run.name, content))
-    return [heading("Confusion matrices"), ABOUT, *pieces] if pieces else []
+    return [ABOUT, *pieces] if pieces else []
 
 
 def _figure(key: str, what: str, point: Point, matrix: Matrix, pictured: bool) -> str:

@@ -29,7 +29,7 @@ def parameter_tables(runs: Sequence[RunReader]) -> list[str]:
     pieces = []
     shown = list(models.items())[:MOST_MODELS]
     for arrays, names in shown:
-        pieces.append(heading("Parameters" + (f" of {_names(names)}" if named else "")))
+        pieces += [heading(_names(names), 3)] if named else []
         pieces += _model(arrays, MOST_ARRAYS // len(shown))
     return [*pieces, _more(len(models) - MOST_MODELS, "model")]
 

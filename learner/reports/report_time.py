@@ -6,12 +6,13 @@ from html import escape
 
 import numpy as np
 
-from learner.reports.html import heading, percent, table
+from learner.reports.html import percent, table
 from learner.runs.run_reader import RunReader
 from learner.util.text import duration
 
 NAMED = 0.12
 """A part of a bar that is as long has its name in it."""
+MOST_BARS = 10
 MEANING = {
     "compile": "tracing and compiling",
     "data": "waiting for batches",
@@ -24,18 +25,24 @@ PARTS = tuple(MEANING)
 
 
 def timing(runs: Sequence[RunReader]) -> list[str]:
-    """Return a bar and a table row for each run that recorded its use of time, and the durations of epochs."""
+    """Return a table row for each run that recorded its use of time, with bars for few runs, and the durations of
+    epochs. With several runs, only the parts that differ have columns.
+    """
     times = {run.name: {part: seconds for part, seconds in run.time_parts.items() if part in PARTS} for run in runs}
     times = {name: seconds for name, seconds in times.items() if sum(seconds.values()) > 0}
-    pieces = [_legend(), *(_bar(name, seconds, len(runs) > 1) for name, seconds in times.items())] if times else []
-    if times:
-        rows = [[name, duration(sum(seconds.values())), *_cells(seconds)] for name, seconds in times.items()]
-        pieces.append(table(["run", "all of it", *PARTS], rows, "seconds of each part", range(1, len(PARTS) + 2)))
+    pieces = []
+    columns = list(zip(*map(_cells, times.values()), strict=True))
+    shown = [part for part, texts in zip(PARTS, columns, strict=False) if len(times) == 1 or len(set(texts)) > 1]
+    if shown:
+        if len(times) <= MOST_BARS:
+            pieces += [_legend(), *(_bar(name, seconds, len(runs) > 1) for name, seconds in times.items())]
+        rows = [[name, *(_cells(seconds)[PARTS.index(part)] for part in shown)] for name, seconds in times.items()]
+        pieces.append(table(["run", *shown], rows, "seconds of each part", range(1, len(shown) + 1)))
     epochs = [[run.name, *_epochs(epoch_seconds(run))] for run in runs if run.ends]
     if epochs:
         head = ["run", "epochs", "an epoch (median)", "shortest", "longest"]
         pieces.append(table(head, epochs, "how long epochs took", range(1, 5)))
-    return [heading("Time"), *pieces] if pieces else []
+    return pieces
 
 
 def epoch_seconds(run: RunReader) -> dict[int, float]:

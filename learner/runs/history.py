@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 from learner.errors import LearnerError, near
 from learner.events import MetricInfo
 from learner.runs.journal import NUMBERS, is_value, read_journal
+from learner.runs.thinning import group_size, thin
+from learner.util.fragments import figures, fragment, table
 from learner.util.json_values import decode, encode
+from learner.util.optional import import_optional
 from learner.util.text import aligned, printable, short
 
+MOST_DRAWN = 200  # points of a curve in a notebook
 ARTIFACTS = ("experiment.log", "config.yaml", "journal.jsonl", "model.json", "checkpoint", "profile")
 
 
@@ -123,10 +127,53 @@ class History(Mapping[str, list[float | str]]):
     def __eq__(self, other: object) -> bool:
         return self.to_json() == other.to_json() if isinstance(other, History) else NotImplemented
 
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each `epoch` and `step` at which values were measured (its index),
+        and a column for each key. Missing values are NaN; texts, such as confusion matrices, are objects.
+
+        Raises:
+          LearnerError: pandas is not installed.
+        """
+        pandas = import_optional("pandas", "pandas", "History.to_pandas")
+        rows: dict[tuple[int, int], dict[str, float | str]] = {}
+        for key, points in self._points.items():
+            for epoch, step, value in points:
+                rows.setdefault((epoch, step), {})[key] = value
+        places = sorted(rows)
+        index = pandas.MultiIndex.from_tuples(places, names=["epoch", "step"])
+        return pandas.DataFrame([rows[place] for place in places], index, list(self._points))
+
+    def html(self, best: Mapping[str, Point | None] | None = None) -> str:
+        """Return a table and the curves of the numeric metrics as HTML for a notebook.
+
+        Args:
+          best: the best value of each key, or None where there is none; default: none are shown.
+        """
+        numeric = {key: points for key, points in self._points.items() if not isinstance(points[-1][2], str)}
+        head = ["metric", "first", *(["best", "epoch"] if best is not None else []), "last"]
+        rows = []
+        for key, points in numeric.items():
+            point = (best or {}).get(key)
+            middle = [short(point.value), str(point.epoch)] if point else ["", ""]
+            rows.append([key, short(points[0][2]), *(middle if best is not None else []), short(points[-1][2])])
+        splits = dict.fromkeys(key.partition("/")[0] for key in numeric)
+        curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        for key, points in numeric.items():
+            split, name = key.split("/", 1)
+            _, steps, values = zip(*(row for row in points if not isinstance(row[2], str)), strict=True)
+            series = thin(steps, values, group_size(len(steps), MOST_DRAWN))
+            line = list(zip(series.step.tolist(), series.mean.tolist(), strict=True))
+            curves.setdefault(name, {each: [] for each in splits})[split] = line
+        return table(head, rows) + figures(curves)
+
+    def _repr_html_(self) -> str:
+        return fragment(self.html())
+
     def __repr__(self) -> str:
         rows = [["key", "values", "first", "last"]]
         for key, points in self._points.items():
-            rows.append([printable(key), str(len(points)), short(points[0][2]), short(points[-1][2])])
+            ends = ("text" if isinstance(value, str) else short(value) for _, _, value in (points[0], points[-1]))
+            rows.append([printable(key), str(len(points)), *ends])
         return "\n".join(aligned(rows))
 
 

@@ -26,8 +26,9 @@ from learner.runs.layout import MARK, read_summary
 from learner.runs.lock import is_locked
 from learner.runs.series import epochs_in, has_steps, is_plain, step_values
 from learner.runs.thinning import Floats, Series
+from learner.util.fragments import fragment, paragraph
 from learner.util.number_checks import is_finite
-from learner.util.text import printable
+from learner.util.text import duration, printable
 
 OF_LINES = ("config", "nested_config", "metrics", "known", "ends", "_running")  # caches derived from the journal
 TIME_PARTS = ("total", "compile", "data", "train", "valid", "save", "other")
@@ -123,6 +124,11 @@ class RunReader:
         self.journal += [entry for entry in new if entry]
         _record(self.history, new)
         return anew or any(entry.get("event") == "start" for entry in new)
+
+    def _repr_html_(self) -> str:
+        facts = f"{self.status}, {self.epochs} epochs, {self.step:,} steps, {duration(self.seconds)}"
+        values = self.history.html({key: self.best(key) for key in self.history})
+        return fragment(paragraph(self.name, strong=True), paragraph(facts), values)
 
     @functools.cached_property
     def status(self) -> Status:
@@ -230,11 +236,19 @@ class RunReader:
 
     @functools.cached_property
     def seconds(self) -> float:
-        """The running time in seconds, over all resumes, including time lost between a checkpoint and a crash."""
+        """The running time in seconds, over all resumes, including time lost between a checkpoint and a crash. A start
+        that ended recorded its total, which includes the time before its first line in the journal.
+        """
         if not self.journal:
             return 0.0
         idle = max(0.0, self._now - time_of(self.journal[-1])) if self.status.word == "running" else 0.0
-        return self._running[-1] + idle
+        began = unrecorded = 0.0
+        for entry, running in zip(self.journal, self._running, strict=True):
+            if entry.get("event") == "start":
+                began = running
+            elif (total := _time_parts(entry).get("total")) is not None:
+                unrecorded, began = unrecorded + total - (running - began), running
+        return self._running[-1] + idle + unrecorded
 
     @property
     def time_parts(self) -> dict[str, float]:
@@ -244,11 +258,8 @@ class RunReader:
         `valid`: validations; `save`: waiting for checkpoints; `other`: everything else.
         """
         totals: dict[str, float] = {}
-        for entry in self.journal:
-            parts = entry.get("seconds") if entry.get("event") in ("end", "stop", "error") else None
-            for name, value in parts.items() if isinstance(parts, dict) else ():
-                if name in TIME_PARTS and is_finite(value) and 0 <= value < LARGEST:
-                    totals[name] = totals.get(name, 0.0) + value
+        for name, value in itertools.chain.from_iterable(_time_parts(entry).items() for entry in self.journal):
+            totals[name] = totals.get(name, 0.0) + value
         return {name: totals[name] for name in TIME_PARTS if name in totals}
 
     @functools.cached_property
@@ -438,6 +449,13 @@ def time_of(entry: Mapping[str, Any]) -> float:
     """Return the time of a journal line, in seconds since 1970, or 0 if it has no valid time."""
     value = entry.get("time")
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else 0.0
+
+
+def _time_parts(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return the valid seconds by part that the last line of a start records."""
+    parts = entry.get("seconds") if entry.get("event") in ("end", "stop", "error") else None
+    pairs = parts.items() if isinstance(parts, dict) else ()
+    return {name: x for name, x in pairs if name in TIME_PARTS and is_finite(x) and 0 <= x < LARGEST}
 
 
 def _non_negative_int(value: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from learner.checkpoint.items import from_items, to_items
 from learner.checkpoint.manifest import DamagedError
 from learner.errors import LearnerError
-from learner.runs.history import History, read_history
+from learner.runs.history import History, Point, read_history
 from learner.steps.eval_params import eval_params, has_eval_params
 from learner.steps.train_state import TrainState
 from learner.training.definition import TrainingDefinition
@@ -19,6 +19,7 @@ from learner.training.preflight import RunPlan
 from learner.training.restore import Restored
 from learner.training.resume import finished_summary, too_few_epochs
 from learner.training.run_directory import open_store
+from learner.util.fragments import fragment, paragraph
 from learner.util.trees import named_leaves
 
 
@@ -56,6 +57,12 @@ class LearningResult:
           LearnerError: the run saved nothing (`with_file_checkpointer(None)`), or its checkpoints are gone or damaged.
         """
         return self._load_best()
+
+    def _repr_html_(self) -> str:
+        points = {key: metric["best"] for key, metric in self.summary["metrics"].items()}
+        best = {key: None if point is None else Point(**point) for key, point in points.items()}
+        ended = f"ended at epoch {self.summary['epochs']}, step {self.summary['steps']:,}: {self.stopped_by}"
+        return fragment(paragraph(ended), self.history.html(best))
 
     def __repr__(self) -> str:
         return f"LearningResult(stopped_by={self.stopped_by!r}, history={list(self.history)})"

@@ -72,7 +72,13 @@ def environment() -> dict[str, Any]:
     >>> sorted(environment())[:4]
     ['cores', 'device', 'devices', 'flax']
     """
-    return {**platform_facts(), **versions(*PACKAGES), "system": platform.platform(), "cores": os.cpu_count()}
+    return {
+        **platform_facts(),
+        **versions(*PACKAGES),
+        "system": platform.platform(),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+    }
 
 
 def commit(directory: str | Path = ".") -> str | None:

@@ -17,7 +17,6 @@ from learner.training.options import Options
 from learner.training.position import Position
 
 Files = RunFiles | NoFiles
-WAIT_FOR_LISTENERS = 10.0  # seconds at the end; importing what talks to a server can take some
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +102,10 @@ def _listeners(options: Options) -> list[Listener]:
 
 
 def _close(listeners: list[ListenerThread], seconds: float | None) -> None:
-    """Close all within some seconds. The renderer is the last one, so that it shows which listeners were abandoned."""
-    until = time.monotonic() + (WAIT_FOR_LISTENERS if seconds is None else seconds)
+    """Close each within its time. The renderer is the last one, so that it shows which listeners were abandoned."""
+    began = time.monotonic()
     for listener in listeners[1:]:
         listener.end()
     for listener in reversed(listeners):
+        until = began + (listener.seconds_to_close if seconds is None else seconds)
         listener.close(max(1.0, until - time.monotonic()))

@@ -115,7 +115,7 @@ def test_numbers_for_tensorboard(two, learner):
     assert (code, err) == (0, "")
     assert out.startswith("runs/a/numbers.tensorboard: ")
     assert out.endswith("records: tensorboard --logdir runs/a/numbers.tensorboard\n")
-    assert scalars("runs/a/numbers.tensorboard")["valid/Loss"][0] == (2, pytest.approx(0.8))
+    assert scalars("runs/a/numbers.tensorboard")["valid/epoch/Loss"][0] == (2, pytest.approx(0.8))
     assert learner("export", "runs/a", "--format=tensorboard", "-o", "out")[0] == 0
     code, _, err = learner("export", "runs/a", "--format=tensorboard", "-o", "no/where")
     assert code == 2

@@ -10,6 +10,8 @@ from learner.events import RunEnded, RunFailed, SplitEnded
 from learner.loggers import JsonLines
 from tests.support.logged import played, started, steps
 
+FLAT = ("config.lr", "environment.jax", "commit", "monitor")
+
 
 def strict(text):
     def refuse(word):
@@ -24,23 +26,24 @@ def test_everything_is_there(tmp_path):
     split = SplitEnded(5.0, "valid", 1, 3, {"Loss": 0.1, "Matrix": "1 0\n0 1"}, 0.2)
     played(JsonLines(every_steps=1), started(tmp_path, **facts), steps(1, 0.5, 0.1), split, end)
     first, *lines = strict((tmp_path / "metrics.jsonl").read_text())
-    assert {key: first[key] for key in ("event", "time", "step", "resumed", *facts)} == {
+    assert {key: first[key] for key in ("event", "time", "step", "resumed", *FLAT)} == {
         "event": "start",
         "time": 1.0,
         "step": 0,
         "resumed": False,
-        **facts,
+        "config.lr": 0.1,
+        "environment.jax": "0.10",
+        "commit": "abc",
+        "monitor": "valid/Loss",
     }
     assert first["metrics"] == ["train/Loss"]
     assert lines == [
-        {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32}
-        | {"values": {"Loss": 0.5, "Top-5 Accuracy": 1.5}},
-        {"event": "step", "split": "train", "epoch": 1, "step": 2, "weight": 32}
-        | {"values": {"Loss": 0.1, "Top-5 Accuracy": 1.1}},
+        {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32} | {"Loss": 0.5, "Top-5 Accuracy": 1.5},
+        {"event": "step", "split": "train", "epoch": 1, "step": 2, "weight": 32} | {"Loss": 0.1, "Top-5 Accuracy": 1.1},
         {"event": "split", "time": 5.0, "split": "valid", "epoch": 1, "step": 3, "at_step": None}
-        | {"values": {"Loss": 0.1, "Matrix": "1 0\n0 1"}},
+        | {"Loss": 0.1, "Matrix": "1 0\n0 1"},
         {"event": "end", "time": 9.0, "epoch": 1, "step": 3, "seconds": 8.0, "stopped_by": "num_epochs"}
-        | {"summary": {"best": {"value": "NaN"}}},
+        | {"summary.best.value": "NaN"},
     ]
 
 
@@ -48,7 +51,7 @@ def test_numbers_that_are_not_finite_are_words(tmp_path):
     split = SplitEnded(5.0, "valid", 1, 3, {"Loss": float("-inf")}, 0.2)
     played(JsonLines(every_steps=1), started(tmp_path), steps(1, float("nan"), 1e20, float("inf")), split)
     _, *lines = strict((tmp_path / "metrics.jsonl").read_text())
-    assert [line["values"]["Loss"] for line in lines] == ["NaN", 1e20, "Infinity", "-Infinity"]
+    assert [line["Loss"] for line in lines] == ["NaN", 1e20, "Infinity", "-Infinity"]
 
 
 def test_names_may_be_anything(tmp_path):
@@ -56,7 +59,7 @@ def test_names_may_be_anything(tmp_path):
     hostile = 'a "quoted" {name} \\ with\ttabs'
     object.__setattr__(event, "values", {hostile: np.float32([0.5])})
     played(JsonLines(every_steps=1), started(tmp_path), event)
-    assert strict((tmp_path / "metrics.jsonl").read_text())[1]["values"] == {hostile: 0.5}
+    assert strict((tmp_path / "metrics.jsonl").read_text())[1][hostile] == 0.5
 
 
 def test_the_weights_are_those_of_the_steps(tmp_path):
@@ -75,7 +78,34 @@ def test_weights_that_are_not_finite_are_words_and_the_run_goes_on(tmp_path):
     played(JsonLines(every_steps=1), started(tmp_path), event)
     played(JsonLines(every_steps=1), started(tmp_path, 1), steps(2, 3.0))
     lines = [line for line in strict((tmp_path / "metrics.jsonl").read_text()) if line["event"] == "step"]
-    assert [(line["step"], line["weight"], line["values"]["Loss"]) for line in lines] == [(1, "NaN", 1.0), (2, 32, 3.0)]
+    assert [(line["step"], line["weight"], line["Loss"]) for line in lines] == [(1, "NaN", 1.0), (2, 32, 3.0)]
+
+
+def test_pandas_reads_numbers(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    split = SplitEnded(5.0, "valid", 1, 3, {"Loss": 0.25, "epoch": 7.0, "Matrix": "1 0"}, 0.2)
+    event = started(tmp_path, config={"lr": 0.1})
+    played(JsonLines(every_steps=1), event, steps(1, 0.5, float("nan"), float("inf")), split)
+    frame = pandas.read_json(tmp_path / "metrics.jsonl", lines=True)
+    assert frame[frame.event == "step"].Loss.tolist() == [0.5, pytest.approx(float("nan"), nan_ok=True), float("inf")]
+    assert (frame.Loss.dtype, frame["valid/epoch"].dtype, frame["config.lr"][0]) == ("float64", "float64", 0.1)
+    last = frame[frame.split == "valid"].iloc[0]
+    assert (last.epoch, last["valid/epoch"], last.Matrix) == (1, 7, "1 0")
+
+
+def test_a_run_of_a_former_version_goes_on(tmp_path):
+    """Its lines have their values one level deeper."""
+    old = [
+        {"event": "step", "split": "train", "epoch": 1, "step": 1, "weight": 32, "values": {"Loss": 2.0}},
+        {"event": "split", "time": 3.0, "split": "train", "epoch": 1, "step": 2, "values": {"Loss": 0.7}},
+        {"event": "split", "time": 4.0, "split": "valid", "epoch": 1, "step": 2, "values": {"Loss": 0.6}},
+        {"event": "step", "split": "train", "epoch": 1, "step": 3, "weight": 32, "values": {"Loss": 0.5}},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    played(JsonLines(every_steps=1), started(tmp_path, 2, {"train/Loss": [(1, 2, 0.7)]}), steps(3, 0.25))
+    lines = strict((tmp_path / "metrics.jsonl").read_text())
+    assert lines[:2] == old[:2]
+    assert [(line["event"], line.get("Loss")) for line in lines[2:]] == [("start", None), ("step", 0.25)]
 
 
 def test_an_error_is_the_last_line(tmp_path):
@@ -108,7 +138,7 @@ def test_a_run_goes_on_at_its_step(tmp_path):
         ("split", 2, 6.0),
         ("step", 3, None),
     ]
-    assert lines[-1]["values"]["Loss"] == 0.2
+    assert lines[-1]["Loss"] == 0.2
 
 
 def test_a_run_that_begins_replaces_the_file(tmp_path):

@@ -14,6 +14,7 @@ from learner.loggers import MLflow
 from learner.loggers.mlflow import key_of
 from tests.support.codes import raises_code
 from tests.support.logged import ended, played, split, started, steps
+from tests.support.runs import batches, build_line, quiet
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,20 @@ def test_a_store_in_a_file(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().out == ""
     (run,) = runs_of(MlflowClient(store), "learner")
     assert points(MlflowClient(store), run, "step/train/Loss") == [(2, 2.0), (4, 4.0)]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader")  # MLflow's own use of SQLAlchemy
+def test_a_short_run_waits_for_a_new_store(tmp_path):
+    """Creating its tables takes longer than the run, and than most loggers may take."""
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path}/own.db"
+    build_line(quiet(tmp_path / "run").metric_loggers(MLflow(store))).fit(batches())
+    assert "left behind" not in (tmp_path / "run" / "experiment.log").read_text()
+    (run,) = runs_of(MlflowClient(store), "learner")
+    assert run.info.status == "FINISHED"
+    assert len(points(MlflowClient(store), run, "train/Loss")) == 1
 
 
 @pytest.mark.full

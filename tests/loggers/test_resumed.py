@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import learner.training.session
 from learner import Interrupter
-from learner.events import RunStarted
+from learner.events import Listener, RunStarted
 from learner.loggers import Csv, JsonLines, MemoryLogger, MLflow, TensorBoard, WandB
+from learner.loggers.json_lines import FIELDS
 from learner.metrics import LearningRate
 from tests.support.runs import STEPS, batches, build_line, quiet, valid_data
 from tests.support.tfevents import scalars
@@ -51,7 +51,8 @@ def numbers(directory):
         (line["event"], line["split"], line["epoch"], line["step"], name, value)
         for line in lines
         if line["event"] in ("step", "split")
-        for name, value in line["values"].items()
+        for name, value in line.items()
+        if name not in FIELDS
     ]
     with (directory / "metrics.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
@@ -89,8 +90,10 @@ def test_the_loggers_have_what_the_run_measured(whole):
     points = {(f"{e[1]}/{e[4]}", e[2], e[3], e[5]) for e in told if e[0] == "split"}
     assert points == {(key, *point) for key in memory.history for point in memory.history.points(key)}
     assert sorted(told) == sorted(table)
-    tags = {("step/" * (kind == "step") + f"{split}/{name}", step): value for kind, split, _, step, name, value in told}
-    assert curves == {key: np.float32(value) for key, value in tags.items()}
+    group = {"step": "step", "split": "epoch"}
+    assert curves == {
+        (f"{split}/{group[kind]}/{name}", step): np.float32(value) for kind, split, _, step, name, value in told
+    }
 
 
 @pytest.mark.full
@@ -203,7 +206,7 @@ def points_of(memory):
 def interrupted(directory, make, monkeypatch):
     """A run that failed in step 11 and went on from step 8, with time to import what its logger needs."""
     monkeypatch.chdir(directory.parent)
-    monkeypatch.setattr(learner.training.run_outputs, "WAIT_FOR_LISTENERS", 120.0)
+    monkeypatch.setattr(Listener, "seconds_to_close", 120.0)
     with pytest.raises(RuntimeError, match="it fails here"):
         fit(directory, make(), fails_at=11)
     fit(directory, make())

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import learner.training.session
 from learner.errors import LearnerError
+from learner.events import Listener
 from learner.loggers import Csv, JsonLines, MLflow, TensorBoard, WandB
 from learner.loggers.secrets import parts_of, resolve
 from tests.support.runs import batches, build_line, quiet
@@ -61,7 +61,7 @@ def test_each_logger_takes_names(monkeypatch, make, attribute):
 def test_an_error_of_mlflow_shows_nothing_of_its_address(monkeypatch, tmp_path, capfd):
     """Nobody listens there."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(learner.training.run_outputs, "WAIT_FOR_LISTENERS", 120.0)  # it is imported in its own thread
+    monkeypatch.setattr(Listener, "seconds_to_close", 120.0)  # it is imported in its own thread
     mlflow = MLflow("http://someone:sEcReT-word@127.0.0.1:9/sEcReT-path?key=sEcReT-key", retries=0)
     build_line(quiet(tmp_path / "run").metric_loggers(mlflow)).fit(batches())
     assert "MLflow failed and is detached" in (tmp_path / "run" / "experiment.log").read_text()

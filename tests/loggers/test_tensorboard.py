@@ -17,29 +17,40 @@ from learner.loggers import TensorBoard
 from learner.loggers.tfevents import read_records
 from learner.metrics import ConfusionMatrix
 from tests.support.logged import INFOS, ended, played, split, started, steps
-from tests.support.tfevents import events_of, read, scalars, texts
+from tests.support.tfevents import events_of, read, scalars, texts, values
 
 
 def test_scalars_lie_at_their_steps(tmp_path):
     valid = split("valid", 4, {"Loss": 0.25, "Matrix": "1 0"}, time=7.0)
     played(TensorBoard(every_steps=1), started(tmp_path), steps(1, 4.0, 2.0, time=5.0), steps(3, 1.0), valid, ended(4))
     assert scalars(tmp_path / "tensorboard") == {
-        "step/train/Loss": [(1, 4.0), (2, 2.0), (3, 1.0)],
-        "step/train/Top-5 Accuracy": [(1, 5.0), (2, 3.0), (3, 2.0)],
-        "valid/Loss": [(4, 0.25)],
+        "train/step/Loss": [(1, 4.0), (2, 2.0), (3, 1.0)],
+        "train/step/Top-5 Accuracy": [(1, 5.0), (2, 3.0), (3, 2.0)],
+        "valid/epoch/Loss": [(4, 0.25)],
     }
-    walls = {event.step: event.wall_time for event in read(tmp_path / "tensorboard") if event.summary.value}
-    assert (walls[2], walls[4]) == (5.0, 9.0)
+    walls = {(tag, event.step): event.wall_time for tag, event, _ in values(tmp_path / "tensorboard")}
+    assert (walls["train/step/Loss", 2], walls["valid/epoch/Loss", 4]) == (5.0, 7.0)
+
+
+def test_the_splits_of_a_metric_share_a_card(tmp_path):
+    """A card has one tag, and each directory is a run in it."""
+    both = [split(name, 2, {"Loss": 0.5, "Report": "fine"}) for name in ("train", "valid")]
+    played(TensorBoard(every_steps=1), started(tmp_path), steps(1, 4.0), *both)
+    tags = {name: [value.tag for event in read(tmp_path / "tensorboard" / name) for value in event.summary.value]
+            for name in ("train", "valid")}  # fmt: skip
+    assert tags["valid"] == ["epoch/Loss", "epoch/Report/text_summary"]
+    assert tags["train"] == ["step/Loss", "step/Top-5 Accuracy", *tags["valid"]]
+    assert sorted(tags["train"])[-2:] == tags["train"][:2]  # single steps are the last cards
 
 
 def test_not_every_step_is_written(tmp_path):
     played(TensorBoard(every_steps=3), started(tmp_path), steps(1, *range(10)))
-    assert [step for step, _ in scalars(tmp_path / "tensorboard")["step/train/Loss"]] == [3, 6, 9]
+    assert [step for step, _ in scalars(tmp_path / "tensorboard")["train/step/Loss"]] == [3, 6, 9]
 
 
 def test_numbers_that_are_not_finite_stay(tmp_path):
     played(TensorBoard(every_steps=1), started(tmp_path), steps(1, float("nan"), float("inf")))
-    (_, nan), (_, inf) = scalars(tmp_path / "tensorboard")["step/train/Loss"]
+    (_, nan), (_, inf) = scalars(tmp_path / "tensorboard")["train/step/Loss"]
     assert (np.isnan(nan), inf) == (True, np.inf)
 
 
@@ -49,7 +60,7 @@ def test_texts(tmp_path):
         TensorBoard(), started(tmp_path, **facts), split("valid", 4, {"Matrix": "1 0\n# 1 <b>"}), ended(4, "sigterm")
     )
     found = texts(tmp_path / "tensorboard")
-    assert found["valid/Matrix"] == "    1 0\n    # 1 <b>"
+    assert found["valid/epoch/Matrix"] == "    1 0\n    # 1 <b>"
     assert json.loads(found["run/config"]) == {"lr": 0.1}
     assert json.loads(found["run/environment"]) == {"jax": "0.10"}
     assert found["run/commit"].strip() == "abc"
@@ -65,17 +76,12 @@ def test_pictures(tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
     draws = {"Matrix": lambda: picture, "Grey": lambda: picture[..., 0]}
     played(TensorBoard(), started(tmp_path), split("valid", 4, {"Matrix": "1 0"}, pictures=draws))
-    images = {
-        value.tag: value.image
-        for event in read(tmp_path / "tensorboard")
-        for value in event.summary.value
-        if value.HasField("image")
-    }
+    images = {tag: value.image for tag, _, value in values(tmp_path / "tensorboard") if value.HasField("image")}
     assert {tag: (image.height, image.width, image.colorspace) for tag, image in images.items()} == {
-        "valid/Matrix": (4, 6, 3),
-        "valid/Grey": (4, 6, 1),
+        "valid/epoch/Matrix": (4, 6, 3),
+        "valid/epoch/Grey": (4, 6, 1),
     }
-    with Image.open(io.BytesIO(images["valid/Matrix"].encoded_image_string)) as image:
+    with Image.open(io.BytesIO(images["valid/epoch/Matrix"].encoded_image_string)) as image:
         np.testing.assert_array_equal(np.asarray(image), picture)
 
 
@@ -93,9 +99,8 @@ def test_a_run_shows_its_confusion_matrix(tmp_path):
     learner.fit(data, data)
     (image,) = (
         value.image
-        for event in read(tmp_path / "run" / "tensorboard")
-        for value in event.summary.value
-        if value.tag == "valid/Confusion Matrix" and value.HasField("image")
+        for tag, _, value in values(tmp_path / "run" / "tensorboard")
+        if tag == "valid/epoch/Confusion Matrix" and value.HasField("image")
     )
     with Image.open(io.BytesIO(image.encoded_image_string)) as picture:
         np.testing.assert_array_equal(np.asarray(picture)[::192, ::192], [[64, 191], [0, 255]])
@@ -113,7 +118,7 @@ def test_hyper_parameters(tmp_path):
     }
     experiment = data["_hparams_/experiment"].experiment
     assert [info.name for info in experiment.hparam_infos] == ["lr", "model", "summary"]
-    assert [info.name.tag for info in experiment.metric_infos] == ["train/Loss"]
+    assert [(info.name.group, info.name.tag) for info in experiment.metric_infos] == [("train", "epoch/Loss")]
     values = data["_hparams_/session_start_info"].session_start_info.hparams
     assert values["lr"].number_value == 0.1
     assert (values["model"].string_value, values["summary"].bool_value) == ("Net", True)
@@ -126,9 +131,9 @@ def test_a_run_goes_on_at_its_step_even_within_a_second(tmp_path):
     played(TensorBoard(**options), started(tmp_path), steps(1, 4.0, 2.0, 1.0), split("valid", 3, {"Loss": 0.5}))
     played(TensorBoard(**options), started(tmp_path, 2), steps(3, 1.0, 0.5), split("valid", 3, {"Loss": 0.5}))
     played(TensorBoard(**options), started(tmp_path, 4), steps(5, 0.25))
-    assert len(list(place.iterdir())) == 3
-    assert scalars(place)["step/train/Loss"] == [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5), (5, 0.25)]
-    assert scalars(place)["valid/Loss"] == [(3, 0.5)]
+    assert [len(list((place / name).glob("events*"))) for name in ("", "train", "valid")] == [3, 3, 2]
+    assert scalars(place)["train/step/Loss"] == [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5), (5, 0.25)]
+    assert scalars(place)["valid/epoch/Loss"] == [(3, 0.5)]
 
 
 def test_what_was_measured_after_the_checkpoint_of_a_step_is_there_once(tmp_path):
@@ -146,21 +151,24 @@ def test_what_was_measured_after_the_checkpoint_of_a_step_is_there_once(tmp_path
     for _ in range(2):
         played(TensorBoard(every_steps=1), started(tmp_path, 3, known), *after, steps(4, 0.5))
     assert scalars(place) == {
-        "step/train/Loss": [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5)],
-        "step/train/Top-5 Accuracy": [(1, 5.0), (2, 3.0), (3, 2.0), (4, 1.5)],
-        "custom/norm": [(3, 5.0), (3, 6.0)],
-        "train/Loss": [(3, 2.0)],
-        "valid-b/Loss": [(3, 0.5)],
+        "train/step/Loss": [(1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5)],
+        "train/step/Top-5 Accuracy": [(1, 5.0), (2, 3.0), (3, 2.0), (4, 1.5)],
+        "custom/epoch/norm": [(3, 5.0), (3, 6.0)],
+        "train/epoch/Loss": [(3, 2.0)],
+        "valid-b/epoch/Loss": [(3, 0.5)],
     }
-    tags = [value.tag for event in read(place) for value in event.summary.value if event.step == 3]
-    others = ["valid/Matrix/text_summary", "valid/Matrix", "valid-b/Matrix/text_summary"]
-    assert [tag for tag in tags if "Matrix" in tag] == others
+    tags = [tag for tag, event, _ in values(place) if event.step == 3 and "Matrix" in tag]
+    assert sorted(tags) == [
+        "valid-b/epoch/Matrix/text_summary",
+        "valid/epoch/Matrix",
+        "valid/epoch/Matrix/text_summary",
+    ]
 
 
 def test_a_record_that_a_kill_has_torn_ends_its_file(tmp_path):
     place, options = tmp_path / "tensorboard", {"every_steps": 1}
     played(TensorBoard(**options), started(tmp_path), steps(1, 4.0, 2.0), split("train", 2, {"Loss": 3.0}))
-    (path,) = place.iterdir()
+    (path,) = (place / "train").iterdir()
     whole, content = scalars(place), path.read_bytes()
     count = len(events_of(path))
     for torn in (b"\x10", content[:12], content[:20], b"\xff" * 12):
@@ -168,32 +176,37 @@ def test_a_record_that_a_kill_has_torn_ends_its_file(tmp_path):
         assert len(list(read_records(path))) == count
     played(TensorBoard(**options), started(tmp_path, 2, {"train/Loss": [(1, 2, 3.0)]}), steps(3, 1.0))
     path.write_bytes(content)
-    assert scalars(place)["train/Loss"] == whole["train/Loss"]
-    assert scalars(place)["step/train/Loss"] == [*whole["step/train/Loss"], (3, 1.0)]
+    assert scalars(place)["train/epoch/Loss"] == whole["train/epoch/Loss"]
+    assert scalars(place)["train/step/Loss"] == [*whole["train/step/Loss"], (3, 1.0)]
 
 
 def test_a_run_that_begins_removes_its_own_files_only(tmp_path):
     place = tmp_path / "elsewhere"
     place.mkdir()
     (place / "events.out.tfevents.1700000000.host").write_bytes(b"")
+    other = TensorBoard(str(place / "train" / "of another run"))
+    played(other, started(tmp_path / "other"))
+    played(TensorBoard(str(place / "inside")), started(tmp_path / "inside"))
     for _ in range(2):
         played(TensorBoard(str(place), every_steps=1), started(tmp_path / "run"), steps(1, 4.0))
-    assert len(list(place.iterdir())) == 2
-    assert scalars(place)["step/train/Loss"] == [(1, 4.0)]
+    assert len([path for path in place.iterdir() if path.is_file()]) == 2
+    assert len(list((place / "train").glob("events*"))) == 1
+    assert len(list((place / "train" / "of another run").iterdir())) == len(list((place / "inside").iterdir())) == 1
+    assert scalars(place)["train/step/Loss"] == [(1, 4.0)]
 
 
 def test_the_file_is_written_every_two_seconds(tmp_path):
     now = [0.0]
     logger = TensorBoard(every_steps=1, clock=lambda: now[0])
     logger.on_event(started(tmp_path))
-    (path,) = (tmp_path / "tensorboard").iterdir()
-    begun = len(events_of(path))
-    now[0] = 1.9
     logger.on_event(steps(1, 4.0))
-    assert len(events_of(path)) == begun
-    now[0] = 2.0
+    (path,) = (tmp_path / "tensorboard" / "train").iterdir()
+    now[0] = 1.9
     logger.on_event(steps(2, 2.0))
-    assert len(events_of(path)) == begun + 2
+    begun = len(events_of(path))
+    now[0] = 2.0
+    logger.on_event(steps(3, 1.0))
+    assert (begun, len(events_of(path))) == (0, 1 + 3)
     logger.close()
 
 

@@ -35,8 +35,10 @@ def test_mappings_of_what_json_has_not(told):
 def test_settings_of_all_kinds(told):
     records, events = told
     config = {"n": 3, "large": 10**30, "name\ud800": "x\ud800", "days": [datetime.date(2026, 1, 2)], "none": None}
-    records.settings(config, ["valid/Loss"], 1.0)(5.0)
+    records.settings(config, [("valid", "epoch/Loss")], 1.0)(5.0)
     data = [HParamsPluginData.FromString(event.summary.value[0].metadata.plugin_data.content) for event in events]
+    (metric,) = data[0].experiment.metric_infos
+    assert (metric.name.group, metric.name.tag) == ("valid", "epoch/Loss")  # the directory, and the tag in it
     said = data[1].session_start_info.hparams
     assert said["n"].number_value == 3
     assert said["large"].string_value == "1" + "0" * 30

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from learner.events import EpochEnded, Message, MetricInfo, RunFailed, SplitEnded
+from learner.events import ArrayInfo, EpochEnded, Message, MetricInfo, Overview, RunFailed, SplitEnded
 from learner.renderers import NotebookRenderer, default_renderer
-from learner.renderers.chart import COLOURS
 from learner.renderers.notebook import in_notebook
+from learner.util.chart import COLOURS
 from tests.support.codes import raises_code
 
 EVIL = '<script>alert(\'1\')</script> " onerror="x" & \x1b[31m'
@@ -97,6 +97,27 @@ def test_a_run_is_one_output_that_is_replaced(renderer, shown, play):
     ]
 
 
+def test_the_table_of_the_model_comes_first(renderer, shown, play):
+    """It is that of its own run, where a cell runs several."""
+    arrays = (ArrayInfo("out.kernel", (64, 10), "float32", "params", True, 2560),)
+    where = {"strategy": "cpu", "devices": 1, "rows": 32, "spread": 1, "accumulate": 1, "flops": 9, "flops_exact": True}
+    length = {"batches": 45, "steps_per_epoch": 45, "num_epochs": 3, "steps": 135}
+    overview = Overview(0.0, f"<Net> {EVIL}", arrays, "adam", memory={}, **where, **length)
+    for event in ([overview], []):
+        for each in event:
+            renderer.on_event(each)
+        play.run(renderer, seconds=4)
+    with_model, without = (
+        next(content for content, each, _ in reversed(shown) if each == place)
+        for place in dict.fromkeys(place for _, place, _ in shown)
+    )
+    (table,) = [text for tag, text in Page(with_model["text/html"]).texts if tag == "pre"]
+    assert table.startswith("<Net> ")
+    assert "kernel" in table
+    assert "kernel" in with_model["text/plain"]
+    assert "kernel" not in without["text/html"] + without["text/plain"]
+
+
 def test_each_metric_has_one_picture_with_its_splits(renderer, shown, play):
     play.run(renderer, seconds=4)
     page = Page(html(shown))
@@ -107,8 +128,8 @@ def test_each_metric_has_one_picture_with_its_splits(renderer, shown, play):
     ]
     picture = ET.fromstring(base64.b64decode(page.all_of("src")[0].partition(",")[2]))
     lines = [each.get("points") for each in picture if each.tag.endswith("polyline")]
-    # 45 to 135 are the width, 1/6 to 5/8 the height: 1/2 is at 27 % of it from the top
-    assert lines == ["4,40 140,112 276,136", "4,4 140,4 276,4"]
+    # 45 to 135 become 46 to 316, 1/6 to 5/8 become 144 to 4: 1/2 is at 27 % of them from the top
+    assert lines == ["46,42.18 181,118.5 316,144", "46,4 181,4 316,4"]
     assert ("figure", "0.1667 to 0.625, steps 45 to 135") in page.texts
 
 

@@ -2,54 +2,78 @@
 
 import pytest
 
-from learner.reports.curves import curves, seeds
+from learner.reports.curves import FEWEST, curves, dimension, groups
 from learner.runs import find_runs
 from tests.support.written import write_run, write_steps
 
 
 def test_the_places_of_values(tmp_path):
-    """Epochs of two steps and of half a minute; what comes after the last whole epoch goes on as steeply."""
+    """Epochs of two steps and of half a minute; what comes after the last whole epoch goes on as steeply. Training has
+    the values of its steps."""
     run = write_run(tmp_path / "a", {"train/Loss": [3.0, 1.0], "valid/Loss": [4.0, float("nan")]}, seconds=30)
     for epoch, values in ((1, [8, 4]), (2, [2, 1]), (3, [0.5])):
         write_steps(run, "Loss", epoch, values)
-    (metric,) = curves(find_runs([tmp_path]))
-    each, train, valid = metric["curves"]
-    assert (metric["name"], each["split"], each["each"], train["each"]) == ("Loss", "train", True, False)
-    assert each["y"] == [8, 4, 2, 1, 0.5]
-    assert each["x"] == {"step": [1, 2, 3, 4, 5], "epoch": [0.5, 1, 1.5, 2, 2.5], "time": [0.25, 0.5, 0.75, 1, 1.25]}
-    assert train["y"] == [3, 1]
-    assert train["x"]["epoch"] == [1, 2]
-    assert valid["y"] == [4, None]
+    found = curves(find_runs([tmp_path]))
+    (metric,) = found["metrics"]
+    train, valid = metric["curves"]
+    assert (metric["name"], train["split"], valid["split"]) == ("Loss", "train", "valid")
+    assert train["y"] == [8, 4, 2, 1, 0.5]
+    assert found["axes"] == [
+        {"step": [1, 2, 3, 4, 5], "epoch": [0.5, 1, 1.5, 2, 2.5], "time": [0.25, 0.5, 0.75, 1, 1.25]},
+        {"step": [2, 4], "epoch": [1, 2], "time": [0.5, 1]},
+    ]
+    assert (train["axes"], valid["axes"], valid["y"]) == (0, 1, [4, None])
+
+
+def test_metrics_share_their_positions(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, {"valid/Loss": [1.0, 2.0], "valid/Accuracy": [0.5, 0.25], "train/Loss": [1.0]})
+    found = curves(find_runs([tmp_path]))
+    assert [[curve["axes"] for curve in metric["curves"]] for metric in found["metrics"]] == [[0, 1, 2, 3], [0, 2]]
 
 
 def test_texts_have_no_curve(tmp_path):
     write_run(tmp_path / "a", {"valid/Report": ["x"], "valid/Loss": [1.0]})
-    assert [metric["name"] for metric in curves(find_runs([tmp_path]))] == ["Loss"]
+    assert [metric["name"] for metric in curves(find_runs([tmp_path]))["metrics"]] == ["Loss"]
 
 
-def test_seeds_together(tmp_path):
-    for name, seed, losses in (("a", 0, [1.0, 2.0]), ("b", 1, [3.0, 6.0]), ("c", 2, [5.0, 1.0])):
-        write_run(tmp_path / name, {"valid/Loss": losses}, config=f"seed: {seed}\ndirectory: {name}\nlr: 0.1\n")
-    write_run(tmp_path / "other", {"valid/Loss": [1.0]}, config="seed: 3\nlr: 0.2\n")
-    write_run(tmp_path / "python", {"valid/Loss": [1.0]})
+def test_groups(tmp_path):
+    """Of one setting, and of all but the seed; a setting whose values are all different makes no groups."""
+    for name, lr, seed, width in (("a", 0.1, 0, 1), ("b", 0.1, 1, 2), ("c", 0.2, 0, 3)):
+        write_run(tmp_path / name, config=f"lr: {lr}\nseed: {seed}\nwidth: {width}\n")
     runs = find_runs([tmp_path])
-    assert seeds(runs) == [[0, 1, 2]]
-    (band,) = [curve for curve in curves(runs)[0]["curves"] if "runs" in curve]
-    assert (band["runs"], band["y"], band["low"], band["high"]) == ([0, 1, 2], [3, 3], [1, 1], [5, 6])
-    assert band["x"]["step"] == [2, 4]
+    assert groups(runs, ["lr", "width"]) == {"lr": ["0.1", "0.1", "0.2"]}
+    assert groups(runs, ["lr", "seed"]) == {
+        "all but the seed": ["lr 0.1", "lr 0.1", "lr 0.2"],
+        "lr": ["0.1", "0.1", "0.2"],
+        "seed": ["0", "1", "0"],
+    }
 
 
-def test_a_seed_that_came_less_far(tmp_path):
-    """The mean is only where all of them have been."""
-    for seed, losses in ((0, [1.0, 2.0, 3.0]), (1, [3.0, 4.0])):
-        write_run(tmp_path / str(seed), {"valid/Loss": losses}, config=f"seed: {seed}\n")
-    (band,) = [curve for curve in curves(find_runs([tmp_path]))[0]["curves"] if "runs" in curve]
-    assert (band["x"]["step"], band["y"]) == ([2, 4], [2, 3])
+def test_runs_from_python_are_groups_of_their_own(tmp_path):
+    write_run(tmp_path / "a", config="seed: 0\n")
+    write_run(tmp_path / "b", config="seed: 1\n")
+    write_run(tmp_path / "c")
+    assert groups(find_runs([tmp_path]), ["seed"])["all but the seed"] == ["all", "all", "c"]
+
+
+@pytest.mark.parametrize(
+    ("values", "at", "ticks"),
+    [
+        ([64, 128, 256], [0, 0.333333, 1], [[0, 0.333333, 1], ["64", "128", "256"]]),
+        ([1.0, float("nan"), 1.0], [0.5, None, 0.5], [[0.5], ["1"]]),
+        ([True, False, None], [0, 0.5, 1], [[0, 0.5, 1], ["true", "false", "-"]]),
+        ([0, 1, 2, 3, 4, 5], [0, 0.2, 0.4, 0.6, 0.8, 1], [[0, 0.4, 0.8], ["0", "2", "4"]]),
+    ],
+    ids=str,
+)
+def test_dimensions(values, at, ticks):
+    assert dimension("x", values) == {"name": "x", "at": at, "ticks": ticks}
 
 
 def test_no_epoch_yet(tmp_path):
     write_run(tmp_path / "a", {}, ending=None)
-    assert curves(find_runs([tmp_path])) == []
+    assert curves(find_runs([tmp_path])) == {"axes": [], "metrics": []}
 
 
 @pytest.mark.parametrize("steps", [3, 5000])
@@ -57,21 +81,19 @@ def test_many_steps(tmp_path, steps):
     """Never more points than a picture can show, and always up to the last step."""
     run = write_run(tmp_path / "a", {"train/Loss": [1.0]}, steps=steps)
     write_steps(run, "Loss", 1, range(steps))
-    each = curves(find_runs([tmp_path]))[0]["curves"][0]
-    assert len(each["y"]) == min(steps, 1000)
-    assert each["x"]["step"][-1] == steps
+    found = curves(find_runs([tmp_path]))
+    assert len(found["metrics"][0]["curves"][0]["y"]) == min(steps, 1000)
+    assert found["axes"][0]["step"][-1] == steps
+
+
+def test_many_runs_have_fewer_points(tmp_path):
+    for number in range(30):
+        write_run(tmp_path / str(number), {"valid/Loss": [float(i) for i in range(1000)]})
+    lengths = [len(curve["y"]) for curve in curves(find_runs([tmp_path]))["metrics"][0]["curves"]]
+    assert lengths == [FEWEST] * 30
 
 
 def test_many_validations(tmp_path):
     write_run(tmp_path / "a", {"valid/Loss": [float(i) for i in range(2500)]})
-    (curve,) = curves(find_runs([tmp_path]))[0]["curves"]
+    (curve,) = curves(find_runs([tmp_path]))["metrics"][0]["curves"]
     assert (len(curve["y"]), curve["y"][0], curve["low"][0], curve["high"][0]) == (834, 1, 0, 2)
-
-
-def test_a_seed_that_diverged(tmp_path):
-    """The mean with it is no number either."""
-    nan = float("nan")
-    for seed, losses in ((0, [1.0, 2.0, 3.0]), (1, [3.0, nan, nan])):
-        write_run(tmp_path / str(seed), {"valid/Loss": losses}, config=f"seed: {seed}\n")
-    (band,) = [curve for curve in curves(find_runs([tmp_path]))[0]["curves"] if "runs" in curve]
-    assert (band["y"], band["high"]) == ([2, None, None], [3, None, None])

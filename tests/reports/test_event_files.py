@@ -16,7 +16,7 @@ from learner.reports.event_files import write_events
 from learner.runs import RunReader
 from learner.util.distribution import install_hint
 from tests.support.codes import raises_code
-from tests.support.tfevents import events_of, read, scalars, texts
+from tests.support.tfevents import events_of, read, scalars, texts, values
 from tests.support.written import write_run, write_steps
 
 TABLES = ["label  cat  dog\ncat      3    1\ndog      0   10", "label  cat  dog\ncat      4    0\ndog      5    5"]
@@ -34,26 +34,28 @@ def run(tmp_path):
     return RunReader(directory)
 
 
+def files(directory):
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
 def test_scalars_lie_at_their_steps(run, tmp_path):
     count = write_events(tmp_path / "out", run)
     found = scalars(tmp_path / "out")
-    assert found["step/train/Loss"] == [(1, 8.0), (2, np.inf), (3, 2.0), (4, 1.0)]
-    assert found["train/Loss"] == [(2, 2.0), (4, 1.0)]
-    assert [step for step, _ in found["valid/Loss"]] == [2, 4]
-    assert np.isnan(found["valid/Loss"][0][1])
-    assert set(found) == {"step/train/Loss", "train/Loss", "valid/Loss"}
-    assert count == len(read(tmp_path / "out"))
+    assert found["train/step/Loss"] == [(1, 8.0), (2, np.inf), (3, 2.0), (4, 1.0)]
+    assert found["train/epoch/Loss"] == [(2, 2.0), (4, 1.0)]
+    assert [step for step, _ in found["valid/epoch/Loss"]] == [2, 4]
+    assert np.isnan(found["valid/epoch/Loss"][0][1])
+    assert set(found) == {"train/step/Loss", "train/epoch/Loss", "valid/epoch/Loss"}
+    assert count == sum(len(read(tmp_path / "out" / split)) for split in ("", "train", "valid"))
 
 
 def test_times(run, tmp_path):
     """Epochs take ten seconds, their two steps five each."""
     write_events(tmp_path / "out", run)
-    walls = {
-        (value.tag, event.step): event.wall_time for event in read(tmp_path / "out") for value in event.summary.value
-    }
-    steps = [walls["step/train/Loss", step] for step in (1, 2, 3, 4)]
+    walls = {(tag, event.step): event.wall_time for tag, event, _ in values(tmp_path / "out")}
+    steps = [walls["train/step/Loss", step] for step in (1, 2, 3, 4)]
     np.testing.assert_allclose(steps, [1005, 1010, 1015, 1020], atol=1e-4)
-    assert (walls["valid/Loss", 2], walls["valid/Loss", 4]) == (1010, 1020)
+    assert (walls["valid/epoch/Loss", 2], walls["valid/epoch/Loss", 4]) == (1010, 1020)
 
 
 def test_texts(run, tmp_path):
@@ -64,7 +66,7 @@ def test_texts(run, tmp_path):
     assert found["run/status"] == "    ended: num_epochs"
     assert json.loads(found["run/summary"]) == {"stopped_by": "num_epochs"}
     assert found["run/log"] == "    x INFO begun\n    x WARNING <disk>"
-    assert found["valid/Matrix"] == "\n".join(f"    {line}" for line in TABLES[1].splitlines())
+    assert found["valid/epoch/Matrix"] == "\n".join(f"    {line}" for line in TABLES[1].splitlines())
 
 
 def test_hyper_parameters(run, tmp_path):
@@ -78,7 +80,7 @@ def test_hyper_parameters(run, tmp_path):
     said = data["_hparams_/session_start_info"].session_start_info.hparams
     assert (said["seed"].number_value, said["model"].string_value) == (0, "M")
     metrics = data["_hparams_/experiment"].experiment.metric_infos
-    assert [info.name.tag for info in metrics] == ["train/Loss", "valid/Loss"]
+    assert [(info.name.group, info.name.tag) for info in metrics] == [("train", "epoch/Loss"), ("valid", "epoch/Loss")]
     assert "_hparams_/session_end_info" in data
 
 
@@ -86,9 +88,8 @@ def test_pictures(run, tmp_path):
     write_events(tmp_path / "out", run)
     images = {
         event.step: value.image
-        for event in read(tmp_path / "out")
-        for value in event.summary.value
-        if value.HasField("image") and value.tag == "valid/Matrix"
+        for tag, event, value in values(tmp_path / "out")
+        if value.HasField("image") and tag == "valid/epoch/Matrix"
     }
     assert sorted(images) == [2, 4]
     for step, text in zip((2, 4), TABLES, strict=True):
@@ -99,7 +100,7 @@ def test_pictures(run, tmp_path):
 def test_checksums(run, tmp_path):
     """TensorBoard refuses records whose checksums are wrong."""
     write_events(tmp_path / "out", run)
-    (path,) = (tmp_path / "out").iterdir()
+    (path,) = (tmp_path / "out" / "train").iterdir()
     content = path.read_bytes()
     for event in events_of(path):
         size = event.ByteSize()
@@ -121,27 +122,36 @@ def test_a_run_that_goes_on(tmp_path):
     (directory / "train" / "epoch-2" / "Loss.log").write_text("1.5,32\n1.2")
     for _ in range(2):
         write_events(tmp_path / "out", RunReader(directory))
-        assert scalars(tmp_path / "out")["step/train/Loss"] == [(1, 3.0), (2, 2.0), (3, 1.5)]
+        assert scalars(tmp_path / "out")["train/step/Loss"] == [(1, 3.0), (2, 2.0), (3, 1.5)]
     assert texts(tmp_path / "out")["run/status"] == "    running"
     tags = [value.tag for event in read(tmp_path / "out") for value in event.summary.value]
     assert "_hparams_/session_start_info" in tags
     assert "_hparams_/session_end_info" not in tags
-    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert len(files(tmp_path / "out")) == 2
 
 
 def test_an_export_replaces_one_of_another_run(run, tmp_path):
     write_events(tmp_path / "out", RunReader(write_run(tmp_path / "b", began=5000.0)))
     write_events(tmp_path / "out", run)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["events.out.tfevents.0000001000.exported"]
+    assert [path.name for path in files(tmp_path / "out")] == ["events.out.tfevents.0000001000.exported"] * 3
 
 
-def test_no_value_is_there_twice(run, tmp_path):
+@pytest.mark.parametrize("folder", ["out", "out/valid"])
+def test_no_value_is_there_twice(run, tmp_path, folder):
     """What the logger wrote while the run went on stays, and is not added to."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "events.out.tfevents.1700000000.host.learner").write_bytes(b"")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "events.out.tfevents.1700000000.host.learner").write_bytes(b"")
     with raises_code("report-foreign-events", "events.out"):
         write_events(tmp_path / "out", run)
-    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert len(files(tmp_path / "out")) == 1
+
+
+def test_a_split_stays_in_the_directory(tmp_path):
+    """Whatever the journal of somebody else calls it."""
+    run = RunReader(write_run(tmp_path / "a", {"../Loss": [1.0]}))
+    write_events(tmp_path / "out", run)
+    assert scalars(tmp_path / "out") == {"__/epoch/Loss": [(2, 1.0)]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out"]
 
 
 def test_it_writes_through_no_link(run, tmp_path):
@@ -154,7 +164,7 @@ def test_it_writes_through_no_link(run, tmp_path):
     (tmp_path / "other" / "export.partial").symlink_to(tmp_path / "private")
     write_events(tmp_path / "other", run)
     assert (tmp_path / "private").read_text() == "mine"
-    assert len(list((tmp_path / "other").iterdir())) == 1
+    assert len(files(tmp_path / "other")) == 3
 
 
 def test_what_it_refuses_it_leaves_alone(run, tmp_path):
@@ -180,17 +190,15 @@ def test_a_directory_in_the_place_of_the_file(run, tmp_path):
 def test_whole_or_not_at_all(run, tmp_path):
     """No file may be longer than what the second export needs."""
     write_events(tmp_path / "out", run)
-    (path,) = (tmp_path / "out").iterdir()
-    before = path.read_bytes()
+    before = {path: path.read_bytes() for path in files(tmp_path / "out")}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
     try:
         with raises_code("report-not-written", "File too large"):
             write_events(tmp_path / "out", run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list((tmp_path / "out").iterdir()) == [path]
-    assert path.read_bytes() == before
+    assert {path: path.read_bytes() for path in files(tmp_path / "out")} == before
 
 
 def test_a_place_that_cannot_be(run, tmp_path):
@@ -209,9 +217,9 @@ def test_runs_of_others(tmp_path):
         file.write('{"event": "epoch", "time": "x", "epoch": 2, "step": 1, "values": {"valid/T": "b"}}\n')
     write_events(tmp_path / "out", RunReader(directory))
     found = scalars(tmp_path / "out")
-    assert found["valid/?<b>"] == [(2, 1.0)]
-    assert found["valid/Huge"] == [(2, np.inf)]
-    assert texts(tmp_path / "out")["valid/T"] == "    b"
+    assert found["valid/epoch/?<b>"] == [(2, 1.0)]
+    assert found["valid/epoch/Huge"] == [(2, np.inf)]
+    assert texts(tmp_path / "out")["valid/epoch/T"] == "    b"
 
 
 def test_a_deep_summary(run, tmp_path):
@@ -223,7 +231,7 @@ def test_a_deep_summary(run, tmp_path):
 def test_long_texts_are_cut(run, tmp_path, monkeypatch):
     monkeypatch.setattr("learner.reports.event_files.LONGEST_TEXT", 10)
     write_events(tmp_path / "out", run)
-    assert texts(tmp_path / "out")["valid/Matrix"] == "    label  cat\n    ..."
+    assert texts(tmp_path / "out")["valid/epoch/Matrix"] == "    label  cat\n    ..."
 
 
 def test_no_epoch_yet(tmp_path):

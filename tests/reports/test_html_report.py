@@ -41,34 +41,80 @@ def runs(tmp_path):
     return find_runs([tmp_path])
 
 
-def test_what_stands_in_it(runs):
+def data_of(page):
+    return json.loads(page.data)
+
+
+def test_many_runs(runs):
+    """A row for each, with what differs, the best values, and a box and a colour of its own."""
     page = Page(report(runs))
     text = "\n".join(page.texts)
-    for said in ("run-0", "ended: num_epochs", "valid/Loss", "1.5 (2)", "what differs", "10 0", "disk almost full"):
-        assert said in text
-    for said in ("Confusion matrices", "train 65.2 %", "Parameters", "layer12/kernel"):
-        assert said in text
-    assert page.texts.count("Parameters") == 1
-    assert len([attrs for attrs in page.all("figure") if attrs.get("class") == "chart"]) == 1
-    data = json.loads(page.data)
-    assert data["runs"] == ["run-0", "run-1"]
-    assert data["seeds"] == [[0, 1]]
+    for content in ("Confusion matrices", "Parameters", "layer12/kernel", "10 0", "run-0: 1 warning"):
+        assert content in text
+    assert page.texts.count("Parameters") == 2  # the section, and the link to it
+    assert page.rows[0][1:] == ["run", "seed", "valid/Loss", "status", "epochs", "steps", "time"]
+    assert [row[1:] for row in page.rows[1:3]] == [
+        ["run-0", "0", "1.5", "ended num_epochs", "2", "80", "46.0 s"],
+        ["run-1", "1", "1.5", "ended num_epochs", "2", "80", "46.0 s"],
+    ]
+    data = data_of(page)
+    assert [run["name"] for run in data["runs"]] == ["run-0", "run-1"]
+    assert len({run["colour"] for run in data["runs"]}) == 2
+    assert data["groups"] == {"all but the seed": ["all", "all"]}
+    assert data["settings"] == [{"name": "seed", "at": [0, 1], "ticks": [[0, 1], ["0", "1"]]}]
     assert data["metrics"][0]["curves"][0]["y"][0] == 2.0
-
-
-def test_the_environment(tmp_path):
-    run = write_run(tmp_path / "a")
-    lines = (run / "journal.jsonl").read_text().splitlines()
-    start = {**json.loads(lines[0]), "environment": {"jax": "0.10.2"}, "commit": "<b>"}
-    (run / "journal.jsonl").write_text("\n".join([json.dumps(start), *lines[1:]]) + "\n")
-    page = Page(report(find_runs([run])))
-    assert {"jax", "0.10.2", "commit", "<b>"} <= set(page.texts)
+    assert [attrs["id"] for attrs in page.all("figure") if attrs.get("class") == "chart"] == [
+        "chart-0",
+        "scatter",
+        "parallel",
+    ]
 
 
 def test_one_run(runs):
-    text = "\n".join(Page(report(runs[:1], "the title")).texts)
-    assert "the title" in text
-    assert "what differs" not in text
+    """The same duration everywhere: that which the run recorded, a second more than the lines of its journal."""
+    directory = runs[0].directory
+    lines = (directory / "journal.jsonl").read_text().splitlines()
+    start = {**json.loads(lines[0]), "environment": {"host": "node-7", "device": "TPU v4"}, "commit": "a1b2c3"}
+    end = {
+        "event": "end",
+        "time": 1046.0,
+        "stopped_by": "num_epochs",
+        "seconds": {"total": 47.0, **SECONDS, "other": 3.0},
+    }
+    (directory / "journal.jsonl").write_text("\n".join([json.dumps(start), *lines[1:-2], json.dumps(end)]) + "\n")
+    page = Page(report(find_runs([directory]), "the title"))
+    after = dict(zip(page.texts, page.texts[1:], strict=False))
+    card = {
+        name: after[name] for name in ("status", "best valid/Loss", "duration", "started", "commit", "host", "device")
+    }
+    assert card["status"] == "ended"
+    assert (card["best valid/Loss"], card["duration"], card["started"]) == ("1.5", "47.0 s", "1970-01-01 00:16 UTC")
+    assert (card["commit"], card["host"], card["device"]) == ("a1b2c3", "node-7", "TPU v4")
+    assert {"the title", "train 63.8 %"} <= set(page.texts)  # 30 of 47 seconds
+    assert ["valid/Loss", "1.5", "2", "1.5"] in page.rows
+    assert "46.0 s" not in page.texts
+    assert page.count("table") > 0
+    assert not any(attrs.get("id") == "runs-table" for attrs in page.all("table"))
+
+
+def test_each_section_has_a_link(runs):
+    page = Page(report(runs))
+    links = [attrs["href"] for attrs in page.all("a")]
+    assert links == ["#top", *(f"#{attrs['id']}" for attrs in page.all("section"))]
+    assert "#settings-and-results" in links
+
+
+def test_the_environment(tmp_path):
+    """What differs between runs has a table; the rest stands there once."""
+    for name, host in (("a", "x"), ("b", "<b>")):
+        run = write_run(tmp_path / name)
+        lines = (run / "journal.jsonl").read_text().splitlines()
+        start = {**json.loads(lines[0]), "environment": {"jax": "0.10.2", "host": host}}
+        (run / "journal.jsonl").write_text("\n".join([json.dumps(start), *lines[1:]]) + "\n")
+    page = Page(report(find_runs([tmp_path])))
+    assert [row for row in page.rows if row[0] in ("jax", "host")] == [["jax", "0.10.2"]]
+    at = page.rows.index(["run", "host"])
+    assert page.rows[at + 1 : at + 3] == [["a", "x"], ["b", "<b>"]]
 
 
 def test_who_does_not_see_it_is_told(runs):
@@ -80,6 +126,7 @@ def test_who_does_not_see_it_is_told(runs):
     scrolled = [attrs for _, attrs in page.tags if attrs.get("class") == "scroll"]
     assert all(attrs["tabindex"] == "0" for attrs in [*scrolled, *page.all("pre")])
     assert {attrs["scope"] for attrs in page.all("th")} == {"row", "col"}
+    assert all(attrs.get("aria-label") for attrs in page.all("input") if "data-run" in attrs)
 
 
 def test_long_texts_are_cut(tmp_path, monkeypatch):
@@ -93,7 +140,7 @@ def test_nothing_comes_from_elsewhere(runs):
     """No tag names another file, and the browser is told to refuse requests."""
     page = Page(report(runs))
     places = [attrs.get(name) for _, attrs in page.tags for name in ("src", "href", "action") if name in attrs]
-    assert places == ["data:,"]
+    assert [place for place in places if not place.startswith("#")] == ["data:,"]
     (policy,) = [attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv")]
     assert "default-src 'none'" in policy
     assert "http" not in policy
@@ -139,7 +186,7 @@ def test_without_plotly(runs, monkeypatch):
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-  --disable-component-update --disable-sync --virtual-time-budget=8000 --window-size=1200,1600"""
+  --disable-component-update --disable-sync --virtual-time-budget=20000 --window-size=1200,1600"""
 WATCH = """<script>
 window.problems = [];
 addEventListener("error", (event) => problems.push(event.message));
@@ -148,8 +195,18 @@ for (const level of ["error", "warn"]) console[level] = (...words) => problems.p
 </script>"""
 ACT = """<script>
 const get = (id) => document.getElementById(id);
-const lines = () => [...document.querySelectorAll(".scatterlayer .trace path.js-line")].length;
-const seen = { first: lines() };
+const root = document.documentElement;
+const wait = (milliseconds = 300) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+const until = async (holds) => { for (let turn = 0; turn < 50 && !holds(); turn += 1) await wait(100); };
+const lines = (id = "chart-0") => get(id).querySelectorAll(".scatterlayer .trace path.js-line").length;
+const set = async (element, change) => {
+  change(element);
+  element.dispatchEvent(new Event("input", { bubbles: true }));
+  await wait();
+};
+const boxes = () => [...document.querySelectorAll("#runs-table tbody input")];
+const texts = (choice) => [...document.querySelectorAll(choice)].map((element) => element.textContent);
+const names = () => texts("#runs-table tbody tr:not([hidden]) th");
 const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
 const over = (back, front) => front.slice(0, 3).map((x, i) => x * (front[3] ?? 1) + back[i] * (1 - (front[3] ?? 1)));
 const bright = (colour) => colour.slice(0, 3).map((x) => x / 255)
@@ -163,29 +220,82 @@ function worst(choice) {  // the least contrast (WCAG 2) between a text and what
     return (pair[1] + 0.05) / (pair[0] + 0.05);
   }));
 }
-const set = (id, change) => { change(get(id)); get(id).dispatchEvent(new Event("input", { bubbles: true })); };
-set("each", (box) => { box.checked = false; });
-seen.epochs = lines();
-set("bands", (box) => { box.checked = true; });
-seen.bands = lines();
-set("bands", (box) => { box.checked = false; });
+const report = (seen) => { document.title = JSON.stringify({ seen, problems }); };
+</script>"""
+SEVERAL = """<script>(async () => {
+const seen = {};
+await until(lines);
+seen.drawn = [...document.querySelectorAll(".chart .main-svg")].length > 0;
+seen.valid = lines();
+await set(document.querySelector(".split input[value=train]"), (box) => { box.checked = true; });
+seen.both = lines();
+await set(get("group"), (choice) => { choice.value = "all but the seed"; });
+seen.mean = lines();
+seen.swatches = [...document.querySelectorAll("#runs-table i")].map((mark) => mark.style.background);
+await set(get("group"), (choice) => { choice.value = ""; });
+await set(boxes()[0], (box) => { box.checked = false; });
+seen.one = lines();
+await set(get("all"), (box) => { box.checked = true; });
+seen.all = lines();
+await set(get("filter"), (field) => { field.value = "RUN-1"; });
+seen.filtered = [names(), lines(), get("shown").textContent];
+await set(get("filter"), (field) => { field.value = ""; });
+const seed = [...document.querySelectorAll("#runs-table thead th")].find((head) => head.textContent === "seed");
+const order = [];
+for (const again of [1, 2]) {
+  seed.querySelector("button").click();
+  order.push([seed.getAttribute("aria-sort"), names()]);
+}
+seen.order = order;
+for (const id of ["scatter", "parallel"]) {
+  get(id).scrollIntoView();
+  await until(() => get(id).querySelector(".points path, path.js-line"));
+}
+seen.settings = [get("scatter").querySelectorAll(".points path").length, lines("parallel")];
+get("chart-0").scrollIntoView();
+await wait(500);
+const chart = get("chart-0"), area = chart.querySelector(".nsewdrag").getBoundingClientRect();
+const at = chart.data[0], axes = chart._fullLayout;
+const place = { clientX: area.left + axes.xaxis.d2p(at.x[1]), clientY: area.top + axes.yaxis.d2p(at.y[1]) };
+Plotly.Fx.hover(chart, { xpx: axes.xaxis.d2p(at.x[1]), ypx: axes.yaxis.d2p(at.y[1]), ...place,
+  target: chart.querySelector(".nsewdrag") });
+await wait();
+const tip = get("tip"), box = tip.getBoundingClientRect();
+seen.tip = tip.textContent;
+seen.inside = box.width > 0 && box.left >= 0 && box.right <= innerWidth && box.top >= 0 && box.bottom <= innerHeight;
+seen.near = texts("tr.near th");
+seen.stops = [...document.querySelectorAll(".chart")].map((each) =>
+  [each, ...each.querySelectorAll("*")].filter((part) => part.tabIndex >= 0).length);
+seen.wide = root.scrollWidth > root.clientWidth;
+seen.contrasts = [];
+for (const again of [1, 2]) {
+  for (const choice of ["p", "th", "td", "td.hit", "td.right", "nav a", ".chip", ".hint", ".search output", "summary"])
+    seen.contrasts.push([choice, worst(choice)]);
+  get("theme").click();
+}
+report(seen);
+})();</script>"""
+SINGLE = """<script>(async () => {
+const seen = {};
+await until(lines);
+seen.first = lines();
+seen.far = document.querySelectorAll(".chart .main-svg").length > 0;
 for (const axis of ["epoch", "time", "step"]) {
-  set("axis", (choice) => { choice.value = axis; });
+  await set(get("axis"), (choice) => { choice.value = axis; });
   seen[axis] = document.querySelector(".xtitle").textContent;
 }
-set("smoothing", (slider) => { slider.value = 0.5; });
-seen.smoothing = get("smoothed").textContent;
-const y = () => get("chart-0").layout.yaxis.type;
-set("log", (box) => { box.checked = true; });
-seen.log = y();
+await set(get("smoothing"), (slider) => { slider.value = 0; });
+seen.raw = [get("smoothed").textContent, lines()];
 const chart = get("chart-0");
+await set(get("log"), (box) => { box.checked = true; });
+seen.log = chart.layout.yaxis.type;
 const press = (key) => chart.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true }));
 const range = () => chart.layout.xaxis.range.map((end) => Number(end.toFixed(6)));
 Plotly.relayout(chart, { "xaxis.range": [0, 10] });
 seen.keys = ["+", "ArrowRight", "ArrowLeft", "-"].map((key) => { press(key); return range(); });
-set("smoothing", (slider) => { slider.value = 0.25; });
+await set(get("smoothing"), (slider) => { slider.value = 0.25; });
 seen.kept = range();
-set("axis", (choice) => { choice.value = "time"; });
+await set(get("axis"), (choice) => { choice.value = "time"; });
 seen.kept.push(chart.layout.xaxis.autorange);
 seen.taken = [press("0"), press("a")];
 seen.all = chart.layout.xaxis.autorange;
@@ -196,23 +306,20 @@ seen.themes.push(theme());
 get("theme").click();
 seen.contrasts = [];
 for (const again of [1, 2]) {
-  for (const choice of ["p", "th", "td", "td.hit", "td.right", "figcaption", ".hint", ".legend li", ".bar .train",
-                        "summary", "pre"])
+  for (const choice of ["p", "th", "td", "dt", "dd", ".chip", ".legend li", ".bar .train", "pre"])
     seen.contrasts.push([choice, worst(choice)]);
   get("theme").click();
 }
-const shown = () => root().dataset.theme;
-const root = () => document.documentElement;
-root().dataset.theme = "dark";
+root.dataset.theme = "dark";
 dispatchEvent(new Event("beforeprint"));
-seen.paper = [shown(), document.querySelector(".xtitle").style.fill];
+seen.paper = [root.dataset.theme, document.querySelector(".xtitle").style.fill];
 dispatchEvent(new Event("afterprint"));
-seen.paper.push(shown());
+seen.paper.push(root.dataset.theme);
 for (const details of document.querySelectorAll("details")) details.querySelector("summary").click();
 seen.closed = document.querySelectorAll("details:not([open])").length;
-seen.wide = root().scrollWidth > root().clientWidth;
-document.title = JSON.stringify({ seen, problems });
-</script>"""
+seen.wide = root.scrollWidth > root.clientWidth;
+report(seen);
+})();</script>"""
 
 
 def browse(page, tmp_path, *words):
@@ -223,24 +330,49 @@ def browse(page, tmp_path, *words):
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-@pytest.mark.full
-def test_every_control(runs, tmp_path):
-    content = report(runs)
+def seen_of(content, act, tmp_path, *words):
     page = tmp_path / "report.html"
-    page.write_text(content.replace("<title>", WATCH + "<title>", 1).replace("</body>", ACT + "</body>"))
-    found = json.loads(re.search(r"<title>(.*?)</title>", browse(page, tmp_path, "--dump-dom")).group(1))
+    page.write_text(content.replace("<title>", WATCH + "<title>", 1).replace("</body>", ACT + act + "</body>"))
+    found = json.loads(re.search(r"<title>(.*?)</title>", browse(page, tmp_path, "--dump-dom", *words)).group(1))
     assert found["problems"] == []
-    seen = found["seen"]
-    assert seen["first"] == 4  # two runs: train by step, valid by epoch
-    assert seen["epochs"] == 4
-    assert seen["bands"] == 2 + 4  # two means, and the edges of their bands
+    return found["seen"]
+
+
+SIZES = [400, 800, 1600]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("width", SIZES)
+@pytest.mark.parametrize("theme", ["", "--force-dark-mode"])
+def test_the_controls_of_many_runs(runs, tmp_path, width, theme):
+    seen = seen_of(report(runs), SEVERAL, tmp_path, f"--window-size={width},1000", *theme.split())
+    assert seen["drawn"]
+    assert (seen["valid"], seen["both"]) == (2, 4)  # a line for each run and split
+    assert seen["mean"] == 2 + 2 * 2  # two means, and the edges of their bands
+    assert len(set(seen["swatches"])) == 1  # the legend has the colour of the mean
+    assert (seen["one"], seen["all"]) == (2, 4)
+    assert seen["filtered"] == [["run-1"], 2, "1 of 2 shown"]
+    assert seen["order"] == [["ascending", ["run-0", "run-1"]], ["descending", ["run-1", "run-0"]]]
+    assert seen["settings"] == [2, 2]  # points of the scatter plot, lines of the parallel coordinates
+    assert re.fullmatch(r"run-[01], (train|valid): .* at step \d+", seen["tip"])
+    assert seen["inside"]
+    assert seen["near"] == [seen["tip"][:5]]
+    assert max(seen["stops"]) == 1
+    assert seen["wide"] is False
+    assert [pair for pair in seen["contrasts"] if not pair[1] >= 4.5] == []
+
+
+@pytest.mark.full
+def test_the_controls_of_one_run(runs, tmp_path):
+    seen = seen_of(report(runs[:1]), SINGLE, tmp_path)
+    assert seen["first"] == 1 + 1 + 1  # train faint and smoothed, valid
     assert (seen["step"], seen["epoch"], seen["time"]) == ("optimizer step", "epoch", "minutes of training")
-    assert (seen["smoothing"], seen["log"]) == ("0.5", "log")
+    assert (seen["raw"], seen["log"]) == (["0", 2], "log")
     assert seen["keys"] == [[1, 9], [1.8, 9.8], [1, 9], [0, 10]]
     assert seen["kept"] == [0, 10, True]
     assert (seen["taken"], seen["all"]) == ([False, True], True)  # other keys are the browser's
     assert len(set(seen["themes"])) == 2
-    assert len(seen["contrasts"]) == 22
+    assert len(seen["contrasts"]) == 18
     assert [pair for pair in seen["contrasts"] if not pair[1] >= 4.5] == []
     assert seen["paper"] == ["light", "rgb(26, 26, 26)", "dark"]
     assert seen["closed"] == 0
@@ -248,16 +380,36 @@ def test_every_control(runs, tmp_path):
 
 
 @pytest.mark.full
-def test_no_epoch_yet_in_a_browser(tmp_path):
-    act = "<script>dispatchEvent(new Event('beforeprint')); document.title = JSON.stringify(problems);</script>"
-    content = report(find_runs([write_run(tmp_path / "a", {}, ending=None)]))
-    page = tmp_path / "report.html"
-    page.write_text(content.replace("<title>", WATCH + "<title>", 1).replace("</body>", act + "</body>"))
-    assert "<title>[]</title>" in browse(page, tmp_path, "--dump-dom")
+@pytest.mark.parametrize("count", [1, 10, 100])
+@pytest.mark.parametrize("width", SIZES)
+def test_a_sweep(tmp_path, count, width):
+    """At most 20 runs are shown at first, charts out of sight are not drawn, and the page stays small."""
+    for number in range(count):
+        values = {f"valid/Metric {n}": [1.0 + number, 1.5, 1.0] for n in range(20)} | {"valid/Loss": [number + 1.0]}
+        write_run(
+            tmp_path / f"run-{number:03}", values, config=f"lr: {0.001 * (1 + number % 5)}\nseed: {number // 5}\n"
+        )
+    content = report(find_runs([tmp_path]))
+    assert len(content) < 6e6
+    act = """<script>(async () => { await until(lines); await wait(); report({
+      lines: lines(), wide: root.scrollWidth > root.clientWidth,
+      drawn: [...document.querySelectorAll(".chart")].filter((each) => each.querySelector(".main-svg")).length });
+    })();</script>"""
+    seen = seen_of(content, act, tmp_path, f"--window-size={width},1000")
+    assert seen["lines"] == min(count, 20)
+    assert 1 <= seen["drawn"] < 20
+    assert seen["wide"] is False
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("width", [1200, 500])
+def test_no_epoch_yet_in_a_browser(tmp_path):
+    content = report(find_runs([write_run(tmp_path / "a", {}, ending=None)]))
+    act = "<script>dispatchEvent(new Event('beforeprint')); get('theme').click(); report({});</script>"
+    assert seen_of(content, act, tmp_path) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("width", [1600, 400])
 def test_it_is_not_empty(runs, tmp_path, width):
     """The lines of both runs are drawn, in their colours."""
     page, picture = tmp_path / "report.html", tmp_path / "report.png"
@@ -265,4 +417,3 @@ def test_it_is_not_empty(runs, tmp_path, width):
     browse(page, tmp_path, f"--window-size={width},1600", f"--screenshot={picture}")
     colours = {colour for _, colour in Image.open(picture).convert("RGB").getcolors(1 << 24)}
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours
-    assert {(0xE6, 0x9F, 0x00), (0x2B, 0xB5, 0x8C)} <= colours  # of where the time went

@@ -39,11 +39,8 @@ def test_before_an_epoch_has_ended(tmp_path):
         ("train", "Loss", "step", None, 1, 8.0, None),
         ("train", "Loss", "step", None, 2, 2.0, None),
     ]
-    (metric,) = curves([run])
-    assert [(curve["split"], curve["each"], curve["y"]) for curve in metric["curves"]] == [
-        ("valid", False, [2.5]),
-        ("train", True, [8.0, 2.0]),
-    ]
+    (metric,) = curves([run])["metrics"]
+    assert [(curve["split"], curve["y"]) for curve in metric["curves"]] == [("valid", [2.5]), ("train", [8.0, 2.0])]
     plot = picture([run], "train/Loss", x="time")
     assert (plot.lines, plot.y) == ({"train/Loss": ([4.5 / 60, 9 / 60], [8.0, 2.0])}, "train/Loss (nats)")
 

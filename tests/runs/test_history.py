@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,53 @@ def test_repr_is_a_small_table():
         "train/Top-5 Accuracy       1   16824  16824",
     ]
     assert repr(History()) == "key  values  first  last"
+
+
+def test_matrices_have_no_columns():
+    history = history_of(0.5)
+    history.record("valid", 1, 10, {"Matrix": "label  cat  dog\ncat      9    1\ndog      5    5"})
+    assert repr(history).splitlines()[2].split() == ["valid/Matrix", "1", "text", "text"]
+
+
+def test_a_data_frame():
+    """A row for each place with a value; pandas reads it as numbers."""
+    pandas = pytest.importorskip("pandas")
+    history = History()
+    history.record("valid", 1, 5, {"Loss": 0.5})
+    history.record("train", 1, 10, {"Loss": 2.0})
+    history.record("valid", 1, 10, {"Loss": 0.25, "Text": "a"})
+    frame = history.to_pandas()
+    assert (list(frame.columns), list(frame.index), list(frame.index.names)) == (
+        ["valid/Loss", "train/Loss", "valid/Text"],
+        [(1, 5), (1, 10)],
+        ["epoch", "step"],
+    )
+    assert frame["valid/Loss"].tolist() == [0.5, 0.25]
+    assert frame["valid/Loss"].idxmin() == (1, 10)
+    assert pandas.isna(frame.loc[(1, 5), "train/Loss"])
+    assert frame.loc[(1, 10), "valid/Text"] == "a"
+    assert History().to_pandas().shape == (0, 0)
+
+
+def test_without_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with raises_code("package-missing", "pandas", extra="pandas"):
+        history_of(0.5).to_pandas()
+
+
+def test_html_has_a_row_and_a_curve_of_each_numeric_metric():
+    history = history_of(0.5, 0.25)
+    history.record("train", 1, 10, {"<b>": 1.0, "Matrix": "label  cat"})
+    content = history._repr_html_()
+    assert re.findall(r"<t[hd] [^>]*>([^<]*)<", content) == [
+        *("metric", "first", "last", "valid/Loss", "0.5", "0.25", "train/&lt;b&gt;", "1", "1"),
+    ]
+    assert re.findall('alt="([^"]*)"', content) == [
+        "Loss over steps; last: valid 0.25",
+        "&lt;b&gt; over steps; last: train 1",
+    ]
+    best = history.html({"valid/Loss": Point(2, 20, 0.25)})
+    assert re.findall(r"<td[^>]*>([^<]*)<", best) == ["0.5", "0.25", "2", "0.25", "1", "", "", "1"]
 
 
 def write_run(directory):

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -410,6 +411,24 @@ def test_the_use_of_time_of_all_resumes(tmp_path):
         "save": 4,
         "other": 3,
     }
+
+
+def test_a_notebook_shows_the_run(tmp_path):
+    content = RunReader(write_run(tmp_path / "<a>"))._repr_html_()
+    assert re.findall("<b>(.*?)</b>", content)[0] == "&lt;a&gt;"
+    assert "ended: num_epochs, 3 epochs, 6 steps, 31.0 s" in content
+    assert re.findall(r"<td[^>]*>([^<]*)<", content) == ["0.9", "0.4", "3", "0.4", "0.8", "0.6", "2", "0.7"]
+
+
+def test_the_seconds_that_a_start_recorded_count(tmp_path):
+    """They include what came before its first line. A start that was killed has the journal's clock alone."""
+    directory = write_run(tmp_path / "a", seconds=10.0, ending=None)  # 30 s by the journal
+    append_seconds(directory, "stop", {**SECONDS, "total": 33.0})
+    with (directory / "journal.jsonl").open("a") as file:
+        for event, time in (("start", 2000.0), ("save", 2007.0), ("start", 3000.0)):
+            file.write(json.dumps({"event": event, "time": time, "step": 6}) + "\n")
+        file.write(json.dumps({"event": "end", "time": 3004.0, "seconds": {"total": 4.5}}) + "\n")
+    assert RunReader(directory).seconds == 33 + 7 + 4.5
 
 
 def test_older_runs_have_no_use_of_time(tmp_path):

@@ -1,5 +1,6 @@
 """What `fit` returns."""
 
+import re
 import shutil
 
 import numpy as np
@@ -89,3 +90,10 @@ def test_a_result_does_not_hang_on_its_directory(tmp_path):
     assert len(result.history["train/Loss"]) == 1
     with raises_code("learner-best-unreadable", "there is no checkpoint in"):
         _ = result.best_model
+
+
+def test_a_notebook_shows_the_best_values(second_best):
+    content = second_best[0]._repr_html_()
+    assert "ended at epoch 3, step 18: num_epochs" in content
+    rows = [re.findall("<t[hd][^>]*>([^<]*)<", row) for row in content.split("<tr>")]
+    assert ["valid/Loss", "9", "1", "2", "4"] in rows

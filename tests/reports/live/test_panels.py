@@ -140,7 +140,7 @@ def test_system_figures(tmp_path, watch):
     assert began.startswith(("1970-01-01", "1969-12-31"))
     assert found == {
         "last line": "5.0 s ago",
-        "running for": "11.0 s",
+        "running for": "10.0 s",
         "checkpoint": "step 2, 1 min 35 s ago",
         "valid/Host Memory": "700 MB",
         "time": "data 25 %, train 75 %",

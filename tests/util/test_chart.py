@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from learner.renderers.chart import COLOURS, DASHES, MARGIN, MARKS, chart, data_url, limits
+from learner.util.chart import COLOURS, DASHES, MARGIN, MARKS, chart, data_url, limits
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -22,19 +22,19 @@ def drawn(curves, **size):
 
 
 def test_curves_share_a_frame_and_fill_it():
-    """10 to 50 becomes 4 to 204, 0 to 8 becomes 104 to 4: the top is little in SVG."""
+    """10 to 50 becomes 46 to 246, 0 to 8 becomes 104 to 4: the top is little in SVG."""
     curves = {"train": [(10, 8.0), (20, 2.0), (30, 0.0)], "valid": [(20, 4.0), (50, 4.0)]}
-    lines, dots = drawn(curves, width=208, height=108)
-    assert lines == [[(4, 4), (54, 79), (104, 104)], [(54, 54), (204, 54)]]
+    lines, dots = drawn(curves, width=250, height=120)
+    assert lines == [[(46, 4), (96, 79), (146, 104)], [(96, 54), (246, 54)]]
     assert dots == []
 
 
 def test_gaps():
     nan, inf = math.nan, math.inf
     points = [(1, nan), (2, 1.0), (3, 2.0), (4, nan), (5, inf), (6, 1.0), (7, -inf)]
-    lines, dots = drawn({"train": points}, width=108, height=58)
-    assert lines == [[(4, 54), (29, 4)]]  # steps 2 to 6 become 4 to 104
-    assert dots == [(104, 54)]
+    lines, dots = drawn({"train": points}, width=150, height=70)
+    assert lines == [[(46, 54), (71, 4)]]  # steps 2 to 6 become 46 to 146
+    assert dots == [(146, 54)]
 
 
 @pytest.mark.parametrize("points", [[], [(1, math.nan)], [(5, 2.0)], [(5, 2.0), (5, 2.0)], [(1, 1e308), (2, -1e308)]])
@@ -44,6 +44,13 @@ def test_what_has_no_extent_is_drawn_inside(points):
         assert MARGIN <= x <= 100 - MARGIN
         assert MARGIN <= y <= 50 - MARGIN
     assert limits({"train": []}) == ((0, 0), (0, 0))
+
+
+def test_the_axes_have_ticks():
+    """0 to 8 over 100 pixels has room for three, 10 to 50 over 200 for three."""
+    root = ET.fromstring(chart({"train": [(10, 8.0), (50, 0.0)]}, width=250, height=120))
+    texts = [(text.text, float(text.get("x")), float(text.get("y"))) for text in root.iter(f"{SVG}text")]
+    assert texts == [("0", 42, 107), ("5", 42, 44.5), ("20", 96, 118), ("40", 196, 118)]
 
 
 def test_each_curve_has_colour_and_dashes_of_its_own():

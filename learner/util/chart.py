@@ -4,11 +4,13 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 
+from learner.util.ticks import ticks
+
 COLOURS = ("#3b82c4", "#d9730d", "#2e9e4f", "#9b6dd6")  # each has a contrast of 3 with white and with #111
 DASHES = ("none", "6 3", "2 3", "8 3 2 3")  # for readers who cannot distinguish the colours
 MARKS = ("\u2501\u2501", "\u2505\u2505", "\u2508\u2508", "\u2501\u2505")  # the same, for a legend
-FRAME = "#808080"
-MARGIN = 4.0
+FRAME = "#767676"  # of texts too: a contrast of 4.5 with white
+MARGIN, LEFT, BOTTOM = 4.0, 46.0, 16.0
 
 Points = Sequence[tuple[int, float]]
 
@@ -16,27 +18,44 @@ Points = Sequence[tuple[int, float]]
 # Not plotly, plotext or matplotlib: optional packages that take 5 to 40 ms for a picture, of up to six twice a second,
 # beside a training loop that shares the interpreter; this takes 0.3 ms. Sites that show notebooks run no scripts, which
 # plotly needs, and plotext's characters line up in terminals only.
-def chart(curves: Mapping[str, Points], width: int = 280, height: int = 140) -> str:
-    """Return curves in one frame that they fill, each in a colour and with dashes of its own. Non-finite values are
-    gaps, and a point between gaps is a dot. Legend and limits are not included.
+def chart(curves: Mapping[str, Points], width: int = 320, height: int = 160) -> str:
+    """Return curves over ticks of both axes, each in a colour and with dashes of its own, without a legend. Non-finite
+    values are gaps, and a point between gaps is a dot.
 
-    >>> print(chart({"train": [(1, 4.0), (2, 2.0), (3, 3.0)]}, width=28, height=18))
-    <svg xmlns="http://www.w3.org/2000/svg" width="28" height="18" viewBox="0 0 28 18">
-    <rect x="0.5" y="0.5" width="27" height="17" fill="none" stroke="#808080" stroke-opacity="0.5"/>
-    <polyline points="4,4 14,14 24,9" fill="none" stroke="#3b82c4" stroke-width="1.5" stroke-dasharray="none"/>
+    >>> print(chart({"train": [(1, 4.0), (3, 2.0)]}, width=70, height=40))
+    <svg xmlns="http://www.w3.org/2000/svg" width="70" height="40" viewBox="0 0 70 40" font-family="sans-serif" \
+font-size="10">
+    <path d="M46 24H66M46 4H66" stroke="#767676" stroke-opacity="0.4"/>
+    <g fill="#767676" text-anchor="end"><text x="42" y="27">2</text><text x="42" y="7">4</text></g>
+    <g fill="#767676" text-anchor="middle"><text x="56" y="38">2</text></g>
+    <polyline points="46,4 66,24" fill="none" stroke="#3b82c4" stroke-width="1.5" stroke-dasharray="none"/>
     </svg>
     """
-    spans = limits(curves)
-    size = f'width="{width}" height="{height}"'
-    inside = f'x="0.5" y="0.5" width="{width - 1}" height="{height - 1}"'
+    (first, last), (low, high) = limits(curves)
+    right, bottom = width - MARGIN, height - BOTTOM
+
+    def across(x: float) -> float:
+        return LEFT + (right - LEFT) * _share(x, first, last)
+
+    def down(y: float) -> float:
+        return bottom - (bottom - MARGIN) * _share(y, low, high)
+
+    rows = list(zip(*ticks(low, high, max(2, height // 36)), strict=True))
+    columns = list(zip(*ticks(first, last, max(1, width // 70)), strict=True))
+    lines = "".join(f"M{LEFT:g} {down(y):.4g}H{right:g}" for y, _ in rows)
+    names = "".join(f'<text x="{LEFT - 4:g}" y="{down(y) + 3:.4g}">{text}</text>' for y, text in rows)
+    steps = "".join(f'<text x="{across(x):.4g}" y="{height - 2}">{text}</text>' for x, text in columns)
     shapes = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}">',
-        f'<rect {inside} fill="none" stroke="{FRAME}" stroke-opacity="0.5"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="10">',
+        f'<path d="{lines}" stroke="{FRAME}" stroke-opacity="0.4"/>',
+        f'<g fill="{FRAME}" text-anchor="end">{names}</g>',
+        f'<g fill="{FRAME}" text-anchor="middle">{steps}</g>',
     ]
     for number, points in enumerate(curves.values()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         for part in _parts(points):
-            at = [(_to_pixels(x, *spans[0], width), height - _to_pixels(y, *spans[1], height)) for x, y in part]
+            at = [(across(x), down(y)) for x, y in part]
             if len(at) == 1:
                 shapes.append(f'<circle cx="{at[0][0]:.4g}" cy="{at[0][1]:.4g}" r="2" fill="{colour}"/>')
                 continue
@@ -73,6 +92,6 @@ def _parts(points: Points) -> list[list[tuple[int, float]]]:
     return [part for part in parts if part]
 
 
-def _to_pixels(value: float, low: float, high: float, size: int) -> float:
+def _share(value: float, low: float, high: float) -> float:
     half = high / 2 - low / 2  # halves: a difference may overflow
-    return MARGIN + (size - 2 * MARGIN) * ((value / 2 - low / 2) / half if half else 0.5)
+    return (value / 2 - low / 2) / half if half else 0.5
