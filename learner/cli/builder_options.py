@@ -142,7 +142,9 @@ def _named(
 ) -> tuple[Recipe, Any]:
     """Return a call with named arguments, and its complete form in a config."""
     first = parameters[0].name
-    by_name = isinstance(value, dict) and "class_path" not in value
+    if names and len(names) == 1 and _is_by_name(value) and not any(each.name in value for each in parameters):
+        value = {"class_path": next(iter(names)), "init_args": value}  # the arguments of the only class
+    by_name = _is_by_name(value)
     given = dict(value) if by_name else {first: value}
     for parameter in given:
         place = f"{key}.{parameter}" if by_name else key
@@ -163,11 +165,16 @@ def _named(
     return call, values[first] if len(parameters) == 1 and not by_name else values
 
 
+def _is_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and "class_path" not in value
+
+
 def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] | None) -> bool:
     """Return True if a value is a text that the method accepts, rather than the short name of an object."""
     if not isinstance(value, str) or "." in value or value in (names or {}):
         return False
-    return str in typing.get_args(parameter.annotation)
+    types = typing.get_args(parameter.annotation)
+    return str in types or any(value in typing.get_args(each) for each in types)
 
 
 def _object(value: Any, key: str, names: Mapping[str, str] | None) -> Any:

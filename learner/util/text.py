@@ -76,6 +76,18 @@ def truncate(text: str, width: int, mark: str = ".") -> str:
     return text if len(text) <= width else text[: max(0, width - len(mark))] + mark
 
 
+def abbreviate(text: str, width: int, mark: str = "…") -> str:
+    """Return the text; if it is longer than a width, its beginning and its end with a mark between them.
+
+    >>> abbreviate("Precision", 9), abbreviate("Accuracy ignoring -100", 16)
+    ('Precision', 'Accuracy…ng -100')
+    """
+    if len(text) <= width:
+        return text
+    end = max(0, width - len(mark)) // 2
+    return truncate(text, width - end, mark) + text[len(text) - end :]
+
+
 def masked(text: str, secrets: Iterable[str]) -> str:
     """Return the text with `***` in place of each secret, also where it is written as Python or JSON quote it.
 

@@ -204,4 +204,4 @@ def test_the_depth_that_was_asked_for(tmp_path):
     lines = out.getvalue().splitlines()
     assert lines[1].split() == ["a", "float32", "5", "20", "bytes", "100", "%", "2", "arrays"]
     assert lines[2].split()[0] == "total"
-    assert lines[-1] == f"next: learner report {tmp_path / 'run'}"
+    assert lines[-2:] == ["next:", f"  learner report {tmp_path / 'run'}"]
