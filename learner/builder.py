@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 
@@ -162,21 +162,16 @@ class LearnerBuilder:
             self._set(loggers=(*self._options.loggers, logger))
         return self
 
-    def renderer(
-        self, renderer: Listener | Literal["auto"] | None = "auto", metrics: Sequence[str] | None = None
-    ) -> Self:
-        """Set how the progress of the run is shown, or `None` to show nothing.
-
-        Args:
-          renderer: a listener; `"auto"` chooses one for a notebook, a terminal, or a file.
-          metrics: keys (`valid/Loss`) or names (`Loss`) of the metrics that the automatic one shows. Default: all.
+    def renderer(self, renderer: Listener | None) -> Self:
+        """Set how the progress of the run is shown, or `None` to show nothing. Default: chosen for a notebook, a
+        terminal, or a file.
         """
-        if renderer is not None and renderer != "auto" and not isinstance(renderer, Listener):
+        if renderer is not None and not isinstance(renderer, Listener):
             raise LearnerError(
                 f"the renderer is {renderer!r}; it needs a Listener, such as PlainRenderer(), or None",
                 code="renderer-not-listener",
             )
-        return self._set(renderer=renderer, shown_metrics=tuple(metrics or ()))
+        return self._set(renderer=renderer)
 
     def application_logger(self, logger: logging.Logger | bool | None) -> Self:
         """Set the run's own log: `True` (default) for `experiment.log`, a `logging.Logger`, or `None` for no log."""

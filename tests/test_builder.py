@@ -79,7 +79,7 @@ OPTIONS = {
     "metric_train_numeric": [(Accuracy(),)],
     "metric_valid_numeric": [(Accuracy(),)],
     "metric_loggers": [(MemoryLogger(), MemoryLogger()), ()],
-    "renderer": [(PlainRenderer(),), (None,), ("auto", ["valid/Loss"])],
+    "renderer": [(PlainRenderer(),), (None,)],
     "application_logger": [(True,), (None,), (logging.getLogger("mine"),)],
     "summary": [(), (False,), (True, 2)],
     "strategy": [(Replicated(),), (Sharded(rules=fsdp()),)],

@@ -22,6 +22,9 @@ from learner.errors import LearnerError, near
 SWITCHES = ("resume",)
 """Methods that `true` calls without the arguments that they may have, and `false` does not call."""
 
+ASSUMED = {"renderer": "learner.renderers.default_renderer"}
+"""What arguments without a class are for, where a method takes objects of several classes."""
+
 PREDICATES = ("freeze",)
 """Methods that take texts and predicates."""
 
@@ -142,8 +145,9 @@ def _named(
 ) -> tuple[Recipe, Any]:
     """Return a call with named arguments, and its complete form in a config."""
     first = parameters[0].name
-    if names and len(names) == 1 and _is_by_name(value) and not any(each.name in value for each in parameters):
-        value = {"class_path": next(iter(names)), "init_args": value}  # the arguments of the only class
+    assumed = ASSUMED.get(method.__name__) or (next(iter(names)) if names and len(names) == 1 else None)
+    if assumed is not None and _is_by_name(value) and not any(each.name in value for each in parameters):
+        value = {"class_path": assumed, "init_args": value}
     by_name = _is_by_name(value)
     given = dict(value) if by_name else {first: value}
     for parameter in given:
@@ -173,8 +177,7 @@ def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] 
     """Return True if a value is a text that the method accepts, rather than the short name of an object."""
     if not isinstance(value, str) or "." in value or value in (names or {}):
         return False
-    types = typing.get_args(parameter.annotation)
-    return str in types or any(value in typing.get_args(each) for each in types)
+    return str in typing.get_args(parameter.annotation)
 
 
 def _object(value: Any, key: str, names: Mapping[str, str] | None) -> Any:

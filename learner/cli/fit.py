@@ -10,11 +10,10 @@ import jax
 from learner.cli.config import RunConfig
 from learner.cli.help import key_help, topic_help
 from learner.cli.overrides import apply_overrides, read_yaml
-from learner.cli.parsing import Parser
 from learner.cli.processes import connected, process_options
 from learner.cli.saved_configs import saved_config
 from learner.cli.trust import require_trust
-from learner.cli.usage import requested_help, resume_parser
+from learner.cli.usage import fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError
 from learner.renderers.summary_text import heading
 from learner.runs.layout import read_summary
@@ -27,12 +26,7 @@ def fit(words: Sequence[str]) -> int:
     if topic := requested_help(words):
         print(topic_help(topic))
         return 0
-    parser = Parser("fit", "", "CONFIG [--KEY=VALUE ...]", keys=True)  # its help is `fit_usage`
-    parser.add_argument("config", nargs="?")
-    parser.add_argument("--print_config", action="store_true")
-    parser.add_argument("--print_sharding", action="store_true")
-    parser.add_processes()
-    line = parser.read(words)
+    line = fit_parser().read(words)
     topics = {key: path for key, path in line.overrides if key.endswith(".help")}
     overrides = [(key, text) for key, text in line.overrides if key not in topics]
     content = apply_overrides(read_yaml(line.config) if line.config is not None else {}, overrides)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
-from learner.cli.usage import fit_usage, requested_help, resume_parser
+from learner.cli.usage import devices_parser, fit_usage, requested_help, resume_parser
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
@@ -37,7 +37,12 @@ COMMANDS = {
 }
 """For each command its module, its arguments and what it does."""
 
-USAGES: dict[str, Callable[[], str]] = {"fit": fit_usage, "resume": lambda: resume_parser().format_help()}
+USAGES: dict[str, Callable[[], str]] = {
+    "fit": fit_usage,
+    "resume": lambda: resume_parser().format_help(),
+    "devices": lambda: devices_parser().format_help(),
+}
+"""The help that is printed without importing JAX, which takes a second."""
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
@@ -169,13 +174,16 @@ def _run(words: list[str]) -> int:
             command=command,
         )
     topic = requested_help(rest)
-    if (command == "resume" and topic is not None) or (command == "fit" and topic == ""):
-        print(USAGES[command]().rstrip())  # before JAX is imported, which takes a second
+    if topic is not None and command in USAGES and not (command == "fit" and topic):
+        print(USAGES[command]().rstrip())
         return 0
-    if command in ("fit", "resume") and topic is None and sys.stderr.isatty():  # all is blank for seconds otherwise
-        print(f"learner {VERSION}: importing JAX, reading the config", file=sys.stderr, flush=True)
+    starts_run = command in ("fit", "resume") and topic is None
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
     with import_order(own=False):  # what ours need is not to be found in the current directory
+        if starts_run:
+            importlib.import_module("learner.cli.missing").check_words(command, rest)
+        if starts_run and sys.stderr.isatty():  # all is blank for seconds otherwise
+            print(f"learner {VERSION}: importing JAX, reading the config", file=sys.stderr, flush=True)
         if not reading:
             importlib.import_module("learner.builder")
         module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.store import CheckpointStore
+from learner.cli.missing import check_run
 from learner.cli.overrides import read_yaml
 from learner.config.safe_yaml import read_bounded
 from learner.distributed.process_group import hosts
@@ -28,8 +29,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
     Raises:
       LearnerError: there is no such run, or it was started from Python; then the message shows the call.
     """
-    if not Path(directory).is_dir():
-        raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
+    check_run(directory)
     path = Path(directory, "config.yaml")
     here = hosts()
     try:
@@ -39,12 +39,6 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
             f"the config file {path} cannot be read: {error}", code="config-unreadable", path=path
         ) from error
     if not path.exists():
-        if not Path(directory, "journal.jsonl").exists():
-            raise LearnerError(
-                f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl",
-                code="run-not-a-run",
-                directory=directory,
-            )
         raise LearnerError(
             FROM_PYTHON.format(directory=directory, does=does, options=options, call=call), code="run-from-python"
         )

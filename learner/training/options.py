@@ -48,7 +48,6 @@ class Options:
     loggers: tuple[Listener, ...] = ()
     metric_files: bool = True
     renderer: Listener | str | None = "auto"
-    shown_metrics: tuple[str, ...] = ()
     num_epochs: int | None = option(None, journal="num_epochs", agreement="num_epochs")
     num_steps: int | None = option(None, journal="num_steps", agreement="num_steps")
     valid_every: int | None = option(None, journal="valid_every", agreement="valid_every")

@@ -98,7 +98,7 @@ def _listeners(options: Options) -> list[Listener]:
     if renderer == "auto":
         from learner.renderers import default_renderer
 
-        renderer = default_renderer(options.shown_metrics)
+        renderer = default_renderer()
     return [*([renderer] if isinstance(renderer, Listener) else []), *options.loggers]
 
 

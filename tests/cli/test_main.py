@@ -658,8 +658,27 @@ def test_files_of_the_current_directory_do_not_stand_for_other_modules(trained, 
         assert not (workplace / "imported").exists(), (words, (workplace / "imported").read_text())
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["fit", "a.yaml"], 2), (["resume", "a"], 2), (["devices", "--help"], 0), (["fit", "--help"], 0)],
+)
+def test_what_needs_no_jax_does_not_import_it(workplace, words, code):
+    program = f"import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nsys.exit(main({words}))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == code
+
+
+def test_a_directory_of_runs_is_no_run_and_its_runs_are_listed(learner, trained):
+    os.makedirs("runs")
+    os.rename("run", "runs/a")
+    code, _, err = learner("resume", "runs")
+    assert code == 2
+    assert err.splitlines()[1:] == [f"  {Path('runs', 'a')}"]
+
+
 @pytest.mark.parametrize("command", ["fit", "resume"])
 def test_a_terminal_shows_a_line_before_jax_is_imported(workplace, command):
+    Path("a.yaml").mkdir() if command == "resume" else Path("a.yaml").touch()
+    Path("a.yaml/config.yaml").touch() if command == "resume" else None
     code = f"import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nmain([{command!r}, 'a.yaml'])"
     terminal, side = os.openpty()
     subprocess.run([sys.executable, "-c", code], stderr=side, check=False)
