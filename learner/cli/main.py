@@ -14,6 +14,7 @@ from learner.cli.usage import devices_parser, fit_usage, requested_help, resume_
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
+from learner.util.stages import end_stages, enter_stage, stage_line
 from learner.util.text import printable
 
 COMMANDS = {
@@ -147,6 +148,7 @@ def _plain_warnings(everywhere: bool) -> Iterator[None]:
         show = warnings.showwarning
 
         def plain(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            end_stages()
             if everywhere or filename.startswith(ours):
                 print("learner:", printable(str(message)), file=sys.stderr)
             else:
@@ -179,15 +181,17 @@ def _run(words: list[str]) -> int:
         return 0
     starts_run = command in ("fit", "resume") and topic is None
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
-    with import_order(own=False):  # what ours need is not to be found in the current directory
-        if starts_run:
-            importlib.import_module("learner.cli.missing").check_words(command, rest)
-        if starts_run and sys.stderr.isatty():  # all is blank for seconds otherwise
-            print(f"learner {VERSION}: importing JAX, reading the config", file=sys.stderr, flush=True)
-        if not reading:
-            importlib.import_module("learner.builder")
-        module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
-    with _plain_warnings(reading), import_order(own=not reading):
+    with contextlib.ExitStack() as stack:
+        with import_order(own=False):  # what ours need is not to be found in the current directory
+            if starts_run:
+                importlib.import_module("learner.cli.missing").check_words(command, rest)
+                stack.enter_context(stage_line(sys.stderr, f"learner {VERSION}: "))
+                enter_stage("importing JAX")
+            if not reading:
+                importlib.import_module("learner.builder")
+            module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
+        stack.enter_context(_plain_warnings(reading))
+        stack.enter_context(import_order(own=not reading))
         try:
             code: int = getattr(module, command.replace("-", "_"))(rest)
         except SystemExit as ended:

@@ -14,6 +14,7 @@ from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
 from learner.runs.appended import replace
 from learner.runs.journal import OBSERVER_KEYS
+from learner.util.stages import end_stages
 
 FROM_PYTHON = """\
 {directory} has no config.yaml: the run was started from Python. There it {does} with
@@ -43,6 +44,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
             FROM_PYTHON.format(directory=directory, does=does, options=options, call=call), code="run-from-python"
         )
     if here.index == 0:
+        end_stages()
         print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
     return read_yaml(path)
 
@@ -59,6 +61,7 @@ def _mend(path: Path) -> None:
                     replace(str(path), saved)
                     watching = [key for key in OBSERVER_KEYS if f"\n{key}:".encode() in saved]
                     lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
+                    end_stages()
                     print(
                         f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
                         f"checkpoint of step {entry.step}{lost if watching else ''}",

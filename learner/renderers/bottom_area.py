@@ -14,6 +14,7 @@ from rich.text import Text
 
 from learner.renderers.consoles import rendered
 from learner.renderers.stream_proxy import StreamProxy, redirect, restore
+from learner.util.stages import end_stages
 
 SECONDS_FOR_OTHERS = 2.0
 REFLOWS = "XTERM_VERSION" not in os.environ and os.environ.get("TERM") != "linux"
@@ -77,6 +78,7 @@ class BottomArea:
 
     def print(self, content: RenderableType) -> None:
         """Print above the area. Lines of a `Text` are not wrapped."""
+        end_stages()
         if isinstance(content, Text):
             content.no_wrap, content.overflow = True, "ignore"
         with self._lock:

@@ -4,10 +4,12 @@ import itertools
 import logging
 from collections.abc import Collection, Mapping
 
-from learner.errors import near
+from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, near
 from learner.events import Message, RunEnded, RunFailed, RunStarted
 from learner.util.metric_order import is_selected, ordered
 from learner.util.text import count, duration, printable, short
+
+OWN_ERRORS = {kind.__name__ for kind in (LearnerError, NonFiniteError, OutOfMemoryError)}
 
 
 def started(event: RunStarted) -> str:
@@ -32,13 +34,19 @@ def unmatched(event: RunStarted, selected: Collection[str]) -> list[str]:
 
 
 def ended(event: RunEnded) -> str:
-    """Return how far the run came and why it ended."""
-    return printable(f"ended at epoch {event.epoch}, step {event.step}, {duration(event.seconds)}: {event.stopped_by}")
+    """Return how far the run came, why it ended, and how to resume one that was started from Python and stopped."""
+    text = f"ended at epoch {event.epoch}, step {event.step}, {duration(event.seconds)}: {event.stopped_by}"
+    is_stopped = event.stopped_by in ("ctrl-c", "sigterm", "time limit")
+    from_python = "config.yaml" not in event.summary.get("artifacts", ())
+    resume = "; builder.resume() resumes it" if is_stopped and from_python and event.summary.get("checkpoints") else ""
+    return printable(text + resume)
 
 
 def failed(event: RunFailed) -> str:
     """Return where the run failed; the caller that catches the exception shows the traceback."""
-    return f"failed at epoch {event.epoch}, step {event.step}: " + printable(" ".join(event.error.split()))
+    name = event.error.partition("(")[0]
+    error = name if name in OWN_ERRORS else event.error  # the command, or Python, prints the message
+    return f"failed at epoch {event.epoch}, step {event.step}: " + printable(" ".join(error.split()))
 
 
 def message(event: Message) -> list[str]:
@@ -69,7 +77,8 @@ def texts(values: Mapping[str, float | str]) -> list[str]:
     ['  valid Confusion:', '    4 1', '    0 5']
     """
     shown: list[str] = []
-    for key, value in values.items():
+    for key in ordered(values):
+        value = values[key]
         if isinstance(value, str):
             shown.append(f"  {printable(key.replace('/', ' ', 1))}:")
             shown += [f"    {printable(line)}" for line in value.splitlines()]

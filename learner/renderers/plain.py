@@ -23,6 +23,7 @@ from learner.renderers.overview_text import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary_text import summary_lines
 from learner.util.metric_order import is_selected
+from learner.util.stages import end_stages
 from learner.util.text import duration
 
 
@@ -111,6 +112,7 @@ def write_lines(texts: Sequence[str], stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     if stream is None:  # standard output is closed
         return
+    end_stages()
     text = "".join(f"{line}\n" for line in texts)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))

@@ -130,7 +130,7 @@ def test_a_split_looks_the_same_in_all_pictures(renderer, shown, play):
 
 def test_what_it_shows_while_an_epoch_goes_on(renderer, shown, play):
     play.start(renderer)
-    assert {"epoch 1/3  starting", "as of 1970-01-01 00:00:00 UTC"} <= {text for _, text in Page(html(shown)).texts}
+    assert {"epoch 1/3  compiling", "as of 1970-01-01 00:00:00 UTC"} <= {text for _, text in Page(html(shown)).texts}
     for done in (15, 30):
         play.dispatch(renderer, 1, done, 15, loss=1 / done)
     page = Page(html(shown))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from learner.events import EpochEnded, Message, RunFailed
+from learner.events import EpochEnded, Message, RunEnded, RunFailed
 from learner.renderers import PlainRenderer
 
 EPOCH = "valid Loss 0.625  Accuracy 0.875 | train Loss {}  Accuracy 0.75  1.5 s"
@@ -153,12 +153,22 @@ def test_messages_and_errors_have_their_lines(renderer, out):
     renderer.on_event(Message(0.0, 20, "one device of 8\nis used"))
     renderer.on_event(Message(0.0, 30, "slow loader"))
     renderer.on_event(RunFailed(0.0, 3, 120, "ValueError: no\n  loss"))
+    renderer.on_event(RunFailed(0.0, 3, 120, "NonFiniteError('the loss of step 120 is not finite')"))
     assert lines_of(out) == [
         "one device of 8",
         "is used",
         "warning: slow loader",
         "failed at epoch 3, step 120: ValueError: no loss",
+        "failed at epoch 3, step 120: NonFiniteError",
     ]
+
+
+def test_a_run_from_python_that_was_stopped_says_how_to_resume_it(renderer, out):
+    checkpoints = [{"path": "checkpoint/45"}]
+    for summary in ({"checkpoints": checkpoints}, {"checkpoints": checkpoints, "artifacts": ["config.yaml"]}, {}):
+        renderer.on_event(RunEnded(0.0, 3, 120, "ctrl-c", summary, 4.0, False))
+    stopped = "ended at epoch 3, step 120, 4.0 s: ctrl-c"
+    assert lines_of(out) == [f"{stopped}; builder.resume() resumes it", stopped, stopped]
 
 
 def test_nothing_that_is_told_can_steer_the_terminal(renderer, out, play):

@@ -73,7 +73,7 @@ def bar_of(out):
 def test_the_bar_of_an_epoch(make, out, play):
     renderer = make(width=100)
     play.start(renderer)
-    assert re.fullmatch(r"epoch 1/3 +[━╸╺ ]+ +starting", bar_of(out))
+    assert re.fullmatch(r"epoch 1/3 +[━╸╺ ]+ +compiling", bar_of(out))
     play.dispatch(renderer, 1, 15, 15, seconds=60)
     play.dispatch(renderer, 1, 30, 15, seconds=3, loss=0.25)
     assert re.fullmatch(r"epoch 1/3  [━╸╺]+  step 30/45  21\.0 s left  train Loss 0\.25  5 steps/s", bar_of(out))
@@ -400,6 +400,20 @@ def test_a_window_that_gets_narrower_gets_other_columns_and_keeps_nothing_of_the
         "2          0.625     0.25    1.5 s",
     ]
     assert shown[-6:-3] == ["1          0.625     0.875      0.5", " 0.75    1.5 s", "and 2 more"]
+
+
+def test_a_key_that_the_terminal_echoes_leaves_nothing_behind(out, clock, play):
+    screen = pyte.Screen(80, 40)
+    stream = pyte.Stream(screen)
+    renderer = RichRenderer(Console(file=out, force_terminal=True, width=80, height=40), clock)
+    play.start(renderer)
+    play.dispatch(renderer, 1, 15, 15)
+    stream.feed(out.getvalue().replace("\n", "\r\n") + "^C^C")
+    seen = out.tell()
+    play.dispatch(renderer, 1, 30, 15)
+    play.end(renderer)
+    stream.feed(out.getvalue()[seen:].replace("\n", "\r\n"))
+    assert [line.split()[0] for line in screen.display if line.strip()] == ["runs/a:", "valid", "epoch", "ended"]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
