@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
 from learner.util.stages import end_stages, enter_stage, stage_line
-from learner.util.text import printable
+from learner.util.text import printable, wrapped
 
 COMMANDS = {
     "fit": ("fit", "CONFIG [--KEY=VALUE ...]", "train what a config file describes"),
@@ -89,8 +90,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except LearnerError as error:
         notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("while ")]  # not those of others
         text = "\n  ".join([str(error), *notes])
-        lines = text.split("\n")  # they may quote a file, which shall not steer the terminal
-        print("learner:", "\n".join(map(printable, lines)), file=sys.stderr)
+        # The text may quote a file, which shall not steer the terminal.
+        lines = list(map(printable, f"learner: {text}".split("\n")))
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            lines = [part for line in lines for part in wrapped(line, width)]
+        print("\n".join(lines), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("learner: interrupted", file=sys.stderr)

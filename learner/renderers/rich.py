@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from learner.renderers.progress import Progress
 from learner.renderers.summary_text import LENGTHS, endings, table
 from learner.renderers.trends import ASCII, BLOCKS, Trends
 from learner.util.metric_order import is_selected
+from learner.util.text import wrapped
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
 SHORTEST_BAR = 8
@@ -143,7 +145,7 @@ class RichRenderer(Listener):
         if isinstance(event, RunFailed):
             self._write([lines.failed(event)], style="red")
             return
-        self._write(lines.texts(self._text_values))
+        self._pending += map(Text, lines.texts(self._text_values))
         self._write([lines.ended(event)], style="green" if event.stopped_by in LENGTHS else "yellow")
         if event.show_summary:
             self._area.print(render_summary(event.summary, self._directory))
@@ -172,8 +174,10 @@ class RichRenderer(Listener):
         return now - last >= SECONDS_BETWEEN_DRAWINGS and self._area.is_free(now)
 
     def _write(self, texts: Sequence[str] = (), style: str = "") -> None:
-        """Write lines above the bar, after the pending ones."""
-        waiting, self._pending = [*self._pending, *(Text(text, style) for text in texts)], []
+        """Write lines above the bar, after the pending ones. Those that are too long are broken between words."""
+        width = self._area.console.width if self._area.console.is_terminal else sys.maxsize
+        parts = [part for text in texts for part in wrapped(text, width)]
+        waiting, self._pending = [*self._pending, *(Text(part, style) for part in parts)], []
         if waiting:
             self._area.print(Text("\n").join(waiting))
             self._written_at = self._clock()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -86,6 +87,16 @@ def abbreviate(text: str, width: int, mark: str = "…") -> str:
         return text
     end = max(0, width - len(mark)) // 2
     return truncate(text, width - end, mark) + text[len(text) - end :]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text that are broken between words, further ones indented. A longer word keeps its line.
+
+    >>> wrapped("compiled in 1.5 s; runs/a", 12)
+    ['compiled in', '  1.5 s;', '  runs/a']
+    """
+    lines = textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [text] if len(text) <= width else lines
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

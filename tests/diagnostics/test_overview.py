@@ -167,8 +167,9 @@ def test_a_run_shows_it_before_it_starts(tmp_path):
     lines, events, log = shown(tmp_path / "run", reading)
     assert reading.events[0] == "start"
     assert "model.json" in reading.files
-    overview, compiled, started = events[:3]
+    overview, compiling, compiled, started = events[:4]
     assert isinstance(overview, Overview)
+    assert compiling.text == "compiling"
     assert isinstance(compiled, Message)
     assert isinstance(started, RunStarted)
     assert overview.peak is None

@@ -353,7 +353,22 @@ def test_selected_metrics_and_what_does_not_fit(out, clock, play):
         play.start(renderer)
         play.epoch(renderer, 1)
         renderer.close()
-        assert Screen(out.getvalue()).lines()[1 : 1 + len(titles)] == titles
+        shown = Screen(out.getvalue()).lines()
+        at = shown.index(titles[0])
+        assert shown[at : at + len(titles)] == titles
+
+
+def test_messages_are_broken_between_words_and_texts_are_not_broken(make, out, play):
+    renderer = make(width=30)
+    play.start(renderer, metrics=[])
+    renderer.on_event(Message(0.0, 20, "compiled in 1.5 s; a dispatch needs 2.1 MB"))
+    matrix = "0 1 2 3 4 5 6 7 8 9 " * 2
+    play.validate(renderer, 1, 30, Confusion=matrix)
+    play.end(renderer)
+    shown = Screen(out.getvalue()).lines()
+    at = shown.index("compiled in 1.5 s; a dispatch")
+    assert shown[at + 1] == "  needs 2.1 MB"
+    assert f"    {matrix.rstrip()}" in shown
 
 
 def test_a_new_best_is_green_and_the_end_as_well(make, out, play):

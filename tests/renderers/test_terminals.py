@@ -103,7 +103,7 @@ def test_what_stands_on_it():
             terminal.go_on()
             after, stays = terminal.look(), len(shown)
             assert after[:stays] == shown[:stays]
-            assert "".join(after[stays:]) == "ended at epoch 33, step 1485, 4.0 s: num_epochsafter"
+            assert " ".join(" ".join(after[stays:]).split()) == "ended at epoch 33, step 1485, 4.0 s: num_epochs after"
             assert not terminal.screen.cursor.hidden
             terminal.go_on()
 
