@@ -95,7 +95,8 @@ def wrapped(text: str, width: int) -> list[str]:
     >>> wrapped("compiled in 1.5 s; runs/a", 12)
     ['compiled in', '  1.5 s;', '  runs/a']
     """
-    lines = textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return [text] if len(text) <= width else lines
 
 
