@@ -39,15 +39,14 @@ class StageLine:
         """End the stage before, and begin another one."""
         with self._lock:
             now = self._clock()
-            text = f"{self._start}{stage}" if not self._column else f" {duration(now - self._began)}, {stage}"
-            if self._column + len(text) + len(" 99.9 s,") > self._width and self._column:
-                before, text = text.rsplit(stage, 1)[0].rstrip(), f"  {stage}"
-                self._stream.write(f"{before}\n")
-                self._column = 0
-            self._start = "  "
-            self._stream.write(text)
+            ended = f" {duration(now - self._began)}," if self._column else ""
+            text = f" {stage}" if self._column else f"{self._start}{stage}"
+            if self._column and self._column + len(ended + text) + len(" 99.9 s,") > self._width:
+                ended, text, self._column = f"{ended}\n", f"  {stage}", -len(ended) - 1
+            self._column += len(ended + text)
+            self._start, self._began = "  ", now
+            self._stream.write(ended + text)
             self._stream.flush()
-            self._column, self._began = self._column + len(text), now
 
     def end(self) -> None:
         """End the stage and the line, if there is one."""
