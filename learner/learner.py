@@ -34,6 +34,7 @@ from learner.training.run_directory import locked_directory, prepare
 from learner.training.session import open_run
 from learner.training.signals import TERMINATED
 from learner.util.fragments import fragment, paragraph, table
+from learner.util.stages import enter_stage, stage_line
 from learner.util.text import size
 
 PyTree = Any
@@ -146,7 +147,9 @@ class Learner:
             )
         definition, options, processes = self.definition, self.definition.options, hosts()
         train, valid = self._train if train is None else train, self._valid if valid is None else valid
-        with propagate_failures(processes):
+        stages = stage_line(sys.stdout if options.renderer == "auto" and processes.index == 0 else None)
+        with propagate_failures(processes), stages:
+            enter_stage("checking the step")
             plan = preflight(definition, train, valid, processes)  # reads and checks; writes nothing
             with locked_directory(options, processes):
                 checkpoint = find_checkpoint(plan)  # None: the run begins at its first step
@@ -154,6 +157,7 @@ class Learner:
                     self._fitted = True
                     self._evaluator.runner, result = finished
                     return result
+                enter_stage("making the model")
                 state = first_state(plan, checkpoint)
                 self._fitted = True  # from here on files change, and data that can be read once is used up
                 processes.run_on_primary(lambda: prepare(options, keep=plan.resumes))

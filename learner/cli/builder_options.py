@@ -22,6 +22,9 @@ from learner.errors import LearnerError, near
 SWITCHES = ("resume",)
 """Methods that `true` calls without the arguments that they may have, and `false` does not call."""
 
+ASSUMED = {"renderer": "learner.renderers.default_renderer"}
+"""What arguments without a class are for, where a method takes objects of several classes."""
+
 PREDICATES = ("freeze",)
 """Methods that take texts and predicates."""
 
@@ -142,7 +145,10 @@ def _named(
 ) -> tuple[Recipe, Any]:
     """Return a call with named arguments, and its complete form in a config."""
     first = parameters[0].name
-    by_name = isinstance(value, dict) and "class_path" not in value
+    assumed = ASSUMED.get(method.__name__) or (next(iter(names)) if names and len(names) == 1 else None)
+    if assumed is not None and _is_by_name(value) and not any(each.name in value for each in parameters):
+        value = {"class_path": assumed, "init_args": value}
+    by_name = _is_by_name(value)
     given = dict(value) if by_name else {first: value}
     for parameter in given:
         place = f"{key}.{parameter}" if by_name else key
@@ -161,6 +167,10 @@ def _named(
     call = Recipe(key, method, given, checked)
     values = {**mapped(given, Recipe.config), **checked.defaults}
     return call, values[first] if len(parameters) == 1 and not by_name else values
+
+
+def _is_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and "class_path" not in value
 
 
 def _is_word(value: Any, parameter: inspect.Parameter, names: Mapping[str, str] | None) -> bool:

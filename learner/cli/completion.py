@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from learner.cli.parsing import Parser
+from learner.cli.parsing import PROCESSES, Parser
 from learner.cli.schema import CONTEXT
 from learner.cli.usage import option_names
 from learner.util.distribution import install_hint
@@ -56,6 +56,7 @@ def _options(command: str) -> Iterator[str]:
 
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main([command, "--help"])
-    yield from (option for option in re.findall(r"--([a-z][a-z_]+)\b(?!=)", printed.getvalue()) if option != "help")
+    text = printed.getvalue() + (PROCESSES if command == "fit" else "")
+    yield from (option for option in re.findall(r"--([a-z][a-z_]+)\b(?!=)", text) if option != "help")
     if command in WITH_KEYS:
         yield from (*CONTEXT, *option_names())

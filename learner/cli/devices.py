@@ -5,26 +5,15 @@ from typing import Any
 
 import jax
 
-from learner.cli.parsing import Parser
+from learner.cli.usage import PLATFORMS, devices_parser
 from learner.errors import LearnerError, near
 from learner.strategies.choose import choose_devices
 from learner.util.text import aligned, size
 
-DEVICES = """\
-Lists the devices that JAX finds, and the devices that a run uses by default and with `devices: all`. Memory is shown
-for devices that report it. JAX_PLATFORMS=cpu in the environment selects a platform, and JAX_NUM_CPU_DEVICES=8 simulates
-eight devices."""
-
-PLATFORMS = ("cpu", "gpu", "tpu")
-
 
 def devices(words: Sequence[str]) -> int:
     """`learner devices [--platform=PLATFORM]`."""
-    parser = Parser("devices", DEVICES)
-    about = f"list the devices of another platform than JAX's default: {', '.join(PLATFORMS)}"
-    parser.add_argument("--platform", metavar="PLATFORM", help=about)
-    line = parser.read(words)
-    platform = line.platform
+    platform = devices_parser().read(words).platform
     if platform not in (None, *PLATFORMS):
         raise LearnerError(f"--platform is {platform!r}: {near(str(platform), PLATFORMS)}", code="cli-platform-unknown")
     print("\n".join([*table(_found(platform)), "", *choices()]))

@@ -10,16 +10,16 @@ import jax
 from learner.cli.config import RunConfig
 from learner.cli.help import key_help, topic_help
 from learner.cli.overrides import apply_overrides, read_yaml
-from learner.cli.parsing import Parser
 from learner.cli.processes import connected, process_options
 from learner.cli.saved_configs import saved_config
 from learner.cli.trust import require_trust
-from learner.cli.usage import requested_help, resume_parser
+from learner.cli.usage import fit_parser, requested_help, resume_parser
 from learner.errors import LearnerError
 from learner.renderers.summary_text import heading
 from learner.runs.layout import read_summary
 from learner.training.signals import TERMINATED
 from learner.training.watchdog import EXIT
+from learner.util.stages import end_stages, enter_stage
 
 
 def fit(words: Sequence[str]) -> int:
@@ -27,15 +27,13 @@ def fit(words: Sequence[str]) -> int:
     if topic := requested_help(words):
         print(topic_help(topic))
         return 0
-    parser = Parser("fit", "", "CONFIG [--KEY=VALUE ...]", keys=True)  # its help is `fit_usage`
-    parser.add_argument("config", nargs="?")
-    parser.add_argument("--print_config", action="store_true")
-    parser.add_argument("--print_sharding", action="store_true")
-    parser.add_processes()
-    line = parser.read(words)
+    line = fit_parser().read(words)
+    enter_stage("reading the config")
     topics = {key: path for key, path in line.overrides if key.endswith(".help")}
     overrides = [(key, text) for key, text in line.overrides if key not in topics]
     content = apply_overrides(read_yaml(line.config) if line.config is not None else {}, overrides)
+    if topics or line.print_config or line.print_sharding:
+        end_stages()
     for key, path in topics.items():
         print(key_help(key.removesuffix(".help"), path, content))
         return 0
@@ -62,7 +60,9 @@ def resume(words: Sequence[str]) -> int:
     """`learner resume DIR [--KEY=VALUE ...]`."""
     line = resume_parser().read(words)
     directory = line.directory
+    end_stages()  # before a question
     require_trust(directory, line.trust)
+    enter_stage("reading the config")
     with connected(process_options(line)):
         content = saved_config(directory, "goes on", options=".num_epochs(...)", call=".fit(train, valid)")
         content = apply_overrides(content, line.overrides)
@@ -71,6 +71,7 @@ def resume(words: Sequence[str]) -> int:
 
 def _train(config: RunConfig) -> int:
     """Train and return the exit code: 130 after Ctrl-C, 143 after SIGTERM, 75 after `watchdog`."""
+    enter_stage("reading the data")
     before = read_summary(Path(config.directory)) if config.resumes else None
     try:
         result = config.learner().fit()
@@ -81,6 +82,7 @@ def _train(config: RunConfig) -> int:
             raise
         return _interrupted(config.directory, TERMINATED)
     if before is not None and result.summary == before:
+        end_stages()
         if jax.process_index() == 0:
             print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
         return 0
@@ -90,6 +92,6 @@ def _train(config: RunConfig) -> int:
 
 
 def _interrupted(directory: str, code: int = 130) -> int:
-    going_on = f"; go on with: learner resume {directory}" if Path(directory, "config.yaml").is_file() else ""
+    going_on = f"; resume with: learner resume {directory}" if Path(directory, "config.yaml").is_file() else ""
     print(f"learner: interrupted{going_on}", file=sys.stderr)
     return code

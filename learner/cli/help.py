@@ -2,11 +2,13 @@
 
 import inspect
 from argparse import SUPPRESS
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from learner.cli.builder_options import methods
+from learner.cli.config_arguments import parameters_of
 from learner.cli.importing import import_path
+from learner.cli.parsing import PROCESSES
 from learner.cli.recipes import named
 from learner.cli.schema import CONTEXT, builder_class, names_for
 from learner.cli.signatures import random_parameters, signature_parser
@@ -23,9 +25,11 @@ def topic_help(topic: str) -> str:
     if topic not in TOPICS:
         raise LearnerError(f"there is no topic {topic!r}: {near(topic, list(TOPICS))}", code="cli-help-topic-unknown")
     key, _ = TOPICS[topic]
+    if topic == "processes":
+        return f"options of the process, which are not saved with the config:\n{PROCESSES.rstrip()}"
     if key:
         return key_help(key, "", {})
-    options = {name: _first_line(method) for name, method in methods(builder_class()).items()}
+    options = {name: _first_line(method) + _defaults(method) for name, method in methods(builder_class()).items()}
     return "\n".join(
         [
             "keys:",
@@ -54,7 +58,9 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
     if key.partition(".")[0] not in known:
         raise LearnerError(f"there is no option {key!r}: {near(key, known)}", code="config-key-unknown", key=key)
     value = content.get(key)
-    path = path or str(value.get("class_path", "") if isinstance(value, Mapping) else value or "")
+    if isinstance(value, Mapping):
+        value = value.get("class_path", "")
+    path = path or (value if isinstance(value, str) else "")
     if not path and names:
         return "\n".join([f"{key} is one of these, or of your own by import path:", *_signatures(key)])
     if not path:
@@ -69,7 +75,8 @@ def key_help(key: str, path: str, content: Mapping[str, Any]) -> str:
             place=place,
             path=path,
         )
-    parser, _ = signature_parser(target, place, [*random_parameters(target)] if key == "model" else [])
+    skip = [name for name, each in parameters_of(target).items() if inspect.isbuiltin(each.default)]  # see `_arguments`
+    parser, _ = signature_parser(target, place, [*skip, *(random_parameters(target) if key == "model" else ())])
     parser.usage = SUPPRESS
     return f"{path}, as init_args or as --{key}.NAME=VALUE\n\n{parser.format_help().strip()}"
 
@@ -78,15 +85,30 @@ def _first_line(thing: Callable[..., Any]) -> str:
     return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
+def _defaults(method: Callable[..., Any]) -> str:
+    """Return the arguments of a key that takes several, with their defaults."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    return f" Arguments: {_arguments(parameters)}." if len(parameters) > 1 else ""
+
+
 def _signatures(key: str) -> list[str]:
     """Return a signature such as `AdamW(b1=0.9, ...)` for each class that needs no import path."""
     lines = []
     for name, path in names_for(key).items():
-        parameters = inspect.signature(import_path(path, key)).parameters.values()
-        arguments = [p.name if p.default is p.empty else f"{p.name}={_as_text(p.default)}" for p in parameters]
-        lines.append(paragraph(", ".join(arguments) + ")", f"  {name}(", 6))
+        arguments = _arguments(inspect.signature(import_path(path, key)).parameters.values())
+        lines.append(paragraph(f"{arguments})", f"  {name}(", 6))
     return lines
 
 
+def _arguments(parameters: Iterable[inspect.Parameter]) -> str:
+    """Return parameters with their defaults, without clocks, which are for tests."""
+    shown = [p for p in parameters if not inspect.isbuiltin(p.default)]
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={_as_text(p.default)}" for p in shown)
+
+
 def _as_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_text, value))}]"
+    if value == "":
+        return "''"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

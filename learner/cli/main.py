@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from learner.cli.importing import import_order
-from learner.cli.usage import fit_usage, requested_help, resume_parser
+from learner.cli.usage import devices_parser, fit_usage, requested_help, resume_parser
 from learner.errors import LearnerError, near
 from learner.training.signals import TERMINATED, of_a_command
 from learner.util.distribution import VERSION
-from learner.util.text import printable
+from learner.util.stages import end_stages, enter_stage, stage_line
+from learner.util.text import printable, wrapped
 
 COMMANDS = {
     "fit": ("fit", "CONFIG [--KEY=VALUE ...]", "train what a config file describes"),
@@ -37,7 +39,12 @@ COMMANDS = {
 }
 """For each command its module, its arguments and what it does."""
 
-USAGES: dict[str, Callable[[], str]] = {"fit": fit_usage, "resume": lambda: resume_parser().format_help()}
+USAGES: dict[str, Callable[[], str]] = {
+    "fit": fit_usage,
+    "resume": lambda: resume_parser().format_help(),
+    "devices": lambda: devices_parser().format_help(),
+}
+"""The help that is printed without importing JAX, which takes a second."""
 
 PIPE_CLOSED = 141  # as shells say it of programs that SIGPIPE ended
 OUTPUT_FAILED = 74  # EX_IOERR of sysexits.h
@@ -83,8 +90,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except LearnerError as error:
         notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("while ")]  # not those of others
         text = "\n  ".join([str(error), *notes])
-        lines = text.split("\n")  # they may quote a file, which shall not steer the terminal
-        print("learner:", "\n".join(map(printable, lines)), file=sys.stderr)
+        # The text may quote a file, which shall not steer the terminal.
+        lines = list(map(printable, f"learner: {text}".split("\n")))
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            lines = [part for line in lines for part in wrapped(line, width)]
+        print("\n".join(lines), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("learner: interrupted", file=sys.stderr)
@@ -142,6 +153,7 @@ def _plain_warnings(everywhere: bool) -> Iterator[None]:
         show = warnings.showwarning
 
         def plain(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            end_stages()
             if everywhere or filename.startswith(ours):
                 print("learner:", printable(str(message)), file=sys.stderr)
             else:
@@ -169,17 +181,22 @@ def _run(words: list[str]) -> int:
             command=command,
         )
     topic = requested_help(rest)
-    if (command == "resume" and topic is not None) or (command == "fit" and topic == ""):
-        print(USAGES[command]().rstrip())  # before JAX is imported, which takes a second
+    if topic is not None and command in USAGES and not (command == "fit" and topic):
+        print(USAGES[command]().rstrip())
         return 0
-    if command in ("fit", "resume") and topic is None and sys.stderr.isatty():  # all is blank for seconds otherwise
-        print(f"learner {VERSION}: importing JAX, reading the config", file=sys.stderr, flush=True)
+    starts_run = command in ("fit", "resume") and topic is None
     reading = command in READING or (command == "export" and any(word.startswith("--format") for word in rest))
-    with import_order(own=False):  # what ours need is not to be found in the current directory
-        if not reading:
-            importlib.import_module("learner.builder")
-        module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
-    with _plain_warnings(reading), import_order(own=not reading):
+    with contextlib.ExitStack() as stack:
+        with import_order(own=False):  # what ours need is not to be found in the current directory
+            if starts_run:
+                importlib.import_module("learner.cli.missing").check_words(command, rest)
+                stack.enter_context(stage_line(sys.stderr, f"learner {VERSION}: "))
+                enter_stage("importing JAX")
+            if not reading:
+                importlib.import_module("learner.builder")
+            module = importlib.import_module(f"learner.cli.{COMMANDS[command][0]}")
+        stack.enter_context(_plain_warnings(reading))
+        stack.enter_context(import_order(own=not reading))
         try:
             code: int = getattr(module, command.replace("-", "_"))(rest)
         except SystemExit as ended:

@@ -14,6 +14,7 @@ from learner.config.safe_yaml import UnsafeYamlError, parse_yaml
 from learner.config.types import shown
 from learner.errors import LearnerError
 from learner.examples import bundled_config
+from learner.util.stages import end_stages
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             "standard input is not read: write the config to a file, and give its name", code="cli-standard-input"
         )
     if not os.path.lexists(path) and (bundled := bundled_config(path)) is not None:
+        end_stages()
         print(f"learner: there is no {os.fspath(path)} here; using {bundled}", file=sys.stderr)
         path = bundled
     return read_mapping(path)

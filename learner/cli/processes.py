@@ -9,6 +9,7 @@ from typing import Any
 from learner.cli.overrides import value_of
 from learner.distributed.process_group import init_distributed, leave
 from learner.errors import LearnerError
+from learner.util.stages import end_stages
 
 OPTIONS = ("coordinator", "num_processes", "process_id")
 
@@ -32,6 +33,7 @@ def connected(arguments: dict[str, Any] | None) -> Iterator[None]:
     if arguments is not None:
         if arguments.get("process_id") == 0 and len(arguments) == len(OPTIONS):
             others = f"the other processes (--num_processes {arguments['num_processes']})"
+            end_stages()
             print(f"learner: process 0 waits at {arguments['coordinator']} for {others}", file=sys.stderr)
         init_distributed(**arguments)
     try:

@@ -72,7 +72,8 @@ def compare(words: Sequence[str]) -> int:
         text = table.getvalue()
         print("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text, end="")
         return 0
-    print("\n".join(found.lines(None if line.all else SETTINGS)))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(found.lines(None if line.all else SETTINGS, width)))
     hidden = len(found.settings) - SETTINGS
     if hidden > 0 and not line.all:
         print(f"{count(hidden, 'further setting')} that differ{'s' if hidden == 1 else ''}: --all")

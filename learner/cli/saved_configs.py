@@ -7,12 +7,14 @@ from typing import Any
 
 from learner.checkpoint.manifest import DamagedError
 from learner.checkpoint.store import CheckpointStore
+from learner.cli.missing import check_run
 from learner.cli.overrides import read_yaml
 from learner.config.safe_yaml import read_bounded
 from learner.distributed.process_group import hosts
 from learner.errors import LearnerError
 from learner.runs.appended import replace
 from learner.runs.journal import OBSERVER_KEYS
+from learner.util.stages import end_stages
 
 FROM_PYTHON = """\
 {directory} has no config.yaml: the run was started from Python. There it {does} with
@@ -28,8 +30,7 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
     Raises:
       LearnerError: there is no such run, or it was started from Python; then the message shows the call.
     """
-    if not Path(directory).is_dir():
-        raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
+    check_run(directory)
     path = Path(directory, "config.yaml")
     here = hosts()
     try:
@@ -39,16 +40,11 @@ def saved_config(directory: str, does: str, *, options: str = "", call: str) -> 
             f"the config file {path} cannot be read: {error}", code="config-unreadable", path=path
         ) from error
     if not path.exists():
-        if not Path(directory, "journal.jsonl").exists():
-            raise LearnerError(
-                f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl",
-                code="run-not-a-run",
-                directory=directory,
-            )
         raise LearnerError(
             FROM_PYTHON.format(directory=directory, does=does, options=options, call=call), code="run-from-python"
         )
     if here.index == 0:
+        end_stages()
         print(f"learner: {path} is trusted: the code that it names is imported and run now", file=sys.stderr)
     return read_yaml(path)
 
@@ -65,6 +61,7 @@ def _mend(path: Path) -> None:
                     replace(str(path), saved)
                     watching = [key for key in OBSERVER_KEYS if f"\n{key}:".encode() in saved]
                     lost = f", which keeps no arguments of {' and '.join(watching)}: give them again"
+                    end_stages()
                     print(
                         f"learner: {path} was {'cut off' if text else 'missing or empty'}; it is mended from the "
                         f"checkpoint of step {entry.step}{lost if watching else ''}",

@@ -1,4 +1,4 @@
-"""The first pages of `learner fit --help` and `learner resume --help`. They are printed without importing JAX."""
+"""The parsers and the help of commands that need no JAX to read their words."""
 
 import ast
 import itertools
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from learner.cli.parsing import PROCESSES, Parser
-from learner.cli.schema import CONTEXT
 from learner.examples import CONFIGS as BUNDLED
 
 TOPICS = {
-    "keys": ("", "every key of a config, with a description"),
+    "keys": ("", "every key of a config, with its default"),
+    "processes": ("", "the options for several processes"),
     "optimizers": ("optimizer", "the optimizers, with their arguments"),
     "schedules": ("lr", "the schedules of the learning rate"),
     "metrics": ("metrics", "the metrics"),
@@ -36,39 +36,49 @@ It trusts config.yaml: the code that it names is imported and run.
 """
 
 
+DEVICES = """\
+Lists the devices that JAX finds, and the devices that a run uses by default and with `devices: all`. Memory is shown
+for devices that report it. JAX_PLATFORMS=cpu in the environment selects a platform, and JAX_NUM_CPU_DEVICES=8 simulates
+eight devices."""
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+
 def fit_usage() -> str:
     """Return the first page of the help of `learner fit`."""
     configs = sorted(f"configs/{path.name}" for path in BUNDLED.glob("*.yaml"))
-    further = ", ".join(name for name in option_names() if name not in CONTEXT)
     return f"""\
 usage: learner fit CONFIG [--KEY=VALUE ...]
 
-Trains the run that a config file describes. Options override keys of the
-config, including keys inside mappings, lists and arguments:
+Trains the run that a config describes. Options override its keys, also inside
+mappings, lists and arguments: --num_epochs=3 --model.hidden=64 --optimizer=SGD
 
-  --num_epochs=3 --model.hidden=64 --metrics.0=Accuracy --optimizer=SGD
-
-options:
-  --print_config          print the config in full, as the run would save it
-  --print_sharding        print the placement of each array and the memory that
-                          the compiled training needs, without training
-  --KEY.help [CLASS]      show the choices for KEY, or the arguments of CLASS:
-                          --optimizer.help AdamW
-  -h, --help [TOPIC]      show this text, or one of the topics below
-
-options of the process, which are not saved with the config:
-{PROCESSES}
-keys:
-{entries(CONTEXT)}
-
-further keys, one for each method of LearnerBuilder:
-{paragraph(further)}
-
-topics:
+  --print_config          print the config in full, with defaults
+  --print_sharding        print the placement of each array and the memory
+  --KEY.help [CLASS]      the choices for KEY, or the arguments of CLASS
+  -h, --help [TOPIC]      this page, or one of the topics:
 {entries({f"--help={topic}": about for topic, (_, about) in TOPICS.items()})}
 
 configs that come with learner, used if the file does not exist:
 {paragraph(", ".join(configs))}"""
+
+
+def fit_parser() -> Parser:
+    """Return the parser of `learner fit`, whose help is `fit_usage`."""
+    parser = Parser("fit", "", "CONFIG [--KEY=VALUE ...]", keys=True)
+    parser.add_argument("config", nargs="?")
+    parser.add_argument("--print_config", action="store_true")
+    parser.add_argument("--print_sharding", action="store_true")
+    parser.add_processes()
+    return parser
+
+
+def devices_parser() -> Parser:
+    """Return the parser of `learner devices`."""
+    parser = Parser("devices", DEVICES)
+    about = f"list the devices of another platform than JAX's default: {', '.join(PLATFORMS)}"
+    parser.add_argument("--platform", metavar="PLATFORM", help=about)
+    return parser
 
 
 def resume_parser() -> Parser:

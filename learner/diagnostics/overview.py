@@ -35,6 +35,7 @@ def announce_overview(plan: Planned, run: Run) -> None:
     """
     feed = plan.feed()
     run.reporter.put(overview_of(plan, feed))
+    run.reporter.put(Message(time.time(), logging.INFO, "compiling"))
     began = time.monotonic()
     peak, temporaries = _compiled(plan, feed)
     text = f"compiled in {time.monotonic() - began:.1f} s; {needs(peak, temporaries)}"

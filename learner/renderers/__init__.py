@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from learner.events import Listener, Overview
@@ -34,17 +34,17 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def default_renderer() -> Listener:
+def default_renderer(metrics: Sequence[str] = ()) -> Listener:
     """Return a `NotebookRenderer` in the kernel of a notebook, a `RichRenderer` if standard output is a terminal that
-    can move its cursor, and a `PlainRenderer` elsewhere.
+    can move its cursor, and a `PlainRenderer` elsewhere. The latter two show the selected `metrics`, by default all.
     """
     if in_notebook():
         return NotebookRenderer()
     if not _is_terminal(sys.stdout):
-        return PlainRenderer()
+        return PlainRenderer(metrics=metrics)
     from learner.renderers.rich import RichRenderer
 
-    return RichRenderer()
+    return RichRenderer(metrics=metrics)
 
 
 def print_summary(

@@ -3,24 +3,26 @@
 from collections.abc import Sequence
 
 from learner.renderers.trends import BLOCKS, Trend, important, sparkline
-from learner.util.text import count, printable, short, truncate
+from learner.util.text import abbreviate, printable, short
 
 GAP = 2
 WIDEST_NAME, SHORTEST_NAME = 28, 10
 NARROWEST = 6  # of a column of numbers
 SHORTEST_TREND, LONGEST_TREND = 8, 32
+WIDE = 120  # characters, from which on splits stand side by side
 
 
 def board(
     trends: Sequence[Trend], width: int, most: int, monitor: str | None = None, characters: str = BLOCKS
 ) -> list[str]:
-    """Return a line of titles and one for each metric. If space is short, names are cut, then the epoch of the best
-    value is left out, then the trend, then the best value.
+    """Return a line of titles and one for each metric, in the order of `learner.util.metric_order`. If space is short,
+    names are abbreviated, then the epoch of the best value is left out, then the trend, then the best value. If it is
+    not, validation and training stand side by side.
 
     Args:
       trends: of the metrics.
       width: what a line may take, in characters.
-      most: lines for metrics; the most important ones get them.
+      most: lines for metrics; the first ones get them.
       monitor: the metric that decides about the best checkpoint, if any.
       characters: of the trend, from low to high.
 
@@ -32,27 +34,85 @@ def board(
     metric         now    best  epoch  trend
     valid/Loss   0.125   0.125      8  █▄▃▂▂▁▁▁
     """
+    splits = list(dict.fromkeys(trend.info.split for trend in important(trends, len(trends), monitor)))
+    if width >= WIDE and len(splits) == 2:
+        return _side_by_side(trends, splits, width, most, monitor, characters)
     shown = important(trends, most, monitor)
     if not shown:
         return []
-    rows = [("now", "best", "epoch"), *map(cells, shown)]
-    numbers = list(map(_column, zip(*rows, strict=True)))
-    now, best, epoch = (GAP + len(column[0]) for column in numbers)
-    names = [printable(trend.info.key) for trend in shown]
+    now, best = (GAP + len(column[0]) for column in _numbers(shown)[:2])
     least = min(max(SHORTEST_NAME, width - now - best - GAP - SHORTEST_TREND), width - now)
-    name = max(len("metric"), min(WIDEST_NAME, least, max(map(len, names))))
-    room = width - name - now
-    if room < 0:
+    names = _names([trend.info.key for trend in shown], least)
+    block = _block(shown, width - len(names[0]), characters)
+    if not block:
         return []
-    kept = [room >= best, room >= best + GAP + SHORTEST_TREND, room >= best + epoch + GAP + SHORTEST_TREND]
-    numbers = [column for column, is_kept in zip(numbers, (True, kept[0], kept[2]), strict=True) if is_kept]
-    columns = [[truncate(text, name).ljust(name) for text in ("metric", *names)], *numbers]
-    if kept[1]:
-        length = min(LONGEST_TREND, room - best - (epoch if kept[2] else 0) - GAP)
-        columns.append(["trend", *(_trend(trend, length, characters) for trend in shown)])
-    lines = [(" " * GAP).join(row).rstrip() for row in zip(*columns, strict=True)]
-    hidden = len(trends) - len(shown)
-    return [*lines, *([truncate(f"and {count(hidden, 'more metric')}", width)] if hidden else [])]
+    return [*_joined(names, block), *_hidden(len(trends) - len(shown), width)]
+
+
+def _side_by_side(
+    trends: Sequence[Trend], splits: Sequence[str], width: int, most: int, monitor: str | None, characters: str
+) -> list[str]:
+    """Return a line for each name of a metric, with a block of columns for each split."""
+    by_key = {trend.info.key: trend for trend in trends}
+    names = list(dict.fromkeys(trend.info.name for trend in important(trends, len(trends), monitor)))
+    shown = names[:most]
+    if not shown:
+        return []
+    texts = _names(shown, width)
+    room = (width - len(texts[0]) - GAP) // 2
+    blocks = []
+    for split in splits:
+        lines = _block([by_key.get(f"{split}/{name}") for name in shown], room, characters)
+        blocks.append([f"{'':{GAP}}{printable(split)}".ljust(len(lines[0])), *lines])
+    hidden = sum(trend.info.name not in shown for trend in trends)
+    gap = [" " * GAP] * (2 + len(shown))
+    return [*_joined([" " * len(texts[0]), *texts], blocks[0], gap, blocks[1]), *_hidden(hidden, width)]
+
+
+def _names(names: Sequence[str], room: int) -> list[str]:
+    """Return the column of names with its title, within some characters."""
+    width = max(len("metric"), min(WIDEST_NAME, room, max(map(len, names))))
+    return [abbreviate(printable(text), width).ljust(width) for text in ("metric", *names)]
+
+
+def _numbers(trends: Sequence[Trend | None]) -> list[list[str]]:
+    """Return the columns of numbers with their titles, all texts of a column of one length."""
+    rows = [("now", "best", "epoch"), *(("", "", "") if trend is None else cells(trend) for trend in trends)]
+    return list(map(_column, zip(*rows, strict=True)))
+
+
+def _block(trends: Sequence[Trend | None], room: int, characters: str) -> list[str]:
+    """Return the columns after the names, as far as they fit; nothing if none does."""
+    now, best, epoch = _numbers(trends)
+    columns = list[Sequence[str]]()
+    for column, also_needed in ((now, 0), (best, 0), (epoch, GAP + SHORTEST_TREND)):
+        if room < GAP + len(column[0]) + also_needed:
+            break
+        columns.append(column)
+        room -= GAP + len(column[0])
+    if len(columns) > 1 and room >= GAP + SHORTEST_TREND:
+        length = min(LONGEST_TREND, room - GAP)
+        curves = ["" if each is None else _trend(each, length, characters) for each in trends]
+        columns.append([text.ljust(length) for text in ("trend", *curves)])
+    return ["".join(" " * GAP + text for text in row) for row in zip(*columns, strict=True)]
+
+
+def _joined(*blocks: Sequence[str]) -> list[str]:
+    return ["".join(row).rstrip() for row in zip(*blocks, strict=True)]
+
+
+def _hidden(number: int, width: int) -> list[str]:
+    return [hidden_text(number, width)] if number else []
+
+
+def hidden_text(number: int, width: int) -> str:
+    """Return the line about metrics for which there is no room, which names the option that selects others.
+
+    >>> hidden_text(9, width=80)
+    'and 9 more: --renderer.metrics=[NAME, ...] selects'
+    """
+    texts = (f"and {number} more: --renderer.metrics=[NAME, ...] selects", f"and {number} more")
+    return next((text for text in texts if len(text) <= width), "")
 
 
 def cells(trend: Trend, absent: str = "-") -> tuple[str, str, str]:

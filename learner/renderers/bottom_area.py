@@ -7,13 +7,18 @@ from typing import IO, TextIO
 
 from rich.ansi import AnsiDecoder
 from rich.console import Console, RenderableType
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from learner.renderers.consoles import rendered
 from learner.renderers.stream_proxy import StreamProxy, redirect, restore
+from learner.util.stages import end_stages
 
 SECONDS_FOR_OTHERS = 2.0
+REFLOWS = "XTERM_VERSION" not in os.environ and os.environ.get("TERM") != "linux"
+"""True if the terminal wraps lines when its window gets narrower, as all but a few do."""
 
 
 class BottomArea:
@@ -29,9 +34,10 @@ class BottomArea:
         self.console = console
         self._clock = clock
         self._live: Live | None = None
-        self._drawn: RenderableType = ""
+        self._drawn = Segments(())
         self._shows_beginning = False  # of a printed line, instead of `_drawn`
         self._free_at = clock()  # until then the area belongs to a prompt, or to another program
+        self._width, self._lengths = 0, list[int]()  # of the terminal, and of the lines that were drawn
         self._process = os.getpid()
         self._proxies: dict[str, StreamProxy] = {}
         self._file: IO[str] | None = None  # of the console; None follows `sys.stdout`
@@ -39,7 +45,7 @@ class BottomArea:
 
     def open(self) -> None:
         """Begin to draw, and redirect the standard streams of a terminal."""
-        self._live, self._drawn, self._shows_beginning = self._new_live(), "", False
+        self._live, self._drawn, self._shows_beginning = self._new_live(), Segments(()), False
         self._process, self._free_at, self._file = os.getpid(), self._clock(), self.console._file
         if self.console.is_terminal:
             self.console.file = self.console.file  # one that follows `sys.stdout` would write to what is put there
@@ -72,12 +78,14 @@ class BottomArea:
 
     def print(self, content: RenderableType) -> None:
         """Print above the area. Lines of a `Text` are not wrapped."""
+        end_stages()
         if isinstance(content, Text):
             content.no_wrap, content.overflow = True, "ignore"
         with self._lock:
             if self._shows_beginning:
                 self._show(self._drawn)
             self._shows_beginning = False
+            self._remove_wrapped()
             self.console.print(rendered(content, self.console), soft_wrap=True)
 
     def draw(self, content: Callable[[], RenderableType]) -> None:
@@ -115,10 +123,22 @@ class BottomArea:
                 self._live, self._shows_beginning = self._new_live(), False
                 self._free_at = self._clock() + SECONDS_FOR_OTHERS
 
-    def _show(self, content: RenderableType) -> None:
+    def _show(self, content: Segments) -> None:
         if self._live is None:
             return
         if not self._live.is_started:
             self._live.start()
             self.console.show_cursor(True)  # a process that is killed could not bring it back
+        self._remove_wrapped()
+        self._lengths = [*map(Segment.get_line_length, Segment.split_lines(content.segments))]
         self._live.update(content, refresh=True)
+
+    def _remove_wrapped(self) -> None:
+        """Remove the lines that a narrower window has added by wrapping the area, of which rich does not know."""
+        width = self.console.width
+        if self._live is not None and self._live.is_started and width < self._width and REFLOWS:
+            added = sum(max(0, length - 1) // width for length in self._lengths)
+            erase = (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)
+            self.console.control(Control(ControlType.CARRIAGE_RETURN, *added * erase))
+            self._lengths = [min(length, width) for length in self._lengths]  # rich cuts what it shows again
+        self._width = width

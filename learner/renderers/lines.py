@@ -1,10 +1,15 @@
 """One-line texts for events, without control characters; all renderers use them."""
 
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, near
 from learner.events import Message, RunEnded, RunFailed, RunStarted
+from learner.util.metric_order import is_selected, ordered
 from learner.util.text import count, duration, printable, short
+
+OWN_ERRORS = {kind.__name__ for kind in (LearnerError, NonFiniteError, OutOfMemoryError)}
 
 
 def started(event: RunStarted) -> str:
@@ -20,14 +25,28 @@ def started(event: RunStarted) -> str:
     )
 
 
+def unmatched(event: RunStarted, selected: Collection[str]) -> list[str]:
+    """Return a line for each selected key or name that no metric of the run has."""
+    keys = [info.key for info in event.metrics]
+    wrong = [name for name in selected if not any(is_selected(key, [name]) for key in keys)]
+    names = [*dict.fromkeys(info.name for info in event.metrics), *keys]
+    return [printable(f"no metric is called {name}: {near(name, names)}") for name in wrong]
+
+
 def ended(event: RunEnded) -> str:
-    """Return how far the run came and why it ended."""
-    return printable(f"ended at epoch {event.epoch}, step {event.step}, {duration(event.seconds)}: {event.stopped_by}")
+    """Return how far the run came, why it ended, and how to resume one that was started from Python and stopped."""
+    text = f"ended at epoch {event.epoch}, step {event.step}, {duration(event.seconds)}: {event.stopped_by}"
+    is_stopped = event.stopped_by in ("ctrl-c", "sigterm", "time limit")
+    from_python = "config.yaml" not in event.summary.get("artifacts", ())
+    resume = "; builder.resume() resumes it" if is_stopped and from_python and event.summary.get("checkpoints") else ""
+    return printable(text + resume)
 
 
 def failed(event: RunFailed) -> str:
     """Return where the run failed; the caller that catches the exception shows the traceback."""
-    return f"failed at epoch {event.epoch}, step {event.step}: " + printable(" ".join(event.error.split()))
+    name = event.error.partition("(")[0]
+    error = name if name in OWN_ERRORS else event.error  # the command, or Python, prints the message
+    return f"failed at epoch {event.epoch}, step {event.step}: " + printable(" ".join(error.split()))
 
 
 def message(event: Message) -> list[str]:
@@ -36,17 +55,19 @@ def message(event: Message) -> list[str]:
     return [printable(line) for line in (level + event.text).splitlines()]
 
 
-def values(values: Mapping[str, float | str]) -> str:
-    """Return values by key, grouped by split.
+def values(values: Mapping[str, float | str], monitor: str | None = None) -> str:
+    """Return the numbers among values by key, grouped by split, in the order of `learner.util.metric_order`.
 
-    >>> values({"train/Loss": 0.5, "train/Accuracy": 0.75, "valid/Loss": 0.625})
-    'train Loss 0.5  Accuracy 0.75 | valid Loss 0.625'
+    >>> values({"train/Loss": 0.5, "train/Accuracy": 0.75, "valid/Loss": 0.625, "valid/Confusion": "4 1 0 5"})
+    'valid Loss 0.625 | train Loss 0.5  Accuracy 0.75'
     """
-    splits: dict[str, list[str]] = {}
-    for key, value in values.items():
-        split, name = key.split("/", 1)
-        splits.setdefault(split, []).append(f"{printable(name)} {short(value)}")
-    return " | ".join(f"{split} {'  '.join(parts)}" for split, parts in splits.items())
+    keys = ordered((key for key, value in values.items() if not isinstance(value, str)), monitor)
+    groups = itertools.groupby(keys, lambda key: key.partition("/")[0])
+
+    def cell(key: str) -> str:
+        return f"{printable(key.partition('/')[2])} {short(values[key])}"
+
+    return " | ".join(f"{printable(split)} {'  '.join(map(cell, inside))}" for split, inside in groups)
 
 
 def texts(values: Mapping[str, float | str]) -> list[str]:
@@ -56,7 +77,8 @@ def texts(values: Mapping[str, float | str]) -> list[str]:
     ['  valid Confusion:', '    4 1', '    0 5']
     """
     shown: list[str] = []
-    for key, value in values.items():
+    for key in ordered(values):
+        value = values[key]
         if isinstance(value, str):
             shown.append(f"  {printable(key.replace('/', ' ', 1))}:")
             shown += [f"    {printable(line)}" for line in value.splitlines()]

@@ -62,7 +62,7 @@ class NotebookRenderer(Listener):
     >>> renderer.on_event(RunFailed(0.0, 1, 30, "ValueError: no loss"))
     >>> for text, update in shown:
     ...     print(update, text.splitlines())
-    False ['runs/a: 10 epochs of 45 steps, 10,378 parameters', 'epoch 1/10  starting']
+    False ['runs/a: 10 epochs of 45 steps, 10,378 parameters', 'epoch 1/10  compiling']
     True ['runs/a: 10 epochs of 45 steps, 10,378 parameters', 'failed at epoch 1, step 30: ValueError: no loss']
     """
 

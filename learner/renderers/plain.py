@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from learner.events import (
@@ -22,6 +22,8 @@ from learner.renderers import lines
 from learner.renderers.overview_text import overview_lines
 from learner.renderers.progress import Progress
 from learner.renderers.summary_text import summary_lines
+from learner.util.metric_order import is_selected
+from learner.util.stages import end_stages
 from learner.util.text import duration
 
 
@@ -32,11 +34,12 @@ class PlainRenderer(Listener):
       stream: where to write; default: the current `sys.stdout`.
       clock: seconds; it need not begin anywhere in particular.
       every_seconds: the time from one line to the next within an epoch, at least.
+      metrics: keys (`valid/Loss`) or names (`Loss`) of the metrics to show; default: all.
 
     >>> renderer = PlainRenderer()
     >>> values = {"train/Loss": 0.5123, "train/Accuracy": 0.85, "valid/Loss": 0.25, "valid/Accuracy": 0.9}
     >>> renderer.on_event(EpochEnded(0.0, epoch=3, step=135, values=values, seconds=1.24))
-    epoch 3  train Loss 0.5123  Accuracy 0.85 | valid Loss 0.25  Accuracy 0.9  1.2 s
+    epoch 3  valid Loss 0.25  Accuracy 0.9 | train Loss 0.5123  Accuracy 0.85  1.2 s
     """
 
     def __init__(
@@ -44,10 +47,13 @@ class PlainRenderer(Listener):
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         every_seconds: float = 10,
+        metrics: Sequence[str] = (),
     ) -> None:
         self._stream = stream
         self._clock = clock
         self._every_seconds = every_seconds
+        self._metrics = metrics
+        self._monitor: str | None = None
         self._written_at = clock()
         self._progress = Progress(clock)
         self._directory: str | os.PathLike[str] | None = None
@@ -67,7 +73,7 @@ class PlainRenderer(Listener):
                 **{key: value for key, value in self._validated.items() if key not in event.values},
             }
             self._validated.clear()
-            self._write([f"{self._progress.label()}  {lines.values(values)}  {duration(event.seconds)}"])
+            self._write([f"{self._progress.label()}  {self._values(values)}  {duration(event.seconds)}"])
         else:
             self._write(self._about_run(event))
 
@@ -75,15 +81,18 @@ class PlainRenderer(Listener):
         if self._clock() - self._written_at < self._every_seconds:
             return
         loss = self._progress.train_loss
-        values = lines.values(({} if loss is None else {"train/Loss": loss}) | self._validated)
+        values = self._values(({} if loss is None else {"train/Loss": loss}) | self._validated)
         position, speed, left = self._progress.texts()
         self._validated.clear()
         self._write(["  ".join(filter(None, (self._progress.label(), position, values, speed, left)))])
 
+    def _values(self, values: Mapping[str, float | str]) -> str:
+        return lines.values({k: v for k, v in values.items() if is_selected(k, self._metrics)}, self._monitor)
+
     def _about_run(self, event: Event) -> list[str]:
         if isinstance(event, RunStarted):
-            self._directory = event.shown or event.directory
-            return [lines.started(event)]
+            self._directory, self._monitor = event.shown or event.directory, event.monitor
+            return [lines.started(event), *lines.unmatched(event, self._metrics)]
         if isinstance(event, Overview):
             return overview_lines(event)
         if isinstance(event, Message):
@@ -103,6 +112,7 @@ def write_lines(texts: Sequence[str], stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     if stream is None:  # standard output is closed
         return
+    end_stages()
     text = "".join(f"{line}\n" for line in texts)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))

@@ -95,7 +95,7 @@ class Progress:
 
     def _position(self) -> str:
         if self._newest is None:
-            return "starting"
+            return "compiling"  # the first dispatch comes back after it
         unit = "step" if self._newest.split == "train" else printable(self._newest.split)
         completed, total = self.completed()
         return f"{unit} {completed}" if total is None else f"{unit} {completed}/{total}"

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,17 +27,20 @@ from learner.events import (
     StepsEnded,
 )
 from learner.renderers import lines
-from learner.renderers.board import board
+from learner.renderers.board import board, hidden_text
 from learner.renderers.bottom_area import BottomArea
 from learner.renderers.consoles import standard_output
 from learner.renderers.epoch_table import EpochTable
 from learner.renderers.grids import grid, render_overview
 from learner.renderers.progress import Progress
-from learner.renderers.summary_text import endings, table
+from learner.renderers.summary_text import LENGTHS, endings, table
 from learner.renderers.trends import ASCII, BLOCKS, Trends
+from learner.util.metric_order import is_selected
+from learner.util.text import wrapped
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
 SHORTEST_BAR = 8
+FOR_KEYS = 4  # columns behind the bar: terminals show Ctrl-C as ^C there, and a line that wraps cannot be removed
 
 
 class RichRenderer(Listener):
@@ -54,17 +58,25 @@ class RichRenderer(Listener):
     Args:
       console: where to draw; default: standard output.
       clock: seconds; it need not begin anywhere in particular.
+      metrics: keys (`valid/Loss`) or names (`Loss`) of the metrics to show; default: as many as fit.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._given, self._clock = console, clock
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: Sequence[str] = (),
+    ) -> None:
+        self._given, self._clock, self._selected = console, clock, metrics
         self._area = BottomArea(console or standard_output(), clock)
         self._progress, self._trends = Progress(clock), Trends()
         self._directory: str | os.PathLike[str] | None = None
         self._metrics: tuple[MetricInfo, ...] = ()
+        self._monitor: str | None = None
         self._table_width = self._area.console.width
         self._table = EpochTable([], self._table_width)
-        self._pending: list[str] = []  # lines for above the bar
+        self._text_values: dict[str, str] = {}  # the newest values of metrics that are texts, by key
+        self._pending: list[Text] = []  # lines for above the bar
         self._drawn_at = self._written_at = clock() - SECONDS_BETWEEN_DRAWINGS
 
     def on_event(self, event: Event) -> None:
@@ -93,9 +105,9 @@ class RichRenderer(Listener):
         elif isinstance(event, SplitEnded):
             if event.at_step is not None:
                 values = {f"{event.split}/{name}": value for name, value in event.values.items()}
-                self._add_row(f"@{event.at_step}", values, event.seconds)
+                self._add_row(f"@{event.at_step}", values, event)
         elif isinstance(event, EpochEnded):
-            self._add_row(str(event.epoch), event.values, event.seconds)
+            self._add_row(str(event.epoch), event.values, event)
         elif isinstance(event, Message):
             self._write(lines.message(event), style="yellow" if event.level >= logging.WARNING else "")
         elif isinstance(event, Overview):
@@ -108,24 +120,33 @@ class RichRenderer(Listener):
     def _start(self, event: RunStarted) -> None:
         self.close()
         self._area.console = self._given or standard_output()
-        self._directory, self._metrics = event.shown or event.directory, event.metrics
-        self._write([lines.started(event)])
-        self._write(self._titles(), style="bold")
+        self._directory, self._monitor, self._text_values = event.shown or event.directory, event.monitor, {}
+        self._metrics = tuple(info for info in event.metrics if is_selected(info.key, self._selected))
+        self._write([lines.started(event), *lines.unmatched(event, self._selected)])
+        self._pending += self._titles()
+        self._write()
         atexit.register(self.close)
         self._area.open()
         self._draw()
 
-    def _titles(self) -> list[str]:
+    def _titles(self) -> list[Text]:
         self._table_width = self._area.console.width
-        self._table = EpochTable(self._metrics, self._table_width)
-        return self._table.titles()
+        self._table = EpochTable(self._metrics, self._table_width, self._monitor)
+        hidden = self._table.hidden
+        notes = [Text(hidden_text(hidden, self._table_width), self._dim)] if hidden else []
+        return [*notes, *(Text(line, "bold") for line in self._table.titles())]
+
+    @property
+    def _dim(self) -> str:
+        return "" if self._area.console.no_color else "dim"
 
     def _end(self, event: RunEnded | RunFailed) -> None:
         self.close()
         if isinstance(event, RunFailed):
             self._write([lines.failed(event)], style="red")
             return
-        self._write([lines.ended(event)])
+        self._pending += map(Text, lines.texts(self._text_values))
+        self._write([lines.ended(event)], style="green" if event.stopped_by in LENGTHS else "yellow")
         if event.show_summary:
             self._area.print(render_summary(event.summary, self._directory))
 
@@ -134,10 +155,16 @@ class RichRenderer(Listener):
             self._write()
             self._draw()
 
-    def _add_row(self, label: str, values: Mapping[str, float | str], seconds: float) -> None:
+    def _add_row(self, label: str, values: Mapping[str, float | str], event: SplitEnded | EpochEnded) -> None:
         if self._area.console.width != self._table_width:  # the window was resized
             self._pending += self._titles()
-        self._pending += [self._table.row(label, values, seconds), *lines.texts(values)]
+        self._text_values |= {key: value for key, value in values.items() if isinstance(value, str)}
+        best = self._trends.best(self._monitor)
+        is_best = best is not None and (best.epoch, best.step) == (event.epoch, event.step)
+        row = Text(self._table.row(label, values, event.seconds, self._monitor if is_best else None))
+        row.highlight_regex(r"\S+\*", "green")
+        row.highlight_regex(r"(?<=  )\S+(?: \S+)*$", self._dim)  # the time
+        self._pending.append(row)
         if self._is_time(self._written_at):
             self._write()
             self._draw()
@@ -147,12 +174,13 @@ class RichRenderer(Listener):
         return now - last >= SECONDS_BETWEEN_DRAWINGS and self._area.is_free(now)
 
     def _write(self, texts: Sequence[str] = (), style: str = "") -> None:
-        """Write lines above the bar, after the pending ones."""
-        for waiting, how in ((self._pending, ""), (texts, style)):
-            if waiting:
-                self._area.print(Text("\n".join(waiting), how))
-                self._written_at = self._clock()
-        self._pending = []
+        """Write lines above the bar, after the pending ones. Those that are too long are broken between words."""
+        width = self._area.console.width if self._area.console.is_terminal else sys.maxsize
+        parts = [part for text in texts for part in wrapped(text, width)]
+        waiting, self._pending = [*self._pending, *(Text(part, style) for part in parts)], []
+        if waiting:
+            self._area.print(Text("\n").join(waiting))
+            self._written_at = self._clock()
 
     def _draw(self) -> None:
         self._drawn_at = self._clock()
@@ -163,16 +191,19 @@ class RichRenderer(Listener):
         width, most = self._area.console.width, max(0, self._area.console.height // 2 - 3)
         limited = self._area.console.legacy_windows or self._area.console.options.ascii_only  # as rich draws its bars
         characters = ASCII if limited else BLOCKS
-        rows = board(self._trends.newest(), width, most, self._trends.monitor, characters)
-        texts = [Text(row, "" if number else "bold") for number, row in enumerate(rows)]
+        trends = [trend for trend in self._trends.newest() if is_selected(trend.info.key, self._selected)]
+        rows = board(trends, width, most, self._monitor, characters)
+        titles = next((number for number, row in enumerate(rows) if row.startswith("metric")), 0)
+        texts = [Text(row, "bold" if number <= titles else "") for number, row in enumerate(rows)]
         table = Text("\n", no_wrap=True, overflow="crop").join(texts)
         return Group(table, self._bar()) if rows else self._bar()
 
     def _bar(self) -> RenderableType:
         label = self._progress.label()
-        texts = self._texts(self._area.console.width - len(label) - SHORTEST_BAR - 2)
+        texts = self._texts(self._area.console.width - FOR_KEYS - len(label) - SHORTEST_BAR - 2)
         completed, total = self._progress.completed()
-        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.width = max(1, self._area.console.width - FOR_KEYS)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
         for _ in texts:

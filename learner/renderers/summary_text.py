@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from learner.util.json_values import decode
+from learner.util.metric_order import ordered
 from learner.util.number_checks import is_finite
 from learner.util.text import aligned, count, duration, printable, short
 
@@ -30,9 +31,11 @@ def heading(summary: Mapping[str, Any]) -> str:
 
 
 def table(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row of four texts for each metric, after a row of titles."""
+    """Return a row of four texts for each numeric metric, after a row of titles."""
     rows = [["metric", "best", "epoch", "last"]]
-    for key, metric in summary["metrics"].items():
+    numeric = {key: metric for key, metric in summary["metrics"].items() if not _is_text(metric)}
+    for key in ordered(numeric):
+        metric = numeric[key]
         unit = f" ({metric['unit']})" if metric.get("unit") else ""
         best, last = metric["best"], metric["last"]
         epoch = printable(str(best["epoch"])) if best else "-"
@@ -41,11 +44,11 @@ def table(summary: Mapping[str, Any]) -> list[list[str]]:
 
 
 def places(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return the paths of the checkpoints and of the other files."""
+    """Return the directory and the paths of the checkpoints in it."""
     lines = [f"directory: {printable(os.fspath(directory))}"] if directory is not None else []
     if summary["checkpoints"]:
         lines.append("checkpoints: " + ", ".join(map(_checkpoint, summary["checkpoints"])))
-    return [*lines, "files: " + ", ".join(map(printable, summary["artifacts"]))]
+    return lines
 
 
 def times(summary: Mapping[str, Any]) -> list[str]:
@@ -63,14 +66,20 @@ def times(summary: Mapping[str, Any]) -> list[str]:
 
 
 def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return a line with the commands for a run that has a `config.yaml`, else the calls in Python. `learner report` is
-    left out where plotly is not installed.
+    """Return the commands for a run that has a `config.yaml`, else the calls in Python, one in a line, after a title.
+    `learner report` is left out where plotly is not installed.
 
     >>> saved = {"stopped_by": "num_epochs", "epochs": 3, "checkpoints": [{}], "metrics": {"valid/Loss": {}}}
-    >>> print(*following({**saved, "artifacts": ["config.yaml"]}, "runs/a"))
-    next: learner evaluate runs/a | learner resume runs/a --num_epochs=6 | learner report runs/a
-    >>> print(*following({**saved, "artifacts": []}, "runs/a"))
-    next: learner.evaluate(data) | .num_epochs(6).resume() | learner report runs/a
+    >>> print(*following({**saved, "artifacts": ["config.yaml"]}, "runs/a"), sep="\\n")
+    next:
+      learner evaluate runs/a
+      learner resume runs/a --num_epochs=6
+      learner report runs/a
+    >>> print(*following({**saved, "artifacts": []}, "runs/a"), sep="\\n")
+    next:
+      learner.evaluate(data)
+      builder.num_epochs(6).resume()
+      learner report runs/a
     """
     if directory is None:
         return []
@@ -81,12 +90,14 @@ def following(summary: Mapping[str, Any], directory: str | os.PathLike[str] | No
     why = str(summary["stopped_by"])
     if summary["checkpoints"] and why in LENGTHS:
         longer = 2 * summary[LENGTHS[why]]
-        commands.append(f"learner resume {path} --{why}={longer}" if has_config else f".{why}({longer}).resume()")
+        commands.append(
+            f"learner resume {path} --{why}={longer}" if has_config else f"builder.{why}({longer}).resume()"
+        )
     elif summary["checkpoints"] and not why.startswith("early stopping"):
-        commands.append(f"learner resume {path}" if has_config else ".resume()")
+        commands.append(f"learner resume {path}" if has_config else "builder.resume()")
     if importlib.util.find_spec("plotly") is not None:  # advice that this installation can follow
         commands.append(f"learner report {path}")
-    return ["next: " + " | ".join(commands)] if commands else []
+    return ["next:", *(f"  {command}" for command in commands)] if commands else []
 
 
 def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
@@ -101,15 +112,24 @@ def summary_lines(summary: Mapping[str, Any], directory: str | os.PathLike[str] 
     valid/Loss  0.25      2   0.5
     directory: runs/a
     checkpoints: checkpoint/135 (epoch 3)
-    files: valid
-    next: learner.evaluate(data) | .num_epochs(6).resume() | learner report runs/a
+    next:
+      learner.evaluate(data)
+      builder.num_epochs(6).resume()
+      learner report runs/a
     """
     return aligned(table(summary)) + endings(summary, directory)
 
 
 def endings(summary: Mapping[str, Any], directory: str | os.PathLike[str] | None = None) -> list[str]:
     """Return the lines after the table: the time, the paths, and the next commands."""
-    return [*times(summary), *places(summary, directory), *following(summary, directory)]
+    texts = sum(map(_is_text, summary["metrics"].values()))
+    left_out = [f"{count(texts, 'text metric')} not shown"] if texts else []
+    return [*left_out, *times(summary), *places(summary, directory), *following(summary, directory)]
+
+
+def _is_text(metric: Mapping[str, Any]) -> bool:
+    last = metric.get("last") or {"value": None}
+    return isinstance(decode(last["value"]), str)
 
 
 def _is_time(value: Any) -> bool:

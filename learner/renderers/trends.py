@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from learner.events import Event, MetricInfo, RunStarted, SplitEnded, StepsEnded
 from learner.runs.history import Point
 from learner.runs.thinning import Thinned
+from learner.util.metric_order import by_importance, ordered
 
 MOST = 64  # points of a curve
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -83,6 +84,10 @@ class Trends:
         self._take_steps()
         return list(self._trends.values())
 
+    def best(self, key: str | None) -> Point | None:
+        """Return the best value of a metric by key, or None."""
+        return self._trends[key].best if key in self._trends else None
+
     def _start(self, event: RunStarted) -> None:
         self._steps, self.monitor = None, event.monitor
         self._trends = {info.key: Trend(info) for info in event.metrics if info.numeric}
@@ -103,16 +108,9 @@ class Trends:
 
 
 def important(trends: Sequence[Trend], most: int, monitor: str | None) -> list[Trend]:
-    """Return the `most` important metrics in order: first the monitor, then the losses, then those of `train`."""
-    ranked = sorted(
-        range(len(trends)),
-        key=lambda at: (
-            trends[at].info.key != monitor,
-            trends[at].info.name != "Loss",
-            trends[at].info.split != "train",
-        ),
-    )
-    return [trends[at] for at in sorted(ranked[:most])]
+    """Return the `most` important metrics in the order of `learner.util.metric_order`."""
+    by_key = {trend.info.key: trend for trend in trends}
+    return [by_key[key] for key in ordered(by_importance(by_key, monitor)[:most], monitor)]
 
 
 # rich has no sparkline, and textual, which has one, is optional.

@@ -1,6 +1,7 @@
 """Comparison of runs: the settings that differ, and the results."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,11 +10,15 @@ from learner.errors import LearnerError, near
 from learner.runs.flat_config import text_of
 from learner.runs.history import Point
 from learner.runs.run_reader import RunReader
-from learner.util.text import aligned, duration, printable, short
+from learner.util.metric_order import ordered
+from learner.util.text import aligned, count, duration, printable, short
 
 ALWAYS_DIFFER = ("directory",)
 FIXED = ("run", "directory", "status", "epochs", "steps", "seconds")
 PROGRAM = "train step"
+SECONDARY = ("last", "steps", "epoch", "epochs")
+"""Columns that narrow terminals do without, the first ones first."""
+GAP = 2
 ABSENT = object()
 Row = dict[str, Any]
 
@@ -39,26 +44,43 @@ class Comparison:
         """Return the column names, in order."""
         return list(self.rows[0])
 
-    def lines(self, settings: int | None = None) -> list[str]:
+    def lines(self, settings: int | None = None, width: int | None = None) -> list[str]:
         """Return the comparison as a text table.
 
         Args:
           settings: the largest number of settings; None shows all.
+          width: of the terminal, in characters. If the table is wider, columns are left out whole, then rows and
+            columns change places, and then the last columns are counted only.
         """
         shown = self.settings[:settings]
-        names = ["run", "status", "epochs", "steps", "time", *map(_last_part(self.settings), shown)]
+        if width is None:
+            return aligned(self._table(shown, ()))
+        tables = [self._table(shown, SECONDARY[:number]) for number in range(len(SECONDARY) + 1)]
+        for table in (*tables, list(map(list, zip(*tables[-1], strict=True)))):
+            text = aligned(table)
+            if max(map(len, text)) <= width:
+                return text
+        columns = list(zip(*tables[-1], strict=True))
+        used = itertools.accumulate(max(map(len, column)) + GAP for column in columns)
+        fitting = max(1, sum(end - GAP <= width for end in used))
+        text = aligned(list(zip(*columns[:fitting], strict=True)))
+        return [*text, f"{count(len(columns) - fitting, 'further column')}: --metric=NAME selects, --csv has all"]
+
+    def _table(self, settings: Sequence[str], left_out: Sequence[str]) -> list[list[str]]:
+        """Return a row of titles and one for each run, without the columns `left_out`."""
+        names = ["run", "status", "epochs", "steps", "time", *map(_last_part(self.settings), settings)]
         for key in self.metrics:
             names += [key, "epoch", "last"]
-        return aligned([list(map(printable, names)), *(self._cells(row, shown) for row in self.rows)])
+        kept = [number for number, name in enumerate(names) if name not in left_out or 5 <= number < 5 + len(settings)]
+        rows = [list(map(printable, names)), *(self._cells(row, settings, "last" in left_out) for row in self.rows)]
+        return [[row[number] for number in kept] for row in rows]
 
-    def _cells(self, row: Row, shown: Sequence[str]) -> list[str]:
-        cells = [printable(row["run"]), short(row["status"]), str(row["epochs"]), str(row["steps"])]
-        cells += [duration(row["seconds"]), *(short(text_of(row[_column(key)])) for key in shown)]
+    def _cells(self, row: Row, shown: Sequence[str], best_or_last: bool) -> list[str]:
+        cells = [printable(row["run"]), printable(row["status"].partition(":")[0]), str(row["epochs"])]
+        cells += [str(row["steps"]), duration(row["seconds"]), *(short(text_of(row[_column(key)])) for key in shown)]
         for key in self.metrics:
-            values = (row[f"{key} {what}"] for what in ("best", "best epoch", "last"))
-            cells += [
-                "-" if value is None else str(value) if isinstance(value, int) else short(value) for value in values
-            ]
+            best, epoch, last = (row[f"{key} {what}"] for what in ("best", "best epoch", "last"))
+            cells += map(_cell, (last if best is None and best_or_last else best, epoch, last))
         return cells
 
 
@@ -126,8 +148,11 @@ def _keys(name: str, known: Sequence[str]) -> list[str]:
 
 
 def _usual(runs: Sequence[_RunSummary], known: Sequence[str]) -> list[str]:
-    """Return the validation metrics, or else the training metrics, that at least half of the runs have."""
-    common = [key for key in known if 2 * sum(key in run.last for run in runs) >= len(runs)]
+    """Return the numeric validation metrics, or else the training metrics, that at least half of the runs have."""
+    last = {key: [point.value for run in runs if (point := run.last.get(key)) is not None] for key in known}
+    usual = [key for key in known if 2 * len(last[key]) >= len(runs) and not isinstance(last[key][0], str)]
+    monitor = next(filter(None, (run.config.get("with_file_checkpointer.monitor") for run in runs)), None)
+    common = ordered(usual, monitor)
     return [key for key in common if key.startswith("valid")] or [key for key in common if key.startswith("train/")]
 
 

@@ -35,6 +35,13 @@ class Outputs:
     listeners: list[ListenerThread]
     saves: SaveQueue
 
+    def report_signal(self, name: str, saves: bool) -> None:
+        """Tell the listeners that a signal stops the run. Any thread may call it."""
+        saving = ", saving a checkpoint" if saves else ""
+        for listener in self.listeners:
+            text = f"{name}: stopping after this step{saving}; again to end now"
+            listener.put(Message(time.time(), logging.INFO, text))
+
     def warn(self, text: str) -> None:
         """Write a warning to the log, and send it to the listeners. Any thread may call it."""
         self.log.warning(text)

@@ -22,13 +22,14 @@ from learner.training.resume import accumulator_in_flight, data_of, restore_deci
 from learner.training.rewind import open_checkpoints
 from learner.training.run import Run
 from learner.training.run_outputs import Outputs, open_outputs
-from learner.training.signals import on_signals
+from learner.training.signals import first_signal, on_signals
 from learner.training.spec import Restored, RunPlan, RunSpec
 from learner.training.startup import check_recordable, describe, warning_of_pairs
 from learner.training.stopping import StopRequest
 from learner.training.supervision import start_supervision
 from learner.training.threads import finish_records, start_threads
 from learner.training.timing import StepTimeEstimator, StepTimer, TimeBreakdown
+from learner.util.stages import close_stages, enter_stage
 
 
 @contextlib.contextmanager
@@ -45,6 +46,7 @@ def open_run(
         # Handlers before anything that takes time: a signal during the setup ends the run in order, too.
         on_signals(request.to_stop, request.to_save),
         open_outputs(spec.options, spec.processes.index, position) as outputs,
+        first_signal(lambda name: outputs.report_signal(name, saves=spec.options.checkpoints is not None)),
         contextlib.ExitStack() as threads,
     ):
         times = threads.enter_context(CompileTimes())
@@ -82,6 +84,7 @@ def _setup(
     timer = StepTimer(StepTimeEstimator(compilations=lambda: times.count), TimeBreakdown(lambda: times.in_thread))
     runner = make_runner(spec.step, spec.state, spec.strategy)
     consensus = None if processes.count == 1 else Consensus(processes, position.step)
+    enter_stage("tracing")
     feeders, needs = build_feeders(spec, runner, timer, consensus, outputs)
     compile_in_background(runner, feeders, timer.estimator.stepped, threads)
 
@@ -113,6 +116,7 @@ def _setup(
     # 5. The announcement, once nothing can be refused any more. Then what watches the run from outside.
     for source in map(inputs.source, spec.splits):
         threads.callback(source.close)
+    close_stages()
     announce_start(run, spec, parameters)
     if run.profiler is not None:
         threads.callback(run.profiler.abandon)

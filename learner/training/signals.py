@@ -1,6 +1,7 @@
 """Signals: SIGINT (Ctrl-C) and SIGTERM end a run in order, once; a second one ends it at once. SIGUSR1 saves."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -47,6 +48,54 @@ def on_signals(stop: Callable[[str], None], save: Callable[[], None]) -> Iterato
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def first_signal(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report("ctrl-c")` or `report("sigterm")` from a thread at the first of these signals.
+
+    Handlers have to wait for the main thread, which may be compiling for minutes. Python writes the number of a signal
+    to a file descriptor at once. Outside the main thread this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    global _listening
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def wait() -> None:
+        while (number := os.read(read, 1)[0]) and number not in NAMES:
+            pass
+        if number:
+            report(NAMES[signal.Signals(number)])
+
+    thread = threading.Thread(target=wait, name="learner-signals", daemon=True)
+    thread.start()
+    previous = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    _listening = True
+    try:
+        yield
+    finally:
+        _listening = False
+        signal.set_wakeup_fd(previous)
+        with contextlib.suppress(BlockingIOError):
+            os.write(write, b"\0")
+        thread.join()
+        os.close(read)
+        os.close(write)
+
+
+_listening = False
+
+
+def _after_fork() -> None:
+    """Leave the descriptor to the parent: a signal to a worker that is terminated is not the run's."""
+    if _listening:
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager

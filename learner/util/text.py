@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -74,6 +75,29 @@ def truncate(text: str, width: int, mark: str = ".") -> str:
     ('Precision', 'Prec.')
     """
     return text if len(text) <= width else text[: max(0, width - len(mark))] + mark
+
+
+def abbreviate(text: str, width: int, mark: str = "…") -> str:
+    """Return the text; if it is longer than a width, its beginning and its end with a mark between them.
+
+    >>> abbreviate("Precision", 9), abbreviate("Accuracy ignoring -100", 16)
+    ('Precision', 'Accuracy…ng -100')
+    """
+    if len(text) <= width:
+        return text
+    end = max(0, width - len(mark)) // 2
+    return truncate(text, width - end, mark) + text[len(text) - end :]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text that are broken between words, further ones indented. A longer word keeps its line.
+
+    >>> wrapped("compiled in 1.5 s; runs/a", 12)
+    ['compiled in', '  1.5 s;', '  runs/a']
+    """
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [text] if len(text) <= width else lines
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

@@ -76,10 +76,15 @@ def test_values_become_calls():
 
 def test_objects_are_made():
     described = {"class_path": "MetricEarlyStopping", "init_args": {"patience": 2}}
-    for value in ("MetricEarlyStopping", described, [described, "MetricEarlyStopping"]):
+    cases = [
+        ("MetricEarlyStopping", [5]),
+        (described, [2]),
+        ({"patience": 2}, [2]),
+        ([described, "MetricEarlyStopping"], [2, 5]),
+    ]
+    for value, expected in cases:
         made, said = calls("stopping", value, NAMES)
-        patience = [each["stopping"].patience for _, _, each in made]
-        assert patience == {str: [5], dict: [2], list: [2, 5]}[type(value)]
+        assert [each["stopping"].patience for _, _, each in made] == expected
         first = said[0] if isinstance(value, list) else said
         assert first["init_args"].keys() == {"monitor", "mode", "patience", "min_delta", "warmup"}
 

@@ -394,3 +394,12 @@ def test_an_argument_named_on_is_a_text_in_a_file_too(importable, line_config):
     text = RunConfig({**line_config, "metric_loggers": loggers}).text()
     assert yaml.safe_load(text)["metric_loggers"][0]["init_args"]["on"] == ["end", "failure"]
     assert RunConfig(parse_yaml(text)).text() == text
+
+
+def test_arguments_of_the_renderer_need_no_class(importable, line_config):
+    """They are those of the one that is chosen for the terminal."""
+    saved = reloaded(RunConfig(line_config | {"renderer": {"metrics": ["Loss"]}}))
+    assert saved["renderer"] == {
+        "class_path": "learner.renderers.default_renderer",
+        "init_args": {"metrics": ["Loss"]},
+    }

@@ -12,15 +12,31 @@ from learner.optimizers.configs import OPTIMIZERS
 from tests.support.codes import raises_code
 
 
-def test_the_first_page_names_every_key_and_topic():
+def test_the_first_page_is_one_screen_that_names_every_topic(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     lines = fit_usage().splitlines()
+    for topic in TOPICS:
+        assert sum(line.startswith(f"  --help={topic} ") for line in lines) == 1, topic
+    assert len(lines) <= 23  # and the prompt
+    assert max(map(len, lines)) <= 80
     assert option_names() == list(methods(LearnerBuilder))
-    for key in (*PARTS, "overwrite", *(f"--help={topic}" for topic in TOPICS)):
-        assert sum(line.startswith(f"  {key} ") for line in lines) == 1, key
-    names = {name for line in lines for name in re.findall(r"\w+", line)}
-    assert names >= {*option_names()}
-    assert len(lines) <= 80  # two screens
-    assert max(map(len, lines)) <= 120
+
+
+def test_defaults_are_shown_as_a_config_has_them_and_clocks_are_not():
+    keys = " ".join(topic_help("keys").split())
+    assert "Arguments: keep_last=2, keep_best=1, keep_every=null," in keys
+    assert "Arguments: epoch=null, step=null, allow=[]." in keys
+    loggers = " ".join(topic_help("loggers").split())
+    assert (
+        "Webhook(url, on=[best, end, preemption, failure], monitors=[], headers=null, timeout=5.0, retries=3)"
+        in loggers
+    )
+    texts = [topic_help(topic) for topic in TOPICS] + [key_help("metric_loggers", "MLflow", {})]
+    assert not [text for text in texts if re.search(r"built-in|sleep|clock", text)]
+
+
+def test_a_key_that_is_a_list_has_its_choices():
+    assert key_help("metrics", "", {"metrics": ["Accuracy"]}) == topic_help("metrics")
 
 
 def test_the_topics_list_all_keys_and_all_of_optaxs_classes_with_their_parameters():

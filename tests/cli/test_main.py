@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import yaml
 
 from learner.cli.main import COMMANDS
 from tests.support.codes import named_case
+from tests.support.pseudoterminal import Terminal
 from tests.support.stopped import some
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -272,7 +274,7 @@ def test_signals_end_the_command_and_it_says_how_to_resume(learner, config, work
             "fit", config, "--num_epochs=50", "--on_epoch_end=hooks.stop", f"--on_sigterm={on_sigterm}"
         )
         assert code == exit_code
-        assert err == "learner: interrupted; go on with: learner resume run\n"
+        assert err == "learner: interrupted; resume with: learner resume run\n"
         assert summary()["epochs"] < 50
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
@@ -658,8 +660,42 @@ def test_files_of_the_current_directory_do_not_stand_for_other_modules(trained, 
         assert not (workplace / "imported").exists(), (words, (workplace / "imported").read_text())
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["fit", "a.yaml"], 2), (["resume", "a"], 2), (["devices", "--help"], 0), (["fit", "--help"], 0)],
+)
+def test_what_needs_no_jax_does_not_import_it(workplace, words, code):
+    program = f"import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nsys.exit(main({words}))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == code
+
+
+def test_a_directory_of_runs_is_no_run_and_its_runs_are_listed(learner, trained):
+    os.makedirs("runs")
+    os.rename("run", "runs/a")
+    code, _, err = learner("resume", "runs")
+    assert code == 2
+    assert err.splitlines()[1:] == [f"  {Path('runs', 'a')}"]
+
+
+def test_stages_and_ctrl_c_on_a_terminal(workplace, config):
+    rows = "--train.dataset={class_path: mymodule.rows, init_args: {count: 4000000}}"
+    terminal = Terminal(["fit", config, rows], 160, 40)
+    terminal.wait_for("epoch 1/2", "  step ")  # a signal before the run has begun ends the command
+    stages = terminal.text.splitlines()[0]
+    assert stages.startswith("learner 0.")
+    assert len(re.findall(r" [0-9.]+ m?s\b", stages)) == stages.count(",") + 1
+    terminal.kill(signal.SIGINT)
+    assert terminal.end() == 130
+    shown = list(filter(None, terminal.text.splitlines()))
+    assert "ctrl-c: stopping after this step, saving a checkpoint; again to end now" in shown
+    assert shown[-1] == "learner: interrupted; resume with: learner resume run"
+    assert not [line for line in shown if line.startswith("metric")]
+
+
 @pytest.mark.parametrize("command", ["fit", "resume"])
 def test_a_terminal_shows_a_line_before_jax_is_imported(workplace, command):
+    Path("a.yaml").mkdir() if command == "resume" else Path("a.yaml").touch()
+    Path("a.yaml/config.yaml").touch() if command == "resume" else None
     code = f"import sys; sys.modules['jax'] = None\nfrom learner.cli.main import main\nmain([{command!r}, 'a.yaml'])"
     terminal, side = os.openpty()
     subprocess.run([sys.executable, "-c", code], stderr=side, check=False)

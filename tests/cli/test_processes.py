@@ -49,10 +49,12 @@ def test_one_process_is_not_connected(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("command", ["fit", "resume", "evaluate"])
-def test_some_of_the_options_are_not_enough(learner, workplace, line_config, command):
-    Path("line.yaml").write_text(yaml.safe_dump(line_config))
-    code, out, err = learner(command, "line.yaml", "--coordinator=localhost:1")
+@pytest.mark.parametrize("words", [["fit", "line.yaml"], ["resume", "run"], ["evaluate", "run"]])
+def test_some_of_the_options_are_not_enough(learner, workplace, line_config, words):
+    Path("run").mkdir(mode=0o700)
+    for path in ("line.yaml", "run/config.yaml"):
+        Path(path).write_text(yaml.safe_dump(line_config))
+    code, out, err = learner(*words, "--coordinator=localhost:1")
     assert (code, out) == (2, "")
     assert err == (
         "learner: num_processes and process_id are missing: coordinator, num_processes and process_id belong together\n"
@@ -70,9 +72,9 @@ def test_the_config_does_not_have_them(learner, workplace, line_config):
         assert (code, key in err) == (2, True)
 
 
-@pytest.mark.parametrize("command", ["fit", "resume", "evaluate"])
-def test_help_says_what_they_are(learner, command):
-    code, out, _ = learner(command, "--help")
+@pytest.mark.parametrize("words", [["fit", "--help=processes"], ["resume", "--help"], ["evaluate", "--help"]])
+def test_help_says_what_they_are(learner, words):
+    code, out, _ = learner(*words)
     assert code == 0
     assert "--distributed" in out
     assert "--coordinator HOST:PORT --num_processes N --process_id I" in out

@@ -167,8 +167,9 @@ def test_a_run_shows_it_before_it_starts(tmp_path):
     lines, events, log = shown(tmp_path / "run", reading)
     assert reading.events[0] == "start"
     assert "model.json" in reading.files
-    overview, compiled, started = events[:3]
+    overview, compiling, compiled, started = events[:4]
     assert isinstance(overview, Overview)
+    assert compiling.text == "compiling"
     assert isinstance(compiled, Message)
     assert isinstance(started, RunStarted)
     assert overview.peak is None
@@ -204,4 +205,4 @@ def test_the_depth_that_was_asked_for(tmp_path):
     lines = out.getvalue().splitlines()
     assert lines[1].split() == ["a", "float32", "5", "20", "bytes", "100", "%", "2", "arrays"]
     assert lines[2].split()[0] == "total"
-    assert lines[-1] == f"next: learner report {tmp_path / 'run'}"
+    assert lines[-2:] == ["next:", f"  learner report {tmp_path / 'run'}"]

@@ -207,4 +207,4 @@ def test_not_a_tty(tmp_path, ends):
         assert rest == ["failed at epoch 20, step 120: RuntimeError('\\x1b[31mred\\r\\n')"]
     else:
         assert rest[0].startswith("ended at epoch 20, step 120, ")
-        assert [line.split()[0] for line in rest[2:4]] == ["train/Loss", "valid/Loss"]
+        assert [line.split()[0] for line in rest[2:4]] == ["valid/Loss", "train/Loss"]

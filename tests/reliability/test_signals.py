@@ -118,7 +118,7 @@ def test_sigterm_in(tmp_path, monkeypatch, undisturbed, phase):
         assert not Path("run").exists()
         assert main(["fit", "config.yaml"]) == 0
     else:
-        assert output == ("", "learner: interrupted; go on with: learner resume run\n")
+        assert output == ("", "learner: interrupted; resume with: learner resume run\n")
         last = journal_of("run")[-1]
         assert (last["event"], last["stopped_by"]) == ("stop", "sigterm")
         assert saved_steps("run")[-1] == last["step"]
@@ -162,7 +162,7 @@ def test_sigterm_twice_while_nothing_moves(tmp_path):
             process.wait(3)
         process.send_signal(TERM)
         assert process.wait(SECONDS) == 143
-        assert process.stderr.read() == "learner: interrupted; go on with: learner resume run\n"
+        assert process.stderr.read() == "learner: interrupted; resume with: learner resume run\n"
     assert saved_steps(tmp_path / "run") == [3]
     assert journal_of(tmp_path / "run")[-1]["event"] == "error"
 

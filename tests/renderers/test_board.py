@@ -28,10 +28,31 @@ def test_columns_go_in_their_order():
     """The one of least use goes first; none comes back where there is less room."""
     order = [["metric", "now", "best", "epoch", "trend"], ["metric", "now", "best", "trend"], ["metric", "now", "best"]]
     order += [["metric", "now"], []]
-    seen = [columns(width) for width in range(200, 0, -1)]
+    seen = [columns(width) for width in range(119, 0, -1)]
     assert list(map(list, dict.fromkeys(map(tuple, seen)))) == order
     assert columns(40) == ["metric", "now", "best", "trend"]
-    assert columns(80) == columns(200) == order[0]
+    assert columns(80) == columns(119) == order[0]
+
+
+def test_validation_and_training_stand_side_by_side_where_there_is_room():
+    trends = [
+        *(trend("train", name, 0.5, 0.25) for name in ("Accuracy", "Loss", "Learning Rate")),
+        *(trend("valid", name, 0.75) for name in ("Accuracy", "Loss")),
+    ]
+    assert board(trends, 120, 9, "valid/Accuracy", ASCII) == [
+        "               valid                                                 train",
+        "metric            now    best  epoch  trend                             now    best  epoch  trend",
+        "Accuracy         0.75    0.75      1  +                                0.25     0.5      1  @.",
+        "Loss             0.75    0.75      1  +                                0.25    0.25      2  @.",
+        "Learning Rate                                                          0.25     0.5      1  @.",
+    ]
+    lines = board(trends, 120, 1, "valid/Accuracy", ASCII)
+    assert [line.split()[0] for line in lines] == ["valid", "metric", "Accuracy", "and"]
+    assert lines[-1].startswith("and 3 more: ")
+
+
+def test_three_splits_do_not_stand_side_by_side():
+    assert board([*TRENDS, trend("test", "Loss", 1.0)], 200, 9)[0].split()[0] == "metric"
 
 
 def test_no_line_is_wider_than_there_is_room():
@@ -42,15 +63,15 @@ def test_no_line_is_wider_than_there_is_room():
 def test_the_whole_table():
     assert board(TRENDS, 80, 9, characters=ASCII) == [
         "metric                             now    best  epoch  trend",
-        "train/Loss                       0.125   0.125      3  @-.",
-        "valid/Mean Absolute Percent.  -1.5e-05       2      2  +@.",
+        "valid/Mean Abs…centage Error  -1.5e-05       2      2  +@.",
         "valid/New                            -       -      -",
+        "train/Loss                       0.125   0.125      3  @-.",
     ]
 
 
 def test_what_has_no_line_is_counted():
-    assert board(TRENDS, 80, 1)[-1] == "and 2 more metrics"
-    assert board(TRENDS, 80, 2)[-1] == "and 1 more metric"
+    assert board(TRENDS, 80, 1)[-1] == "and 2 more: --renderer.metrics=[NAME, ...] selects"
+    assert board(TRENDS, 30, 2)[-1] == "and 1 more"
     assert board(TRENDS, 80, 1, "valid/New")[1].split() == ["valid/New", "-", "-", "-"]
     assert board(TRENDS, 80, 0) == board([], 80, 9) == []
 

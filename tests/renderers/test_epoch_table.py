@@ -14,20 +14,21 @@ VALUES = {info.key: number / 8 for number, info in enumerate(METRICS, 1)}
 def test_everything_where_there_is_room():
     table = EpochTable(METRICS, 100)
     assert [*table.titles(), table.row("12", VALUES, 75.0)] == [
-        "            train                                valid",
-        "epoch    Accuracy     Loss  Mean Absolute P.  Accuracy     Loss  Mean Absolute P.     time",
-        "12          0.125     0.25             0.375       0.5    0.625              0.75  1 min 15 s",
+        "           valid                                train",
+        "epoch       Loss  Accuracy  Mean Abs…e Error     Loss  Accuracy  Mean Abs…e Error     time",
+        "12         0.625       0.5              0.75     0.25     0.125             0.375  1 min 15 s",
     ]
 
 
 @pytest.mark.parametrize(
     ("width", "keys"),
     [
-        (1, ["train/Loss"]),
-        (30, ["train/Loss"]),
-        (40, ["train/Loss", "valid/Loss"]),
-        (50, ["train/Accuracy", "train/Loss", "valid/Loss"]),
-        (60, ["train/Accuracy", "train/Loss", "valid/Accuracy", "valid/Loss"]),
+        (1, ["valid/Loss"]),
+        (30, ["valid/Loss"]),
+        (40, ["valid/Loss", "train/Loss"]),
+        (50, ["valid/Loss", "valid/Accuracy", "train/Loss"]),
+        (60, ["valid/Loss", "valid/Accuracy", "train/Loss"]),
+        (100, [f"{split}/{name}" for split in ("valid", "train") for name in ("Loss", "Accuracy", NAMES[2])]),
     ],
 )
 def test_the_losses_stay_where_there_is_little(width, keys):
@@ -35,13 +36,24 @@ def test_the_losses_stay_where_there_is_little(width, keys):
     row = table.row("1", VALUES, 1.0)
     assert row.split() == ["1", *(f"{VALUES[key]:.4g}" for key in keys), "1.0", "s"]
     assert max(map(len, [*table.titles(), row])) <= max(width, 27)
+    assert table.hidden == 6 - len(keys)
+
+
+def test_the_monitor_is_the_first_column_and_its_best_values_are_marked():
+    table = EpochTable(METRICS, 50, "train/Accuracy")
+    assert [*table.titles(), table.row("1", VALUES, 1.0, "train/Accuracy"), table.row("2", VALUES, 1.0)] == [
+        "            train    valid    train",
+        "epoch    Accuracy     Loss     Loss     time",
+        "1           0.125*   0.625     0.25    1.0 s",
+        "2           0.125    0.625     0.25    1.0 s",
+    ]
 
 
 def test_what_is_missing_is_blank():
     table = EpochTable(METRICS, 60)
     row = table.row("@480", {"valid/Loss": 0.5}, 0.2)
     assert row.split() == ["@480", "0.5", "0.2", "s"]
-    assert row.index("0.5") == table.titles()[1].rindex("Loss") + 1
+    assert row.index("0.5") == table.titles()[1].index("Loss") + 1
 
 
 def test_without_metrics_there_are_epochs_and_times():

@@ -77,10 +77,10 @@ def test_a_run_is_one_output_that_is_replaced(renderer, shown, play):
     page = Page(html(shown))
     assert page.cells == [
         ["metric", "now", "best", "epoch"],
-        ["train/Loss", "0.1667", "0.1667", "3"],
-        ["train/Accuracy", "0.75", "0.75", "1"],
         ["valid/Loss", "0.625", "0.625", "1"],
         ["valid/Accuracy", "0.875", "0.875", "1"],
+        ["train/Loss", "0.1667", "0.1667", "3"],
+        ["train/Accuracy", "0.75", "0.75", "1"],
     ]
     assert page.texts[0] == ("b", "runs/a: 3 epochs of 45 steps, 10,378 parameters")
     assert ("div", "ended at epoch 3, step 135, 4.6 s: num_epochs") in page.texts
@@ -90,10 +90,10 @@ def test_a_run_is_one_output_that_is_replaced(renderer, shown, play):
         "runs/a: 3 epochs of 45 steps, 10,378 parameters",
         "ended at epoch 3, step 135, 4.6 s: num_epochs",
         "metric             now    best  epoch  trend",
-        "train/Loss      0.1667  0.1667      3  █▃▁",
-        "train/Accuracy    0.75    0.75      1  ▅▅▅",
         "valid/Loss       0.625   0.625      1  ▅▅▅",
         "valid/Accuracy   0.875   0.875      1  ▅▅▅",
+        "train/Loss      0.1667  0.1667      3  █▃▁",
+        "train/Accuracy    0.75    0.75      1  ▅▅▅",
     ]
 
 
@@ -151,17 +151,17 @@ def test_a_split_looks_the_same_in_all_pictures(renderer, shown, play):
 
 def test_what_it_shows_while_an_epoch_goes_on(renderer, shown, play):
     play.start(renderer)
-    assert {"epoch 1/3  starting", "as of 1970-01-01 00:00:00 UTC"} <= {text for _, text in Page(html(shown)).texts}
+    assert {"epoch 1/3  compiling", "as of 1970-01-01 00:00:00 UTC"} <= {text for _, text in Page(html(shown)).texts}
     for done in (15, 30):
         play.dispatch(renderer, 1, done, 15, loss=1 / done)
     page = Page(html(shown))
     assert ("div", "epoch 1/3  step 30/45  30 steps/s  3.5 s left") in page.texts
     assert [dict(page.attributes)[name] for name in ("value", "max")] == ["30", "45"]
     assert page.cells[1:] == [
-        ["train/Loss", "0.03333", "", ""],
-        ["train/Accuracy", "", "", ""],
         ["valid/Loss", "", "", ""],
         ["valid/Accuracy", "", "", ""],
+        ["train/Loss", "0.03333", "", ""],
+        ["train/Accuracy", "", "", ""],
     ]
     assert page.all_of("alt") == ["Loss over steps; last: train 0.03333"]
 
@@ -183,7 +183,7 @@ def test_an_epoch_is_shown_at_its_end_where_steps_take_long(renderer, shown, pla
     play.dispatch(renderer, 1, 1, 1, seconds=60)
     renderer.on_event(SplitEnded(0.0, "train", 1, 45, {"Loss": 0.125}, 60.0))
     renderer.on_event(EpochEnded(0.0, 1, 45, {"train/Loss": 0.125}, 60.0))
-    assert Page(html(shown)).cells[1] == ["train/Loss", "0.125", "0.125", "1"]
+    assert Page(html(shown)).cells[3] == ["train/Loss", "0.125", "0.125", "1"]
 
 
 def test_its_size_does_not_grow_with_the_run(renderer, shown, play):
@@ -231,7 +231,7 @@ def test_messages_texts_and_files(renderer, shown, play, summary):
     assert texts.index("5 earlier messages in experiment.log") + 1 == texts.index("message 5")
     assert ("b", "warning: message 14") in page.texts
     assert ("pre", "1 0\n0 1") in page.texts
-    assert texts[-1] == "files: checkpoint, train, valid, summary.json"
+    assert texts[-1] == "checkpoints: checkpoint/45 (epoch 1, best)"
 
 
 def test_a_failure_is_shown_at_once(renderer, shown, play):
@@ -288,7 +288,7 @@ def test_numbers_that_are_not_finite(renderer, shown, play):
     play.validate(renderer, 1, 15, Loss=np.inf, Accuracy=np.nan)
     renderer.close()
     page = Page(html(shown))
-    assert [cells[1] for cells in page.cells[1:]] == ["nan", "", "inf", "nan"]
+    assert [cells[1] for cells in page.cells[1:]] == ["inf", "nan", "nan", ""]
     assert page.all_of("alt")[1] == "Accuracy over steps; last: valid nan"
 
 
@@ -363,7 +363,7 @@ def test_a_real_notebook(tmp_path):
             assert [output.output_type for output in outputs] == ["display_data"]
             page = Page(outputs[0].data["text/html"])
             assert page.tags.count("table") == 1
-            assert [row[0] for row in page.cells] == ["metric", "train/Loss", "valid/Loss"]
+            assert [row[0] for row in page.cells] == ["metric", "valid/Loss", "train/Loss"]
             assert any("ended at epoch 3, step 12" in text for _, text in page.texts)
             assert [output.text for output in cell.outputs if output.get("name") == "stderr"] == []
         client.kc.execute(CELL)

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from learner.events import EpochEnded, Message, RunFailed
+from learner.events import EpochEnded, Message, RunEnded, RunFailed
 from learner.renderers import PlainRenderer
 
-EPOCH = "train Loss {}  Accuracy 0.75 | valid Loss 0.625  Accuracy 0.875  1.5 s"
+EPOCH = "valid Loss 0.625  Accuracy 0.875 | train Loss {}  Accuracy 0.75  1.5 s"
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_validation_inside_an_epoch_is_told_with_the_next_line(renderer, out, 
     play.dispatch(renderer, 1, 15, 5, total=100, seconds=6)
     play.dispatch(renderer, 1, 20, 5, total=100, seconds=12)
     first, second = lines_of(out)[1:]
-    assert "train Loss 0.5 | valid Loss 0.75  Accuracy 0.5" in first
+    assert "valid Loss 0.75  Accuracy 0.5 | train Loss 0.5" in first
     assert "valid" not in second
 
 
@@ -78,8 +78,8 @@ def test_a_validation_inside_a_short_epoch_is_told_with_the_epoch(renderer, out,
     renderer.on_event(EpochEnded(0.0, 2, 90, {"train/Loss": 0.5, "valid/Loss": 0.625}, 1.0))
     renderer.on_event(EpochEnded(0.0, 3, 135, {"train/Loss": 0.5}, 1.0))
     assert lines_of(out)[1:] == [
-        "epoch 1/3  train Loss 0.5 | valid Loss 0.75  1.0 s",
-        "epoch 2/3  train Loss 0.5 | valid Loss 0.625  1.0 s",
+        "epoch 1/3  valid Loss 0.75 | train Loss 0.5  1.0 s",
+        "epoch 2/3  valid Loss 0.625 | train Loss 0.5  1.0 s",
         "epoch 3/3  train Loss 0.5  1.0 s",
     ]
 
@@ -116,29 +116,59 @@ def test_a_resumed_run_says_so(renderer, out, play):
 
 def test_the_summary_comes_last(renderer, out, play, summary):
     play.run(renderer, epochs=2, show_summary=True, summary=summary)
-    assert lines_of(out)[-9:] == [
+    assert lines_of(out)[-11:] == [
         "ended at epoch 2, step 90, 4.6 s: num_epochs",
-        "metric                  best  epoch     last",
-        "train/Loss              0.25      1      nan",
-        "train/Confusion            -      -  2 0 0 2",
-        "valid/Speed (steps/s)  16824      2    16824",
+        "metric                  best  epoch   last",
+        "valid/Speed (steps/s)  16824      2  16824",
+        "train/Loss              0.25      1    nan",
+        "1 text metric not shown",
         "directory: runs/a",
         "checkpoints: checkpoint/45 (epoch 1, best)",
-        "files: checkpoint, train, valid, summary.json",
-        "next: learner.evaluate(data) | .num_epochs(4).resume() | learner report runs/a",
+        "next:",
+        "  learner.evaluate(data)",
+        "  builder.num_epochs(4).resume()",
+        "  learner report runs/a",
     ]
+
+
+def test_the_metrics_can_be_selected_and_the_monitor_comes_first(out, clock, play):
+    renderer = PlainRenderer(out, clock, metrics=["Accuracy", "train/Loss"])
+    play.start(renderer, monitor="train/Loss")
+    play.epoch(renderer, 1)
+    assert lines_of(out)[1:] == ["epoch 1/3  train Loss 0.5 | valid Accuracy 0.875 | train Accuracy 0.75  1.5 s"]
+
+
+def test_a_selection_without_a_metric_is_reported(renderer, out, clock, play):
+    play.start(PlainRenderer(out, clock, metrics=["Los", "Loss"]))
+    assert len(lines_of(out)) == 2
+    assert "Los:" in lines_of(out)[1]
+
+
+def test_texts_do_not_enter_the_line_of_an_epoch(renderer, out):
+    renderer.on_event(EpochEnded(0.0, 1, 45, {"valid/Loss": 0.5, "valid/Confusion": "1 0\n0 1"}, 1.0))
+    assert lines_of(out) == ["epoch 1  valid Loss 0.5  1.0 s"]
 
 
 def test_messages_and_errors_have_their_lines(renderer, out):
     renderer.on_event(Message(0.0, 20, "one device of 8\nis used"))
     renderer.on_event(Message(0.0, 30, "slow loader"))
     renderer.on_event(RunFailed(0.0, 3, 120, "ValueError: no\n  loss"))
+    renderer.on_event(RunFailed(0.0, 3, 120, "NonFiniteError('the loss of step 120 is not finite')"))
     assert lines_of(out) == [
         "one device of 8",
         "is used",
         "warning: slow loader",
         "failed at epoch 3, step 120: ValueError: no loss",
+        "failed at epoch 3, step 120: NonFiniteError",
     ]
+
+
+def test_a_run_from_python_that_was_stopped_says_how_to_resume_it(renderer, out):
+    checkpoints = [{"path": "checkpoint/45"}]
+    for summary in ({"checkpoints": checkpoints}, {"checkpoints": checkpoints, "artifacts": ["config.yaml"]}, {}):
+        renderer.on_event(RunEnded(0.0, 3, 120, "ctrl-c", summary, 4.0, False))
+    stopped = "ended at epoch 3, step 120, 4.0 s: ctrl-c"
+    assert lines_of(out) == [f"{stopped}; builder.resume() resumes it", stopped, stopped]
 
 
 def test_nothing_that_is_told_can_steer_the_terminal(renderer, out, play):

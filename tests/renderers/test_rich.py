@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyte
 import pytest
 from rich.console import Console
 from rich.progress_bar import ProgressBar
@@ -45,20 +46,22 @@ def test_a_run_leaves_a_table_and_no_bar(make, out, play, summary):
     play.run(make(), show_summary=True, summary=summary)
     assert Screen(out.getvalue()).lines() == [
         "runs/a: 3 epochs of 45 steps, 10,378 parameters",
-        "           train              valid",
+        "           valid              train",
         "epoch       Loss  Accuracy     Loss  Accuracy     time",
-        "1            0.5      0.75    0.625     0.875    1.5 s",
-        "2           0.25      0.75    0.625     0.875    1.5 s",
-        "3         0.1667      0.75    0.625     0.875    1.5 s",
+        "1          0.625     0.875      0.5      0.75    1.5 s",
+        "2          0.625     0.875     0.25      0.75    1.5 s",
+        "3          0.625     0.875   0.1667      0.75    1.5 s",
         "ended at epoch 3, step 135, 4.6 s: num_epochs",
-        "metric                  best  epoch     last",
-        "train/Loss              0.25      1      nan",
-        "train/Confusion            -      -  2 0 0 2",
-        "valid/Speed (steps/s)  16824      2    16824",
+        "metric                  best  epoch   last",
+        "valid/Speed (steps/s)  16824      2  16824",
+        "train/Loss              0.25      1    nan",
+        "1 text metric not shown",
         "directory: runs/a",
         "checkpoints: checkpoint/45 (epoch 1, best)",
-        "files: checkpoint, train, valid, summary.json",
-        "next: learner.evaluate(data) | .num_epochs(4).resume() | learner report runs/a",
+        "next:",
+        "  learner.evaluate(data)",
+        "  builder.num_epochs(4).resume()",
+        "  learner report runs/a",
         "",
     ]
 
@@ -70,7 +73,7 @@ def bar_of(out):
 def test_the_bar_of_an_epoch(make, out, play):
     renderer = make(width=100)
     play.start(renderer)
-    assert re.fullmatch(r"epoch 1/3 +[━╸╺ ]+ +starting", bar_of(out))
+    assert re.fullmatch(r"epoch 1/3 +[━╸╺ ]+ +compiling", bar_of(out))
     play.dispatch(renderer, 1, 15, 15, seconds=60)
     play.dispatch(renderer, 1, 30, 15, seconds=3, loss=0.25)
     assert re.fullmatch(r"epoch 1/3  [━╸╺]+  step 30/45  21\.0 s left  train Loss 0\.25  5 steps/s", bar_of(out))
@@ -103,7 +106,7 @@ def test_narrow_terminals(make, out, play, width):
     text = out.getvalue()
     while_it_ran = Screen(text[: text.index("ended at")]).lines()
     rows = [line for line in while_it_ran if line.startswith(("1 ", "2 ", "3 "))]
-    assert [row.split()[1] for row in rows] == ["0.5", "0.25", "0.1667"]
+    assert [row.split()[1] for row in rows] == ["0.625"] * 3
     bars = re.findall(r"epoch ?\S*  [^\n]*?━[^\n\r]*", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text))
     assert all(len(bar.rstrip()) <= width for bar in bars)
     assert bool(bars) == (width >= 20)
@@ -116,7 +119,7 @@ def test_no_color(make, out, play, monkeypatch):
     play.run(renderer)
     colours = [code for code in re.findall(r"\x1b\[([0-9;]*)m", out.getvalue()) if code not in ("", "0", "1")]
     assert colours == []
-    assert Screen(out.getvalue()).lines()[4].split() == ["1", "0.5", "0.75", "0.625", "0.875", "1.5", "s"]
+    assert Screen(out.getvalue()).lines()[4].split() == ["1", "0.625", "0.875", "0.5", "0.75", "1.5", "s"]
 
 
 def test_what_is_printed_meanwhile_stands_above_the_bar(make, out, play, monkeypatch):
@@ -215,7 +218,7 @@ def test_what_was_under_way_is_not_drawn_on_a_prompt(make, out, play, clock, mon
     clock.now += 2
     play.dispatch(renderer, 2, 30, 15)
     lines = Screen(out.getvalue()).lines()
-    assert [line[:12] for line in lines[3:5]] == ["Half of a pr", "1           "]
+    assert [line[:12] for line in lines[3:5]] == ["Half of a pr", "1          0"]
     assert "step 30/45" in lines[-1]
     assert out.getvalue().rindex(SHOW) > out.getvalue().rindex(HIDE)
     renderer.close()
@@ -330,11 +333,53 @@ def test_every_metric_has_a_line_above_the_bar(make, out, play):
     play.dispatch(renderer, 4, 15, 15, loss=0.0625)
     assert Screen(out.getvalue()).lines()[-6:-1] == [
         "metric             now    best  epoch  trend",
-        "train/Loss      0.0625  0.1667      3  █▃▁",
-        "train/Accuracy    0.75    0.75      1  ▅▅▅",
         "valid/Loss       0.625   0.625      1  ▅▅▅",
         "valid/Accuracy   0.875   0.875      1  ▅▅▅",
+        "train/Loss      0.0625  0.1667      3  █▃▁",
+        "train/Accuracy    0.75    0.75      1  ▅▅▅",
     ]
+
+
+def test_selected_metrics_and_what_does_not_fit(out, clock, play):
+    """The count stands above the titles of the table, too."""
+    for metrics, width, titles in [
+        (("Accuracy",), 80, ["            valid     train", "epoch    Accuracy  Accuracy     time"]),
+        (("valid/Loss",), 80, ["           valid", "epoch       Loss     time"]),
+        ((), 40, ["and 2 more", "           valid    train", "epoch       Loss     Loss     time"]),
+    ]:
+        console = Console(file=out, force_terminal=True, width=width)
+        renderer = RichRenderer(console, clock, metrics)
+        out.truncate(out.seek(0))
+        play.start(renderer)
+        play.epoch(renderer, 1)
+        renderer.close()
+        shown = Screen(out.getvalue()).lines()
+        at = shown.index(titles[0])
+        assert shown[at : at + len(titles)] == titles
+
+
+def test_messages_are_broken_between_words_and_texts_are_not_broken(make, out, play):
+    renderer = make(width=30)
+    play.start(renderer, metrics=[])
+    renderer.on_event(Message(0.0, 20, "compiled in 1.5 s; a dispatch needs 2.1 MB"))
+    matrix = "0 1 2 3 4 5 6 7 8 9 " * 2
+    play.validate(renderer, 1, 30, Confusion=matrix)
+    play.end(renderer)
+    shown = Screen(out.getvalue()).lines()
+    at = shown.index("compiled in 1.5 s; a dispatch")
+    assert shown[at + 1] == "  needs 2.1 MB"
+    assert f"    {matrix.rstrip()}" in shown
+
+
+def test_a_new_best_is_green_and_the_end_as_well(make, out, play):
+    renderer = make()
+    play.start(renderer, monitor="valid/Loss")
+    play.epoch(renderer, 1)
+    play.epoch(renderer, 2)
+    play.end(renderer)
+    text = out.getvalue()
+    assert re.findall(r"\x1b\[32m([^\x1b ]+)", text) == ["0.625*", "ended"]
+    assert re.findall(r"\x1b\[2m(.*?)\x1b", text)[:2] == ["1.5 s"] * 2
 
 
 def test_a_low_terminal_has_the_losses_only(make, out, play):
@@ -343,25 +388,47 @@ def test_a_low_terminal_has_the_losses_only(make, out, play):
     play.epoch(renderer, 1)
     play.dispatch(renderer, 2, 15, 15)
     assert [line.split()[0] for line in Screen(out.getvalue()).lines()[-5:]] == [
-        "metric", "train/Loss", "valid/Loss", "and", "epoch",
+        "metric", "valid/Loss", "train/Loss", "and", "epoch",
     ]  # fmt: skip
 
 
-def test_a_window_that_gets_narrower_gets_other_columns(out, clock, play):
-    console = Console(file=out, force_terminal=True, width=80)
+def test_a_window_that_gets_narrower_gets_other_columns_and_keeps_nothing_of_the_area(out, clock, play):
+    """Terminals wrap the lines that are too long for the new width."""
+    console = Console(file=out, force_terminal=True, width=80, height=24)
     renderer = RichRenderer(console, clock)
     play.start(renderer)
     play.epoch(renderer, 1)
+    wide, narrow = pyte.Screen(80, 24), pyte.Screen(40, 40)
+    pyte.Stream(wide).feed(out.getvalue().replace("\n", "\r\n"))
+    assert wide.display[wide.cursor.y].startswith("epoch 1/3")
+    stream, seen = pyte.Stream(narrow), out.tell()
+    stream.feed("\r\n".join(line.rstrip() for line in wide.display[: wide.cursor.y + 1]))
     console.width = 40
     play.epoch(renderer, 2)
     renderer.close()
-    assert [line.split() for line in Screen(out.getvalue()).lines()[3:]] == [
-        ["1", "0.5", "0.75", "0.625", "0.875", "1.5", "s"],
-        ["train", "valid"],
-        ["epoch", "Loss", "Loss", "time"],
-        ["2", "0.25", "0.625", "1.5", "s"],
-        [],
+    stream.feed(out.getvalue()[seen:].replace("\n", "\r\n"))
+    shown = [line.rstrip() for line in narrow.display if line.strip()]
+    assert not [line for line in shown if line.startswith(("metric", "━", "valid/", "train/"))]
+    assert shown[-3:] == [
+        "           valid    train",
+        "epoch       Loss     Loss     time",
+        "2          0.625     0.25    1.5 s",
     ]
+    assert shown[-6:-3] == ["1          0.625     0.875      0.5", " 0.75    1.5 s", "and 2 more"]
+
+
+def test_a_key_that_the_terminal_echoes_leaves_nothing_behind(out, clock, play):
+    screen = pyte.Screen(80, 40)
+    stream = pyte.Stream(screen)
+    renderer = RichRenderer(Console(file=out, force_terminal=True, width=80, height=40), clock)
+    play.start(renderer)
+    play.dispatch(renderer, 1, 15, 15)
+    stream.feed(out.getvalue().replace("\n", "\r\n") + "^C^C")
+    seen = out.tell()
+    play.dispatch(renderer, 1, 30, 15)
+    play.end(renderer)
+    stream.feed(out.getvalue()[seen:].replace("\n", "\r\n"))
+    assert [line.split()[0] for line in screen.display if line.strip()] == ["runs/a:", "valid", "epoch", "ended"]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
@@ -395,10 +462,17 @@ def test_validations_inside_an_epoch_and_texts_have_their_lines(make, out, play)
     play.validate(renderer, 1, 30, Loss=0.75, Confusion="1 0\n0 1")
     renderer.close()
     assert Screen(out.getvalue()).lines()[3:] == [
-        "@30                            0.75              0.2 s",
+        "@30         0.75                                 0.2 s",
+        "",
+    ]
+    play.start(renderer)
+    play.validate(renderer, 1, 30, Confusion="1 0\n0 1")
+    play.end(renderer)
+    assert Screen(out.getvalue()).lines()[8:] == [
         "  valid Confusion:",
         "    1 0",
         "    0 1",
+        "ended at epoch 3, step 135, 4.6 s: num_epochs",
         "",
     ]
 
@@ -454,7 +528,7 @@ def test_a_slow_epoch_is_told_when_it_ends(make, out, play):
     renderer = make()
     play.start(renderer)
     play.epoch(renderer, 1, seconds=10)
-    assert Screen(out.getvalue()).lines()[3].startswith("1            0.5")
+    assert Screen(out.getvalue()).lines()[3].startswith("1          0.625")
 
 
 def ends(play, renderer):

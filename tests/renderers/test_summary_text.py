@@ -52,24 +52,24 @@ def test_what_to_do_next():
         ({"checkpoints": []}, []),
         ({"metrics": {"train/Loss": {}}}, ["learner resume runs/a --num_epochs=40"]),
         ({"metrics": {"valid-dev/Loss": {}}, "stopped_by": "x"}, ["learner evaluate runs/a", "learner resume runs/a"]),
-        (PYTHON, ["learner.evaluate(data)", ".num_epochs(40).resume()"]),
-        (PYTHON | {"stopped_by": "num_steps"}, ["learner.evaluate(data)", ".num_steps(1800).resume()"]),
-        (PYTHON | {"stopped_by": "time limit"}, ["learner.evaluate(data)", ".resume()"]),
+        (PYTHON, ["learner.evaluate(data)", "builder.num_epochs(40).resume()"]),
+        (PYTHON | {"stopped_by": "num_steps"}, ["learner.evaluate(data)", "builder.num_steps(1800).resume()"]),
+        (PYTHON | {"stopped_by": "time limit"}, ["learner.evaluate(data)", "builder.resume()"]),
         (PYTHON | {"checkpoints": []}, []),
     ]
     for changes, expected in cases:
         with named_case((changes, expected)):
-            assert following(RUN | changes, "runs/a") == ["next: " + " | ".join([*expected, "learner report runs/a"])]
+            shown = [f"  {command}" for command in (*expected, "learner report runs/a")]
+            assert following(RUN | changes, "runs/a") == ["next:", *shown]
 
 
 def test_only_what_is_installed_is_advised(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert following(RUN, "runs/a") == ["next: learner evaluate runs/a | learner resume runs/a --num_epochs=40"]
+    assert following(RUN, "runs/a")[1:] == ["  learner evaluate runs/a", "  learner resume runs/a --num_epochs=40"]
     assert following(RUN | {"checkpoints": []}, "runs/a") == []
 
 
 def test_directories_can_be_pasted_and_steer_nothing():
-    (line,) = following(RUN, "my runs/it's")
-    assert "learner evaluate 'my runs/it'\"'\"'s' | " in line
+    assert "  learner evaluate 'my runs/it'\"'\"'s'" in following(RUN, "my runs/it's")
     assert following(RUN, None) == []
     assert all(line.isprintable() for line in following(RUN, "runs/\x1b[2J"))

@@ -62,41 +62,48 @@ for _ in range(4):
 """
 TABLE = [
     "metric               now      best  epoch  trend",
+    "valid/Accuracy  -0.03125  -0.03125     32  ▁▅▆▆▇▇▇▇▇███████████████████████",
+    "valid/Loss           0.5       0.5      1  ▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅",
     "train/Loss       0.03125   0.03125     32  █▄▃▃▂▂▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁",
     "train/Accuracy       0.8       0.8     32  ▁▁▁▂▂▂▂▃▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▆▇▇▇▇███",
-    "valid/Loss           0.5       0.5      1  ▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅",
-    "valid/Accuracy  -0.03125  -0.03125     32  ▁▅▆▆▇▇▇▇▇███████████████████████",
+]
+SIDE_BY_SIDE = [
+    f"{'':8}  valid{'':56}  train",
+    f"metric{'':9}now      best  epoch  trend{'':35}now     best  epoch  trend",
+    f"Accuracy  -0.03125  -0.03125     32  {TABLE[1][-32:]}{'':8}0.8      0.8     32  {TABLE[4][-32:]}",
+    f"Loss{'':11}0.5       0.5      1  {TABLE[2][-32:]}{'':4}0.03125  0.03125     32  {TABLE[3][-32:]}",
 ]
 NARROW = [  # four epochs in a character
     "metric           now      best  trend",
-    "train/Loss   0.03125   0.03125  █▃▂▂▁▁▁▁",
-    "train/Acc.       0.8       0.8  ▁▂▃▄▅▆▇█",
+    "valid…racy  -0.03125  -0.03125  ▁▆▇▇████",
     "valid/Loss       0.5       0.5  ▅▅▅▅▅▅▅▅",
-    "valid/Acc.  -0.03125  -0.03125  ▁▆▇▇████",
+    "train/Loss   0.03125   0.03125  █▃▂▂▁▁▁▁",
+    "train…racy       0.8       0.8  ▁▂▃▄▅▆▇█",
 ]
 PRINTED = ["to stderr", "logged: careful", "saved", "half whole"]
 
 
 def test_what_stands_on_it():
     """In the middle of a run, and after it. One without a size is taken for one of 80 columns."""
-    sizes = {(40, 20): NARROW, (80, 24): TABLE, (200, 50): TABLE, (0, 0): TABLE}
+    sizes = {(40, 20): NARROW, (80, 24): TABLE, (200, 50): SIDE_BY_SIDE, (0, 0): TABLE}
     with Terminal(PROGRAM) as terminal:
         for size, table in sizes.items():
             terminal.look()
             terminal.be(*size)
             terminal.go_on()
             *shown, bar = terminal.look()
-            assert shown[-5:] == table
-            assert shown[-9:-5] == PRINTED
+            assert shown[-len(table) :] == table
+            shown = shown[: -len(table)]
+            assert shown[-4:] == PRINTED
             first = next(number for number, line in enumerate(shown) if line.startswith("1 "))
-            assert "".join(shown[first + 32 : -9]) == "words " + 250 * "x" + " end"
+            assert "".join(shown[first + 32 : -4]) == "words " + 250 * "x" + " end"
             rows = shown[first : first + 32]
-            assert [row.split()[:2] for row in rows] == [[str(e), f"{1 / e:.4g}"] for e in range(1, 33)]
+            assert [row.split()[:2] for row in rows] == [[str(e), f"{-1 / e:.4g}*"] for e in range(1, 33)]
             assert re.fullmatch(r"epoch 33/40 +[━╸╺]+  step 15/45.*", bar), bar
             terminal.go_on()
-            after, stays = terminal.look(), len(shown) - 5
+            after, stays = terminal.look(), len(shown)
             assert after[:stays] == shown[:stays]
-            assert "".join(after[stays:]) == "ended at epoch 33, step 1485, 4.0 s: num_epochsafter"
+            assert " ".join(" ".join(after[stays:]).split()) == "ended at epoch 33, step 1485, 4.0 s: num_epochs after"
             assert not terminal.screen.cursor.hidden
             terminal.go_on()
 
@@ -106,7 +113,7 @@ def test_no_color_and_no_blocks():
         terminal.look()
         terminal.go_on()
         shown = terminal.look()
-        assert shown[-5].split() == ["train/Loss", "0.03125", "0.03125", "32", "@=--:::::" + 23 * "."]
+        assert shown[-3].split() == ["train/Loss", "0.03125", "0.03125", "32", "@=--:::::" + 23 * "."]
         assert re.match("epoch 33/40  -+", shown[-1])
         assert set(re.findall(r"\x1b\[([0-9;]*)m", terminal.text)) <= {"", "0", "1"}
         assert terminal.text.isascii()

@@ -81,8 +81,8 @@ def test_the_important_ones_stay():
     assert keys == [
         [],
         ["valid/B"],
-        ["train/Loss", "valid/Loss", "valid/B"],
-        ["train/A", "train/Loss", "train/B", "valid/Loss", "valid/B"],
+        ["valid/B", "valid/Loss", "train/Loss"],
+        ["valid/B", "valid/Loss", "valid/A", "train/Loss", "train/A"],
     ]
 
 

@@ -30,7 +30,7 @@ def test_what_differs(runs):
     found = compare(runs)
     assert found.settings == ("lr",)  # not the directory
     assert [row["lr"] for row in found.rows] == [0.1, 0.2, 0.1]
-    assert found.metrics == ("valid/Score", "valid/Loss")
+    assert found.metrics == ("valid/Loss", "valid/Score")
     assert found.rows[1]["valid/Score best"] == 0.9
     assert found.rows[1]["valid/Score best epoch"] == 1
     assert found.rows[1]["valid/Score last"] == 0.8
@@ -39,7 +39,40 @@ def test_what_differs(runs):
 def test_the_table(runs):
     lines = compare(runs[:2], ["Score"]).lines()
     assert lines[0].split() == ["run", "status", "epochs", "steps", "time", "lr", "valid/Score", "epoch", "last"]
-    assert lines[1].split() == ["a", "ended:", "num_epochs", "2", "4", "21.0", "s", "0.1", "0.7", "2", "0.7"]
+    assert lines[1].split() == ["a", "ended", "2", "4", "21.0", "s", "0.1", "0.7", "2", "0.7"]
+
+
+def test_the_table_on_narrow_terminals(runs):
+    """Columns are left out whole, then runs become columns, then the rest is counted."""
+    found = compare(runs[:2])
+    every = ["run", "status", "epochs", "steps", "time", "lr", "valid/Loss", "epoch", "last", "valid/Score"]
+    assert found.lines(width=120)[0].split() == [*every, "epoch", "last"]
+    assert found.lines(width=70)[0].split() == [name for name in every if name not in ("last", "steps", "epoch")]
+    assert found.lines(width=40) == [
+        "run               a       b",
+        "status        ended   ended",
+        "time         21.0 s  21.0 s",
+        "lr              0.1     0.2",
+        "valid/Loss        1       1",
+        "valid/Score     0.7     0.9",
+    ]
+    assert found.lines(width=20)[:-1] == ["run  status    time", "a     ended  21.0 s", "b     ended  21.0 s"]
+    assert found.lines(width=20)[-1].startswith("3 further columns: ")
+
+
+def test_many_metrics_make_a_column_of_each_run(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, {f"valid/M{number}": [0.5] for number in range(20)})
+    lines = compare(find_runs([tmp_path])).lines(width=60)
+    assert [line.split()[0] for line in lines] == ["run", "status", "time", *(f"valid/M{n}" for n in range(20))]
+    assert lines[0].split() == ["run", "a", "b"]
+
+
+def test_the_monitor_comes_first_and_texts_are_left_out(tmp_path):
+    saving = "with_file_checkpointer: {monitor: valid/Score}\n"
+    values = {"valid/Loss": [1.0], "valid/Confusion": ["1 0"], "valid/Score": [0.5]}
+    write_run(tmp_path / "a", values, config=config(0.1, saving))
+    assert compare(find_runs([tmp_path])).metrics == ("valid/Score", "valid/Loss")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from learner.training.feed.prefetch import Prefetcher
-from learner.training.signals import of_a_command, on_signals
+from learner.training.signals import first_signal, of_a_command, on_signals
 from tests.support.codes import raises_code
 from tests.support.runs import STEPS, batches, build_line, journal_of, logs_of, quiet, saved_steps, shuffled
 
@@ -29,6 +29,53 @@ def handler():
 
 def press(number=INT):
     os.kill(os.getpid(), number)
+
+
+class Reports(list):
+    """Those of a thread, which can be waited for."""
+
+    def __init__(self):
+        self.new = threading.Event()
+
+    def report(self, name):
+        self.append(name)
+        self.new.set()
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_the_first_one_is_reported_before_its_handler_can_run(number):
+    """Here it is blocked in the main thread, as a compilation would block it."""
+    reports = Reports()
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    with first_signal(reports.report), on_signals(lambda name: None, pytest.fail):
+        waiting = signal.signal(number, lambda *_: reports.new.wait(60))  # a handler that ends once it is reported
+        press(number)
+        signal.signal(number, waiting)
+        assert reports == [NAMES[number]]
+    assert signal.set_wakeup_fd(before) == before
+
+
+def test_no_signal_and_other_signals_are_not_reported():
+    reports = Reports()
+    with first_signal(reports.report), on_signals(pytest.fail, lambda: None):
+        press(USR1)
+    assert reports == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+def test_a_signal_to_a_forked_process_is_not_reported():
+    reports = Reports()
+    with first_signal(reports.report):
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.signal(TERM, lambda *_: None)
+                press(TERM)
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert reports == []
 
 
 @pytest.mark.parametrize("number", NAMES)

@@ -300,7 +300,7 @@ def test_the_command_s_exit_code(tmp_path, monkeypatch, capsys):
     config = CONFIG | {"watchdog": {"seconds": 1, "then": "end"}, "every": {"steps": 1, "fn": "hanging.hook"}}
     Path("config.yaml").write_text(yaml.safe_dump(config))
     assert main(["fit", "config.yaml"]) == EXIT
-    assert capsys.readouterr() == ("", "learner: interrupted; go on with: learner resume run\n")
+    assert capsys.readouterr() == ("", "learner: interrupted; resume with: learner resume run\n")
     assert journal_of("run")[-1]["stopped_by"] == "watchdog: no step ended for 1 s"
     assert saved_steps("run") == [2]
 

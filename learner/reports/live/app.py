@@ -29,8 +29,10 @@ from learner.util.text import printable
 
 WIDE = 120, 30
 """Columns and rows from which on all panels are shown at once."""
-PLOT = 56, 11
+PLOT = 50, 11
 """Columns and rows that a plot should have where there are several."""
+GRID = 160
+"""Columns from which on more than two plots stand in a grid."""
 MOST_PLOTS = 9
 MESSAGE_SECONDS = 6.0
 """Seconds for which a message stays; a second press of a key counts as long."""
@@ -204,7 +206,10 @@ class WatchApp(App[int]):
         room = (width * 64 // 100, height - 3) if wide else (width, height - 11)
         columns, rows = (max(1, have // need) for have, need in zip(room, PLOT, strict=True))
         self._shown = view.shown(self._watched.metrics(), min(columns * rows, MOST_PLOTS))
-        columns = 1 if len(self._shown) <= rows else min(columns, -(-len(self._shown) // rows))
+        if width >= GRID and len(self._shown) > 2:
+            columns = min(columns, 2 if len(self._shown) <= 2 * rows else -(-len(self._shown) // rows))
+        else:
+            columns = 1 if len(self._shown) <= rows else min(columns, -(-len(self._shown) // rows))
         self.query_one("#plots").styles.grid_size_columns = columns
         self._heights(wide)
         for number, plot in enumerate(self._plots):
@@ -256,13 +261,19 @@ class WatchApp(App[int]):
             "zoom_off": view.zoom_off,
             "earlier": lambda: view.pan(-0.25),
             "later": lambda: view.pan(0.25),
-            "next_run": lambda: setattr(view, "run", view.run + 1),
-            "previous_run": lambda: setattr(view, "run", view.run - 1),
+            "next_run": lambda: self._select(1),
+            "previous_run": lambda: self._select(-1),
             "alone": lambda: setattr(view, "alone", not view.alone),
             "many": lambda: setattr(view, "many", not view.many),
             "panel": lambda: setattr(view, "panel", view.panel + 1),
         }
         changes[what]()
+
+    def _select(self, further: int) -> None:
+        """Select another run, in the order of the table."""
+        if runs := self._watched.runs:
+            order = panels.ranked(runs)
+            self._view.run = order[(order.index(self._view.run % len(runs)) + further) % len(runs)]
 
     def _ask(self, what: str, armed: float | None) -> None:
         if not self._watched.runs:

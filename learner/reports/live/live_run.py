@@ -79,6 +79,11 @@ class LiveRun:
         return self.run.name
 
     @property
+    def monitor(self) -> str:
+        """The metric that decides about the best checkpoint."""
+        return str(self.run.config.get("with_file_checkpointer.monitor") or "valid/Loss")
+
+    @property
     def status(self) -> Status:
         """The status of the run; `gone` if its files were removed."""
         return Status("gone") if self._gone else self.run.status

@@ -1,6 +1,7 @@
 """Texts beside the plots, without control characters."""
 
 import datetime
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from rich.text import Text
 
 from learner.reports.live.live_run import LiveRun
 from learner.reports.live.view import PlotView
-from learner.util.text import aligned, count, duration, printable, short, truncate
+from learner.util.metric_order import ordered
+from learner.util.text import abbreviate, aligned, count, duration, printable, short, truncate
 
 STYLES = {"running": "bold green", "ended": "bold", "failed": "bold red", "died": "bold red", "gone": "bold red"}
 SYSTEM = ("Host CPU", "Host Memory", "Device Memory", "GPU Use")
@@ -53,28 +55,58 @@ def view_description(view: PlotView, runs: int) -> str:
 def table(run: LiveRun, width: int) -> list[str]:
     """Return the table of metrics: the current value, the last split, the best value and its epoch."""
     rows = [["metric", "now", "last", "best", "epoch"]]
-    for key in run.keys:
+    for key in ordered(run.keys, run.monitor):
         row = run.row(key)
         values = ["" if value is None else _cell(value) for value in (row.now, row.last, row.best)]
         if run.run.is_text(key):
             values = ["", "a text", ""]
-        unit = f" ({row.unit})" if row.unit else ""
-        rows.append(
-            [_cut(key + unit, min(WIDEST, max(12, width - 34))), *values, "" if row.epoch is None else str(row.epoch)]
-        )
-    return [line[:width] for line in aligned(rows)]
+        name = abbreviate(printable(key + (f" ({row.unit})" if row.unit else "")), WIDEST)
+        rows.append([name, *values, "" if row.epoch is None else str(row.epoch)])
+    return _fitting(rows, width, ("last", "epoch", "now"))
 
 
 def table_of_runs(runs: Sequence[LiveRun], chosen: int, width: int, height: int) -> list[str]:
-    """Return the table of runs with a mark at the selected one; of many runs, those around it."""
-    rows = [["  run", "status", "epoch", "step", "time", "age"]]
-    chosen = chosen % len(runs) if runs else 0
-    first = max(0, min(chosen - (height - 1) // 2, len(runs) - (height - 1)))
-    for number, run in enumerate(runs[first : first + max(1, height - 1)], first):
-        mark = "> " if number == chosen else "  "
-        figures = [str(run.epoch), f"{run.step}", duration(run.run.seconds), _age(run)]
-        rows.append([mark + _cut(run.name, min(WIDEST, max(8, width - 46))), run.status.word, *figures])
-    return [line[:width] for line in aligned(rows)]
+    """Return the table of runs, the best by their monitor first, with a mark at the selected one; of many runs, those
+    around it.
+    """
+    if not runs:
+        return ["  run"]
+    monitor = runs[0].monitor
+    rows = [["  run", "status", "epoch", "step", abbreviate(printable(monitor), WIDEST), "time", "age"]]
+    order = ranked(runs)
+    at = order.index(chosen % len(runs))
+    first = max(0, min(at - (height - 1) // 2, len(runs) - (height - 1)))
+    for number in order[first : first + max(1, height - 1)]:
+        run, mark = runs[number], "> " if number == order[at] else "  "
+        best = run.run.best(monitor)
+        figures = [str(run.epoch), f"{run.step}", "" if best is None else _cell(best.value)]
+        name = mark + abbreviate(printable(run.name), WIDEST)
+        rows.append([name, run.status.word, *figures, duration(run.run.seconds), _age(run)])
+    return _fitting(rows, width, ("age", "time", "step", "epoch", "status"))
+
+
+def ranked(runs: Sequence[LiveRun]) -> list[int]:
+    """Return the numbers of the runs, those with the best values of the first one's monitor first."""
+    monitor = runs[0].monitor
+
+    def rank(number: int) -> float:
+        best = runs[number].run.best(monitor)
+        value = math.nan if best is None or isinstance(best.value, str) else best.value
+        higher = runs[number].info(monitor).higher_is_better
+        return math.inf if math.isnan(value) else -value if higher else value
+
+    return sorted(range(len(runs)), key=rank)
+
+
+def _fitting(rows: Sequence[Sequence[str]], width: int, given_up: Sequence[str]) -> list[str]:
+    """Return aligned lines, without as many of the columns `given_up` as a width requires, then with shorter names."""
+    for dropped in range(len(given_up) + 1):
+        kept = [number for number, title in enumerate(rows[0]) if title not in given_up[:dropped]]
+        lines = aligned([[row[number] for number in kept] for row in rows])
+        if max(map(len, lines)) <= width:
+            return lines
+    used = max(map(len, lines)) - max(len(row[0]) for row in rows)
+    return aligned([[abbreviate(row[0], max(1, width - used)), *(row[number] for number in kept[1:])] for row in rows])
 
 
 def _age(run: LiveRun, after: str = "") -> str:

@@ -13,6 +13,8 @@ from learner.reports.plots import MARKS, set_axes
 
 COLOURS = ((86, 180, 233), (230, 159, 0), (0, 190, 140), (240, 228, 66), (220, 140, 190), (230, 105, 30))
 """Okabe and Ito's, which people with any eyes tell apart, a little lighter for dark terminals."""
+SHADES = ((1.0, 0), (0.55, 115), (0.6, 0))
+"""Factors and summands for further curves: as they are, paler, darker."""
 LEAST = 16, 5
 """Columns and rows of a plot."""
 
@@ -97,7 +99,7 @@ class Canvas(PlotextPlot):
             return Text(f"\n  {drawing.note}", "dim")
         self.plt.clear_figure()
         for curve in drawing.curves:
-            colour = COLOURS[curve.number % len(COLOURS)] if self._colours else None
+            colour = colour_of(curve.number) if self._colours else None
             plain = self._colours or len(drawing.curves) == 1
             mark = "braille" if plain else MARKS[curve.number % len(MARKS)]
             points = curve.x.tolist(), curve.y.tolist()
@@ -109,6 +111,17 @@ class Canvas(PlotextPlot):
         return super().render()  # type: ignore[return-value]
 
 
+def colour_of(number: int) -> tuple[int, int, int]:
+    """Return the colour of a curve as red, green and blue; the first 18 differ.
+
+    >>> colour_of(0), colour_of(6), colour_of(12)
+    ((86, 180, 233), (162, 214, 243), (51, 108, 139))
+    """
+    factor, summand = SHADES[number // len(COLOURS) % len(SHADES)]
+    red, green, blue = (int(factor * part) + summand for part in COLOURS[number % len(COLOURS)])
+    return red, green, blue
+
+
 def legend(drawing: Drawing | None, width: int, colours: bool) -> Text:
     """Return the title of a drawing, its note, and as many of its lines as fit."""
     if drawing is None:
@@ -117,7 +130,7 @@ def legend(drawing: Drawing | None, width: int, colours: bool) -> Text:
     if drawing.curves and drawing.note:
         text.append(f"  {drawing.note}", "dim")
     for curve, following in itertools.zip_longest(drawing.curves, drawing.curves[1:]):
-        r, g, b = COLOURS[curve.number % len(COLOURS)]
+        r, g, b = colour_of(curve.number)
         mark = "━━" if colours else MARKS[curve.number % len(MARKS)] if len(drawing.curves) > 1 else ""
         entry = Text.assemble("  ", (mark, f"rgb({r},{g},{b})" if colours else ""), " ", curve.label)
         if len(text) + len(entry) + (4 if following else 0) > width:

@@ -75,12 +75,14 @@ def test_the_table(runs, watch):
     (run,) = watch("runs/a").runs
     assert [line.split() for line in panels.table(run, 80)] == [
         ["metric", "now", "last", "best", "epoch"],
-        ["train/Loss", "0.1667", "0.4", "0.4", "3"],
         ["valid/Loss", "0.7", "0.7", "0.6", "2"],
-        ["train/Accuracy", "0.8"],
         ["valid/Confusion", "a", "text"],
+        ["train/Loss", "0.1667", "0.4", "0.4", "3"],
+        ["train/Accuracy", "0.8"],
     ]
-    assert max(map(len, panels.table(run, 20))) == 20
+    assert panels.table(run, 30)[1].split() == ["valid/Loss", "0.7", "0.6"]
+    assert [line.split() for line in panels.table(run, 16)[:2]] == [["metric", "best"], ["valid/Loss", "0.6"]]
+    assert panels.table(run, 16)[2] == "valid…sion"
 
 
 def test_the_runs(runs, watch):
@@ -88,9 +90,26 @@ def test_the_runs(runs, watch):
     aged(runs / "b", 1090)
     lines = panels.table_of_runs(watch("runs").runs, 3, 80, 9)
     assert [line.split() for line in lines[1:]] == [
-        ["a", "running", "3", "6", "1", "min", "40", "s", "5.0", "s"],
-        [">", "b", "running", "3", "6", "1", "min", "40", "s", "10.0", "s"],
+        ["a", "running", "3", "6", "0.6", "1", "min", "40", "s", "5.0", "s"],
+        [">", "b", "running", "3", "6", "0.6", "1", "min", "40", "s", "10.0", "s"],
     ]
+    assert panels.table_of_runs(watch("runs").runs, 3, 46, 9)[0].split() == [
+        "run", "status", "epoch", "step", "valid/Loss",
+    ]  # fmt: skip
+
+
+def test_the_best_run_by_the_monitor_is_the_first(tmp_path, watch):
+    config = "with_file_checkpointer: {monitor: valid/Score}\n"
+    for name, score in (("a", 0.5), ("b", 0.9), ("c", float("nan"))):
+        directory = write_run(tmp_path / name, {"valid/Score": [score], "valid/Loss": [1.0]}, config=config)
+        facts = {"metrics": {"valid/Score": {"higher_is_better": True, "unit": ""}}}
+        (directory / "summary.json").write_text(json.dumps(facts))
+    runs = watch(tmp_path).runs
+    lines = panels.table_of_runs(runs, 0, 80, 9)
+    assert lines[0].split()[4] == "valid/Score"
+    assert [line[2] for line in lines[1:]] == ["b", "a", "c"]
+    assert lines[2][0] == ">"
+    assert panels.ranked(runs) == [1, 0, 2]
 
 
 def test_of_many_runs_those_around_the_chosen_one(tmp_path, watch):

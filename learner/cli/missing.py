@@ -1,0 +1,40 @@
+"""Checks that the config or the run of a command exists, before JAX is imported."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner.cli.overrides import read_yaml
+from learner.cli.usage import fit_parser, resume_parser
+from learner.errors import LearnerError
+from learner.examples import bundled_config
+
+MOST = 10  # runs that an error names
+
+
+def check_words(command: str, words: Sequence[str]) -> None:
+    """Raise `LearnerError` if the words of `learner fit` or `learner resume` are wrong, or name nothing."""
+    if command == "resume":
+        check_run(resume_parser().read(words).directory)
+        return
+    config = fit_parser().read(words).config
+    if config is not None and not os.path.lexists(config) and bundled_config(config) is None:
+        read_yaml(config)  # raises
+
+
+def check_run(directory: str) -> None:
+    """Raise `LearnerError` unless a directory exists and holds files of a run."""
+    if not Path(directory).is_dir():
+        raise LearnerError(f"there is no directory {directory}", code="run-directory-missing", directory=directory)
+    if any(Path(directory, name).exists() for name in ("config.yaml", "journal.jsonl", "checkpoint")):
+        return
+    from learner.runs.find import run_directories  # which imports NumPy
+
+    runs = list(map(str, run_directories([directory])[0]))
+    inside = "".join(f"\n  {run}" for run in [*runs[:MOST], *(["..."] if len(runs) > MOST else [])])
+    raise LearnerError(
+        f"{directory} is not the directory of a run: it has neither config.yaml nor journal.jsonl"
+        + (f". The runs in it are:{inside}" if runs else ""),
+        code="run-not-a-run",
+        directory=directory,
+    )

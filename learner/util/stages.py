@@ -1,0 +1,93 @@
+"""The stages of a run before its first step, as one line that grows."""
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from learner.util.text import duration
+
+_line: "StageLine | None" = None
+
+
+class StageLine:
+    """A line that names each stage when it begins, and its duration when it ends.
+
+    Args:
+      stream: where to write.
+      start: the beginning of the line.
+      clock: seconds; it need not begin anywhere in particular.
+      width: of the terminal, in characters; a stage that does not fit begins another line.
+
+    >>> import io
+    >>> seconds, stream = iter([0.0, 1.25, 2.0]), io.StringIO()
+    >>> line = StageLine(stream, "learner: ", lambda: next(seconds), 80)
+    >>> line.enter("importing JAX"), line.enter("reading the data"), line.end()
+    (None, None, None)
+    >>> stream.getvalue()
+    'learner: importing JAX 1.2 s, reading the data 0.8 s\\n'
+    """
+
+    def __init__(self, stream: TextIO, start: str, clock: Callable[[], float], width: int):
+        self._stream, self._start, self._clock, self._width = stream, start, clock, width
+        self._column, self._began = 0, 0.0
+        self._lock = threading.Lock()  # a renderer's thread ends the line
+
+    def enter(self, stage: str) -> None:
+        """End the stage before, and begin another one."""
+        with self._lock:
+            now = self._clock()
+            ended = f" {duration(now - self._began)}," if self._column else ""
+            text = f" {stage}" if self._column else f"{self._start}{stage}"
+            if self._column and self._column + len(ended + text) + len(" 99.9 s,") > self._width:
+                ended, text, self._column = f"{ended}\n", f"  {stage}", -len(ended) - 1
+            self._column += len(ended + text)
+            self._start, self._began = "  ", now
+            self._stream.write(ended + text)
+            self._stream.flush()
+
+    def end(self) -> None:
+        """End the stage and the line, if there is one."""
+        with self._lock:
+            if self._column:
+                self._column = 0
+                self._stream.write(f" {duration(self._clock() - self._began)}\n")
+                self._stream.flush()
+
+
+@contextlib.contextmanager
+def stage_line(
+    stream: TextIO | None, start: str = "", clock: Callable[[], float] = time.monotonic
+) -> Iterator[StageLine | None]:
+    """Show the stages of the block on a terminal, unless they are shown already. Yield the line, if there is one."""
+    global _line
+    if _line is not None or stream is None or not stream.isatty():
+        yield None
+        return
+    _line = line = StageLine(stream, start, clock, shutil.get_terminal_size().columns)
+    try:
+        yield line
+    finally:
+        _line = None
+        line.end()
+
+
+def enter_stage(stage: str) -> None:
+    """Show that a stage begins."""
+    if _line is not None:
+        _line.enter(stage)
+
+
+def end_stages() -> None:
+    """End the line, if there is one: something else is about to be written."""
+    if _line is not None:
+        _line.end()
+
+
+def close_stages() -> None:
+    """End the line for good: the run has begun, and what is trained inside of it shows nothing here."""
+    global _line
+    end_stages()
+    _line = None
