@@ -10,6 +10,7 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.runs.file_names import file_name
+from learner.runs.metric_logs import OWN_EPOCHS
 from learner.runs.thinning import Floats, Series, group_size, joined, thin
 
 CHUNK = 4 << 20  # bytes that are read at once
@@ -42,7 +43,7 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
     last_epochs = {epoch: beyond - 1 for epoch, beyond in following}  # of those that share a file
     for epoch, path in files:
         last = ends.get(epoch - 1, last)
-        end = last_epochs[epoch]
+        end = last_epochs[epoch] if epoch > OWN_EPOCHS else epoch
         if end >= epoch and (missing := ends.get(end, 0) - last - _lines(path)) > 0:
             last += missing  # of a metric that was not there when the epoch began
         for part in _parts(path):

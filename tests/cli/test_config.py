@@ -153,7 +153,7 @@ def test_what_the_builder_gets(importable, line_config):
     assert given["valid"].batch_size == 12
     assert given["train_step"].__name__ == "step"
     assert "valid_step" not in given
-    assert given["model"]["w"].shape == (3,)
+    assert given["model"]()["w"].shape == (3,)
     header, text = given["text"].split("directory:", 1)
     assert all(line.startswith("# ") for line in header.splitlines())
     assert "overwrite" not in text
