@@ -44,20 +44,24 @@ def write_pytree(directory: Path, name: str, tree: Mapping[str, Any]) -> None:
 def _write_arrays(directory: Path, arrays: Mapping[str, Any]) -> None:
     import tensorstore
 
-    shards = {name: _shards(x) for name, x in arrays.items()}
-    # Nobody else writes here, and the manifest flushes all files at once. In one transaction they are few.
-    context = tensorstore.Context({"file_io_sync": False, "file_io_locking": {"mode": "none"}})
-    transaction = tensorstore.Transaction()
+    # One thread of each kind: more would cost small arrays more than they save large ones. Nobody else writes here, and
+    # the manifest flushes all files at once.
+    limits = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
+    context = tensorstore.Context({"file_io_sync": False, "file_io_locking": {"mode": "none"}, **limits})
+    transaction = tensorstore.Transaction()  # without one, each batch of writes makes files of its own
     files = {"driver": "file", "path": f"{directory}/"}
     database = {"driver": "ocdbt", "base": files, "target_data_file_size": FILE_BYTES}
-    writes = []
-    for name, x in arrays.items():
-        layout = {"shape": x.shape, "chunks": shards[name][0][1].shape, "compressor": None}
+    shards, opening = [_shards(x) for x in arrays.values()], []
+    for (name, x), parts in zip(arrays.items(), shards, strict=True):
+        layout = {"shape": x.shape, "chunks": parts[0][1].shape, "compressor": None}
         spec = {"driver": "zarr", "kvstore": {**database, "path": name}, "dtype": x.dtype.name, "metadata": layout}
         spec["store_data_equal_to_fill_value"] = True  # Orbax takes a chunk that is missing for a damaged file
-        array = tensorstore.open(spec, create=True, context=context, transaction=transaction).result()
-        for index, data in shards[name]:
-            writes.append(array[index].write(np.asarray(data), can_reference_source_data_indefinitely=True))
+        opening.append(tensorstore.open(spec, create=True, context=context, transaction=transaction))
+    writes = [
+        array.result()[index].write(np.asarray(data), can_reference_source_data_indefinitely=True)
+        for array, parts in zip(opening, shards, strict=True)
+        for index, data in parts
+    ]
     for write in writes:
         write.copy.result()
     transaction.commit_sync()
