@@ -1,33 +1,30 @@
-"""The arrays of a checkpoint, through Orbax: one PyTree, `state`, whose branches are the items of a run.
+"""The arrays of a checkpoint: one PyTree of Orbax, `state`, whose branches are the items of a run.
 
-An item is read on its own by naming it: Orbax reads no array of the others. One tree in place of a tree an item takes
-a third of the time of a small save, most of which Orbax spends on threads, event loops and files for each tree (see
-`docs/reliability.md`). Checkpoints of format 1 have a tree for each item; they are read, too.
+An item is read on its own by naming it: no array of the others is read. `learner.checkpoint.pytree` writes the files of
+one process; Orbax writes those of several, writes to object stores, and reads. Checkpoints of format 1 have a tree for
+each item; they are read, too.
 """
 
 import contextlib
 import functools
 import gc
-import logging
 import os
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
+from learner.checkpoint.pytree import write_pytree
 from learner.checkpoint.quiet import quiet_orbax
-from learner.util.disk import FULL, is_full
+from learner.util.disk import FULL
 
 STATE = "state"
 ITEMS = ("model", "optim", "scheduler", "in_flight")
-UNFINISHED = ".orbax-checkpoint-tmp"
 WAIT_FOR_ORBAX = 30.0  # seconds, for the threads of a save that failed
-SMALL = 1 << 20  # bytes; Orbax writes a host array with less effort than a device array
 
 
 class ArrayFiles:
@@ -72,21 +69,28 @@ class ArrayFiles:
         Raises:
           OSError: the disk is full.
         """
+        try:
+            if jax.process_count() == 1 and isinstance(directory, Path):
+                write_pytree(directory, STATE, items)
+            else:
+                self._save_with_orbax(directory, items)
+        except BaseException as error:
+            for code in FULL:  # TensorStore's message has several kilobytes, for which a full disk has no room
+                if os.strerror(code) in str(error):
+                    raise OSError(code, os.strerror(code), str(directory)) from None
+            raise
+
+    def _save_with_orbax(self, directory: Any, items: Mapping[str, Any]) -> None:
         args = self._ocp.args
-        state = jax.tree.map(_to_host, dict(items)) if jax.process_count() == 1 else dict(items)
         # Orbax gives no handle to its threads; those that are new after a failure are the ones to wait for.
         before = {*threading.enumerate()}
-        _silence_orbax()
         with quiet_orbax():
             try:
-                self._orbax.save(directory, args=args.Composite(**{STATE: args.PyTreeSave(state)}))
-            except BaseException as error:
+                self._orbax.save(directory, args=args.Composite(**{STATE: args.PyTreeSave(dict(items))}))
+            except BaseException:
                 # Threads of a failed save still write. They must end before their directory is removed.
                 self.close()
                 _end_threads(before)
-                for code in FULL:  # TensorStore's message has several kilobytes, for which a full disk has no room
-                    if os.strerror(code) in str(error):
-                        raise OSError(code, os.strerror(code), str(directory)) from None
                 raise
 
     def metadata(self, directory: Any) -> dict[str, Any]:
@@ -123,11 +127,6 @@ class ArrayFiles:
                     checkpointer.close()
 
 
-def _to_host(x: Any) -> Any:
-    """Return a small array of one device as a NumPy array, without a copy where the device is the CPU."""
-    return np.asarray(x) if isinstance(x, jax.Array) and x.nbytes <= SMALL else x
-
-
 def _end_threads(before: set[threading.Thread]) -> None:
     """Wait for the threads of a failed save: they still write into a directory that is about to be removed."""
     until = time.monotonic() + WAIT_FOR_ORBAX
@@ -143,30 +142,3 @@ def _end_threads(before: set[threading.Thread]) -> None:
 
 def _is_of_orbax(thread: threading.Thread) -> bool:
     return type(thread).__module__.startswith("orbax.")
-
-
-class _OfFailedSaves(logging.Filter):
-    """Drops the reports of Orbax's threads about a failed save, also late ones: its error was raised already."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record is about something else."""
-        error = record.exc_info[1] if record.exc_info else None
-        return UNFINISHED not in f"{record.getMessage()} {error}" and not (error is not None and is_full(error))
-
-
-_of_failed_saves = _OfFailedSaves()
-
-
-@functools.cache
-def _silence_orbax() -> None:
-    """Hide the reports of Orbax's and TensorStore's threads about failed saves, from now on: some of these threads
-    outlive the save, and nobody can wait for them.
-    """
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            shown(unraisable)
-
-    shown, sys.unraisablehook = sys.unraisablehook, hook
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_of_failed_saves)

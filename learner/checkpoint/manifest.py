@@ -7,7 +7,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from learner.checkpoint.arrays import ITEMS
@@ -20,6 +21,7 @@ NUMBERED = re.compile(r"(0|[1-9]\d*)(\.(partial|removed)(\..+)?)?", re.ASCII)
 SAVING = re.compile(r"(\d+)\.saving", re.ASCII)
 MARK = "a save of learner is under way: the directories of this step that end in .partial belong to it\n"
 OF_ORBAX = "_CHECKPOINT_METADATA"
+LARGE = 1 << 24  # bytes, from which on threads are worth their start
 
 
 class DamagedError(LearnerError):
@@ -33,17 +35,17 @@ def write_manifest(directory: Any, facts: Mapping[str, Any]) -> None:
       directory: a `pathlib.Path`, or one of `etils.epath`.
       facts: fields that are read without the rest of the checkpoint, as JSON.
     """
-    files = {name: _described(directory / name) for name in _files(directory)}
+    names = _files(directory)
+    files = dict(zip(names, _flushed([directory / name for name in names]), strict=True))
     content = {**facts, "files": files}
     # Other files reach the disk while their checksums are taken, and the manifest after them: a manifest that survives
     # a power cut vouches for files that did, too.
     path = directory / NAME
     path.write_text(json.dumps({**content, "sha256": _digest(content)}))
-    _described(path)
     if _is_local(directory):
+        to_disk(path)
         # A file survives a power cut only if the entry in its directory does.
-        for folder in (*(path for path in directory.rglob("*") if path.is_dir()), directory):
-            to_disk(folder)
+        _flush([*(path for path in directory.rglob("*") if path.is_dir()), directory])
 
 
 def read_manifest(directory: Any) -> dict[str, Any]:
@@ -188,12 +190,26 @@ def _files(directory: Any) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
 
 
-def _described(path: Any) -> list[Any]:
-    """Flush a file to the disk, and return its size and its checksum."""
-    if _is_local(path):
+def _flush(paths: Iterable[Any]) -> None:
+    for path in paths:
         to_disk(path)
-        return [path.stat().st_size, _sha256(path)]
-    return [path.stat().length, _sha256(path)]
+
+
+def _flushed(paths: Sequence[Any]) -> list[list[Any]]:
+    """Flush files to the disk, and return the size and the checksum of each."""
+    if not _is_local(paths[0]):
+        return [[path.stat().length, _sha256(path)] for path in paths]
+    sizes = [path.stat().st_size for path in paths]
+    if sum(sizes) < LARGE:
+        _flush(paths)
+        digests = [_sha256(path) for path in paths]
+    else:
+        # A thread for the disk, and two for the checksums, of which one may be slower than the disk.
+        with ThreadPoolExecutor(3, "learner-checksums") as pool:
+            flushing = pool.submit(_flush, paths)
+            digests = list(pool.map(_sha256, paths))
+            flushing.result()
+    return [[size, digest] for size, digest in zip(sizes, digests, strict=True)]
 
 
 def _sha256(path: Any) -> str:

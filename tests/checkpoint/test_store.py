@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import hashlib
 import json
 import logging
 import math
@@ -378,7 +379,10 @@ def damages():
 def test_damage_to_any_file_is_found_and_named(three, tmp_path, opened, how):
     place = tmp_path / "c" / "18"
     files = [p for p in sorted(place.rglob("*")) if p.is_file() and (p.stat().st_size or how == "deleted")]
-    assert len(files) > 10
+    names = {p.relative_to(place).as_posix() for p in files if p.parent.name != "d"}
+    known = ("_CHECKPOINT_METADATA", "manifest.json", "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
+    assert names == {*known}
+    assert len(files) > len(names)  # the arrays
     for path in files:
         content = path.read_bytes()
         damages()[how](path)
@@ -392,6 +396,16 @@ def test_damage_to_any_file_is_found_and_named(three, tmp_path, opened, how):
         assert str(place) in found
         path.write_bytes(content)
     assert opened(tmp_path / "c").restore(18, SMALL).keys() == SMALL.keys()
+
+
+def test_the_checksums_of_large_files(tmp_path, opened):
+    items = {"model": {"params": {name: np.ones(3 << 20, np.float32) for name in "ab"}}}  # 24 MB
+    opened(tmp_path / "c", ALL).save(6, items, {"step": 6})
+    files = json.loads((tmp_path / "c" / "6" / "manifest.json").read_text())["files"]
+    assert sum(size for size, _ in files.values()) > 24 << 20
+    for name, (size, digest) in files.items():
+        content = (tmp_path / "c" / "6" / name).read_bytes()
+        assert (size, digest) == (len(content), hashlib.sha256(content).hexdigest())
 
 
 def test_set_aside(three, tmp_path, opened):

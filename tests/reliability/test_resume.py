@@ -246,17 +246,13 @@ def kill(directory, step, call):
     return subprocess.run([sys.executable, script, directory, str(step), call], env=environment, timeout=120).returncode
 
 
-PARTS = "{now}.partial.orbax-checkpoint-tmp"
 CALLS = (  # of a save, in their order; `now` is its step, `then` that of the checkpoint before
     "open {now}.saving",
     "os.fsync {now}.saving",
-    f"os.mkdir {PARTS}",
-    f"os.mkdir {PARTS}/state.orbax-checkpoint-tmp",
-    f"open {PARTS}/state.orbax-checkpoint-tmp/_METADATA",
-    f"open {PARTS}/state.orbax-checkpoint-tmp/commit_success.txt",
-    f"os.rename {PARTS}/state.orbax-checkpoint-tmp",
-    f"open {PARTS}/commit_success.txt",
-    f"os.rename {PARTS}",
+    "os.mkdir {now}.partial",
+    "os.mkdir {now}.partial/state",
+    "open {now}.partial/state/_METADATA",
+    "open {now}.partial/_CHECKPOINT_METADATA",
     "os.mkdir {now}.partial/progress",
     "open {now}.partial/progress/metadata",
     "os.fsync {now}.partial/_CHECKPOINT_METADATA",
@@ -282,7 +278,7 @@ REMOVING = CALLS.index("os.rename {then}") + 1, CALLS.index("return .")
 @pytest.mark.parametrize(
     ("step", "point"),
     some(
-        [*((5, n) for n in range(len(CALLS))), *((1, n) for n in (0, 2, 14, 16, 18))],
+        [*((5, n) for n in range(len(CALLS))), *((1, n) for n in (0, 2, 11, 13, 15))],
         (),
     ),
 )

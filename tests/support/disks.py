@@ -59,8 +59,8 @@ def mount_read_only(name):
 FAULTS = {
     "full": fill("small/ballast"),
     "full for the logs too": fill("ballast"),
-    "nearly full": fill("ballast", 60 << 10),
-    "nearly full, and nobody looks": fill("ballast", 60 << 10),
+    "nearly full": fill("ballast", 24 << 10),
+    "nearly full, and nobody looks": fill("ballast", 24 << 10),
     "read-only checkpoints": mount_read_only("checkpoint"),
     "read-only": mount_read_only("."),
     "read-only from the start": mount_read_only("."),
