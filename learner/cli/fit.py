@@ -84,7 +84,9 @@ def _train(config: RunConfig) -> int:
     if before is not None and result.summary == before:
         end_stages()
         if jax.process_index() == 0:
-            print(f"{config.directory} has nothing left to do: {heading(before)} (--num_epochs=... makes it longer)")
+            stopped_early = str(before.get("stopped_by")).startswith("early stopping")
+            how = "--early_stopping=null resumes it" if stopped_early else "--num_epochs=... makes it longer"
+            print(f"{config.directory} has nothing left to do: {heading(before)} ({how})")
         return 0
     codes = {"ctrl-c": 130, "sigterm": TERMINATED, "watchdog": EXIT}
     reason = result.stopped_by.partition(":")[0]

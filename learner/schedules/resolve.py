@@ -63,6 +63,9 @@ def rates(schedule: ScheduleFn, steps: int, points: int = 1000) -> tuple[list[in
     return places, [float(rate) for rate in values]
 
 
+ROUNDED = 1e-3  # the last part of a run, in which a cosine that ends with it may be 0 in float32
+
+
 def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
     """Return a sentence about a schedule that ends before a run of `steps` does, and whether its last rate is 0. Return
     None if it does not.
@@ -76,6 +79,8 @@ def early_end(schedule: ScheduleFn, steps: int) -> tuple[str, bool] | None:
     last = float(lr_of(schedule, steps - 1))
     if ends is None and last == 0:
         ends = _zero_from(schedule, steps)
+        if ends is not None and ends > steps * (1 - ROUNDED):
+            return None
     if ends is None or ends >= steps or ends < 1:
         return None
     text = f"the schedule {text_of(schedule)} ends after {ends} of {steps} steps; from there on the rate stays {last:g}"

@@ -193,6 +193,17 @@ def test_resume_goes_on_as_config_yaml_says(learner, trained):
     assert "epoch 4/4" not in out
 
 
+def test_how_to_resume_a_run_that_stopped_early(learner, trained):
+    stopping = "--early_stopping={monitor: train/Loss, mode: max, patience: 1}"
+    assert learner("fit", trained, "--overwrite=true", "--num_epochs=5", stopping)[0] == 0
+    stopped = summary()["epochs"]
+    assert stopped < 5
+    out = learner("resume", "run")[1]
+    (option,) = re.findall(r"--\S+=\S+", out.partition("nothing left to do")[2])
+    assert learner("resume", "run", option)[0] == 0
+    assert summary()["epochs"] == 5
+
+
 @pytest.mark.parametrize("left", some([None, 0, 40], {40}))
 @pytest.mark.full
 def test_a_config_that_lost_something_is_mended(learner, trained, left):

@@ -91,3 +91,10 @@ def test_what_a_run_does_not_reach(schedule, said):
 )
 def test_one_that_is_not(schedule):
     assert early_end(schedule, 100) is None
+
+
+@pytest.mark.parametrize("steps", [13_500, 22_500, 90_000])
+def test_a_cosine_whose_last_rates_are_0_in_float32(steps):
+    schedule = optax.cosine_decay_schedule(0.1, steps)
+    assert schedule(steps - 1) == 0
+    assert early_end(schedule, steps) is None
