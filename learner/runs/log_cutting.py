@@ -77,7 +77,7 @@ def _closed_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, in
             and len(recorded) == 2
             and all(type(x) is int and 0 <= x < 2**63 for x in recorded)
         )
-        if match and is_entry and int(match[3]) <= entry["epoch"]:
+        if match and is_entry and int(match[3]) == entry["epoch"]:
             yield path, (recorded[0], recorded[1])
 
 
@@ -151,8 +151,7 @@ def _problem_with(position: Any) -> str | None:
         return "it needs epoch_lines, epoch and files"
     if not isinstance(position["files"], Mapping):
         return "files needs sizes by path"
-    numbers = {name: position[name] for name in ("epoch_lines", "epoch", "last_epoch") if name in position}
-    counts = {**numbers, **position["files"]}
+    counts = {"epoch_lines": position["epoch_lines"], "epoch": position["epoch"], **position["files"]}
     checksums = position.get("checksums", {})
     if not isinstance(checksums, Mapping) or not checksums.keys() <= position["files"].keys():
         return "checksums needs numbers by path"

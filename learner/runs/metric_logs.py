@@ -5,10 +5,6 @@
     <directory>/summary.json                    written at the end
     <directory>/<split>/epoch-<n>/<Metric>.log  a line `value,weight` for each step, then `value,final`
 
-A run of many short epochs would leave almost as many files as lines, and spend half of its time on making them. So
-later epochs may share files: those of epoch n also have the lines of the epochs after it, up to the next directory, and
-each epoch ends with `value,final of epoch <m>`.
-
 The run's own ordered worker writes them, not a listener: they are part of the run, and what goes wrong with them is an
 error of the run. A line costs the same however long the files are.
 """
@@ -40,8 +36,6 @@ from learner.util.json_values import encode
 
 SECONDS_BETWEEN_WRITES = 0.5
 MOST_OPEN = 64  # metric logs; a system may give a process no more than 256 files
-OWN_EPOCHS = 100  # the first epochs, each of which has files of its own
-SHARED_BYTES = 1 << 16  # from which on a file takes up no further epoch
 
 
 class RunFiles:
@@ -51,7 +45,6 @@ class RunFiles:
       directory: of the run. It need not exist, and nothing is opened before the first write.
       clock: returns the seconds since 1970 (UTC).
       make_room: called if the disk is full, before the write is retried.
-      own_epochs: the number of first epochs that have files of their own; None: all.
 
     Lines are collected in memory and written when half a second has passed since the last write, at the end of a split,
     with every line of the journal, and on `flush`. A process that is killed loses at most the lines of half a second,
@@ -78,14 +71,11 @@ class RunFiles:
         directory: str | os.PathLike[str],
         clock: Callable[[], float],
         make_room: Callable[[], None] = lambda: None,
-        own_epochs: int | None = None,
     ) -> None:
         self._directory = Path(directory)
-        self._own_epochs = own_epochs
         self._clock = clock
         self._written_at = clock()
         self._epoch = 0
-        self._first = 0  # the epoch that the files are named after
         self._files: dict[str, AppendedFile] = {}  # of this epoch, by relative path
         self._places: dict[tuple[str, str], tuple[str, str]] = {}
         self._made_splits: set[str] = set()
@@ -120,17 +110,16 @@ class RunFiles:
         After a validation inside an epoch, at the optimizer step `at_step`, the line is `value,final@<at_step>` and the
         files stay open for the next one. A text is written as JSON has it, so that it stays on its line.
         """
-        end = ",final" if at_step is None else f",final@{at_step}"
-        end += f" of epoch {epoch}\n" if self._may_share(epoch) else "\n"
+        end = ",final\n" if at_step is None else f",final@{at_step}\n"
         for name, value in values.items():
             self._metric_file(split, epoch, name).pending.append(final_text(value) + end)
         self.flush()
-        if at_step is None and not self._may_share(epoch):
+        if at_step is None:
             close_all(file for path, file in self._files.items() if path.startswith(f"{file_name(split)}/"))
 
     def journal(self, event: str, **fields: Any) -> None:
         """Write a line of `journal.jsonl`: the event's name, the time, and the fields. The line `epoch` also gets the
-        length and the CRC-32 of each metric log that ends with that epoch, which a resumed run verifies.
+        length and the CRC-32 of each metric log of that epoch, which a resumed run verifies.
 
         Raises:
           LearnerError: the run directory was removed.
@@ -139,7 +128,7 @@ class RunFiles:
         self._refuse_loss()
         if self._journal is None:
             self._journal = self._open_journal()
-        if event == "epoch" and fields.get("epoch") == self._epoch and not self._has_room():
+        if event == "epoch" and fields.get("epoch") == self._epoch:
             fields["files"] = {path: [file.size, file.crc] for path, file in self._files.items()}
         line = json.dumps(encode({"event": event, "time": self._clock(), **fields}), allow_nan=False)
         self._journal.pending.append(line + "\n")
@@ -163,9 +152,7 @@ class RunFiles:
         self.flush()
         sizes = {path: file.size for path, file in self._files.items()}
         checksums = {path: file.crc for path, file in self._files.items()}
-        shared = {"last_epoch": self._epoch} if self._may_share(self._first) else {}
-        epochs = {"epoch_lines": self._epoch_lines, "epoch": self._first, **shared}
-        return {**epochs, "files": sizes, "checksums": checksums}
+        return {"epoch_lines": self._epoch_lines, "epoch": self._epoch, "files": sizes, "checksums": checksums}
 
     def to_disk(self, position: Mapping[str, Any]) -> None:
         """Flush to disk what `position` counts on, so that it survives a power loss. May be called from any thread."""
@@ -193,11 +180,7 @@ class RunFiles:
         else:
             refuse_short(self._directory, position)
         cut_back(self._directory, position, keep_in, lenient)
-        self._first, self._epoch_lines = position["epoch"], position["epoch_lines"]
-        self._epoch = position.get("last_epoch", self._first)
-        if self._own_epochs is not None and "last_epoch" not in position:
-            # An earlier version has left the files of this epoch, and recorded their lengths as final.
-            self._own_epochs = max(self._own_epochs, self._epoch)
+        self._epoch, self._epoch_lines = position["epoch"], position["epoch_lines"]
         self._files = {}
         for path, size in position["files"].items():
             file = self._directory / path
@@ -262,25 +245,13 @@ class RunFiles:
     def _metric_file(self, split: str, epoch: int, name: str) -> AppendedFile:
         if epoch != self._epoch:
             self.flush()
-            if not self._has_room():
-                close_all(self._files.values())
-                self._first, self._files, self._made_epochs = epoch, {}, set()
-            self._epoch = epoch
+            close_all(self._files.values())
+            self._epoch, self._files, self._made_epochs = epoch, {}, set()
         paths, file = self._paths_of(split, name)
-        path = f"{paths}/epoch-{self._first}/{file}"
+        path = f"{paths}/epoch-{epoch}/{file}"
         if path not in self._files:
             self._files[path] = AppendedFile(f"{self._directory}/{path}", crc=0)
         return self._files[path]
-
-    def _may_share(self, epoch: int) -> bool:
-        return self._own_epochs is not None and epoch > self._own_epochs
-
-    def _has_room(self) -> bool:
-        """Return True if the next epoch is written to the files of this one. It follows from their sizes alone, so that
-        a resumed run leaves the same files.
-        """
-        sizes = [file.size for file in self._files.values()]
-        return self._may_share(self._first) and bool(sizes) and max(sizes) < SHARED_BYTES
 
     def _paths_of(self, split: str, name: str) -> tuple[str, str]:
         """Return the directory of the split and the file of the metric."""

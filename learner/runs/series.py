@@ -10,7 +10,6 @@ import numpy as np
 
 from learner.errors import LearnerError
 from learner.runs.file_names import file_name
-from learner.runs.metric_logs import OWN_EPOCHS
 from learner.runs.thinning import Floats, Series, group_size, joined, thin
 
 CHUNK = 4 << 20  # bytes that are read at once
@@ -34,17 +33,13 @@ def step_values(directory: Path, split: str, name: str, ends: Mapping[int, int],
     if most is not None and most < 1:
         raise LearnerError(f"most is {most}; it needs 1 or more", code="run-series-most-value", most=most)
     files = _files(directory, split, name)
-    epochs = epochs_in(location_of(directory, split, name)[0])
     together = 1 if most is None else group_size(sum(_lines(path) for _, path in files), most)
     points: list[Series] = []
     steps, values = np.zeros(0, np.int64), np.zeros(0)
     last = 0
-    following = zip(epochs, [*epochs[1:], 1 + max(ends, default=0)], strict=False)
-    last_epochs = {epoch: beyond - 1 for epoch, beyond in following}  # of those that share a file
     for epoch, path in files:
         last = ends.get(epoch - 1, last)
-        end = last_epochs[epoch] if epoch > OWN_EPOCHS else epoch
-        if end >= epoch and (missing := ends.get(end, 0) - last - _lines(path)) > 0:
+        if epoch in ends and (missing := ends[epoch] - last - _lines(path)) > 0:
             last += missing  # of a metric that was not there when the epoch began
         for part in _parts(path):
             steps = np.concatenate([steps, np.arange(last + 1, last + 1 + len(part))])

@@ -12,7 +12,7 @@ from learner.errors import LearnerError, ProcessError
 from learner.events import Listener, ListenerThread, Message, RunFailed
 from learner.loggers.application import close_application_log, open_application_log
 from learner.loggers.unlogged import RunFilesWithoutMetrics
-from learner.runs.metric_logs import OWN_EPOCHS, NoFiles, RunFiles
+from learner.runs.metric_logs import NoFiles, RunFiles
 from learner.training.options import Options
 from learner.training.position import Position
 
@@ -58,7 +58,7 @@ def open_outputs(options: Options, process: int, position: Position) -> Iterator
     saves = SaveQueue()
     # On a full disk the files wait for saves, but only for those that the reporter has answered: the saver waits for
     # its answer to the others.
-    files = kind(options.directory, time.time, saves.wait_for_answered, OWN_EPOCHS) if first else NoFiles()
+    files = kind(options.directory, time.time, saves.wait_for_answered) if first else NoFiles()
     outputs = Outputs(log, files, [], saves)
     with contextlib.ExitStack() as stack:
         # Closed in reverse: listeners first, which may still warn; then the files; the log last.

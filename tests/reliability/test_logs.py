@@ -16,7 +16,6 @@ from learner import Interrupter, LearnerBuilder
 from learner.cli.main import main
 from learner.loggers import RunFiles
 from learner.renderers import PlainRenderer
-from learner.runs import RunReader
 from learner.runs.history import read_history
 from tests.support.runs import ROWS, STEPS, batches, build_line, journal_of, logs_of, numbers_of, quiet, shuffled
 
@@ -83,33 +82,6 @@ def test_kill9_log_loss(tmp_path, capsys):
     assert resumed.history == whole.history
     assert logs_of(run) == logs_of(tmp_path / "whole")
     assert numbers_of(run) == numbers_of(tmp_path / "whole")
-
-
-def test_a_run_of_many_short_epochs_shares_its_files(tmp_path):
-    """From the 101st epoch on; a stop inside of a later one, and a resume, change no byte of them."""
-
-    def stop_inside(info, model):
-        if info.step == 2 * 104 + 1:
-            interrupter.stop("now")
-
-    def train(builder):
-        builder.num_epochs(110).with_file_checkpointer(keep_best=0, every_epochs=52)
-        return build_line(builder).fit(batches()[:2], batches()[:1])
-
-    interrupter = Interrupter()
-    whole = train(quiet(tmp_path / "whole", saves=True))
-    stopped = train(quiet(tmp_path / "run", saves=True).interrupter(interrupter).every(1, stop_inside))
-    assert "now" in stopped.stopped_by
-    resumed = train(quiet(tmp_path / "run", saves=True).resume())
-    assert resumed.history == whole.history
-    assert logs_of(tmp_path / "run") == logs_of(tmp_path / "whole")
-    assert numbers_of(tmp_path / "run") == numbers_of(tmp_path / "whole")
-    paths = {split: {f"{split}/epoch-{epoch}/Loss.log" for epoch in range(1, 102)} for split in ("train", "valid")}
-    assert logs_of(tmp_path / "run").keys() == paths["train"] | paths["valid"]
-    read = RunReader(tmp_path / "run")
-    assert read.steps("train/Loss").step.tolist() == list(range(1, 221))
-    means = read.steps("train/Loss").mean.reshape(110, 2).mean(-1)
-    np.testing.assert_allclose(means, whole.history["train/Loss"], rtol=1e-6)  # of float32
 
 
 # -- what a line costs -------------------------------------------------------------------------------------------------

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.loggers import RunFiles
-from learner.runs import RunReader, metric_logs
-from learner.runs.following import GrowingSeries
 from learner.runs.log_cutting import refuse_changed
 from tests.support.codes import raises_code
 
@@ -58,8 +56,8 @@ def script(epochs=3, dispatches=3, validate_inside=True):
 SCRIPT = script()
 
 
-def write(directory, actions, own_epochs=None):
-    files = RunFiles(directory, no_time, own_epochs=own_epochs)
+def write(directory, actions):
+    files = RunFiles(directory, no_time)
     for action in actions:
         action(files)
     return files
@@ -78,26 +76,25 @@ def directories(directory):
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_dir())
 
 
-@pytest.fixture
-def uninterrupted(tmp_path, own_epochs, monkeypatch):
-    monkeypatch.setattr(metric_logs, "SHARED_BYTES", 250)  # two epochs of the script
-    write(tmp_path / "run", SCRIPT, own_epochs).close()
-    return tree(tmp_path / "run")
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    write(directory, SCRIPT).close()
+    return tree(directory)
 
 
-@pytest.mark.parametrize("own_epochs", [None, 0, 1])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(
     saved=st.integers(0, len(SCRIPT)),
     further=st.integers(0, len(SCRIPT)),
     torn=st.binary(max_size=9),
     keep=st.booleans(),
 )
-def test_a_resumed_run_writes_everything_once(uninterrupted, own_epochs, saved, further, torn, keep):
+def test_a_resumed_run_writes_everything_once(uninterrupted, saved, further, torn, keep):
     killed = min(saved + further, len(SCRIPT))
     with tempfile.TemporaryDirectory() as temporary:
         directory, superseded = Path(temporary, "run"), Path(temporary, "superseded")
-        files = write(directory, SCRIPT[:saved], own_epochs)
+        files = write(directory, SCRIPT[:saved])
         position = json.loads(json.dumps(files.position()))
         before = tree(directory)
         for action in SCRIPT[saved:killed]:
@@ -108,8 +105,7 @@ def test_a_resumed_run_writes_everything_once(uninterrupted, own_epochs, saved, 
                 file.write(torn)
         after = tree(directory)
 
-        refuse_changed(directory, position)
-        files = RunFiles(directory, no_time, own_epochs=own_epochs)
+        files = RunFiles(directory, no_time)
         files.cut(position, keep_in=superseded if keep else None)
         assert not_empty(tree(directory)) == before
         assert files.position() == position
@@ -120,53 +116,6 @@ def test_a_resumed_run_writes_everything_once(uninterrupted, own_epochs, saved, 
             action(files)
         files.close()
         assert tree(directory) == uninterrupted
-
-
-def test_short_epochs_share_files(tmp_path, monkeypatch):
-    """After the first epochs, until a file has so many bytes; only then it is recorded in the journal."""
-    monkeypatch.setattr(metric_logs, "SHARED_BYTES", 40)
-    files = RunFiles(tmp_path, no_time, own_epochs=1)
-    for epoch in range(1, 6):
-        files.steps("train", epoch, {"Loss": np.float32([epoch])}, np.float32([32]))
-        files.close_split("train", epoch, {"Loss": epoch + 0.5}, None)
-        files.journal("epoch", epoch=epoch, step=epoch, values={"train/Loss": epoch + 0.5})
-    files.close()
-    content = tree(tmp_path)
-    journal = [json.loads(line) for line in content.pop("journal.jsonl").splitlines()]
-    assert content == {
-        "train/epoch-1/Loss.log": b"1.0,32\n1.5,final\n",
-        "train/epoch-2/Loss.log": b"2.0,32\n2.5,final of epoch 2\n3.0,32\n3.5,final of epoch 3\n",
-        "train/epoch-4/Loss.log": b"4.0,32\n4.5,final of epoch 4\n5.0,32\n5.5,final of epoch 5\n",
-    }
-    recorded = [{path: size for path, (size, _) in line.get("files", {}).items()} for line in journal]
-    assert recorded == [
-        {"train/epoch-1/Loss.log": 17},
-        {},
-        {"train/epoch-2/Loss.log": 56},
-        {},
-        {"train/epoch-4/Loss.log": 56},
-    ]
-    series = RunReader(tmp_path).steps("train/Loss")
-    assert series.step.tolist() == series.mean.tolist() == [1, 2, 3, 4, 5]
-    growing = GrowingSeries(tmp_path, "train", "Loss")
-    growing.read([1, 2, 4], {epoch: epoch for epoch in range(1, 6)}, 1 << 20)
-    assert growing.series().step.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_files_of_an_earlier_version_are_not_shared(tmp_path):
-    """Their lengths stand in the journal as those of an epoch that has ended."""
-    files = write(tmp_path, SCRIPT)
-    position = json.loads(json.dumps(files.position()))
-    files.close()
-    files = RunFiles(tmp_path, no_time, own_epochs=0)
-    files.cut(position)
-    for epoch in (4, 5):
-        files.steps("train", epoch, {"Loss": np.float32([epoch])}, np.float32([32]))
-        files.journal("epoch", epoch=epoch, step=epoch, values={})
-        refuse_changed(tmp_path, json.loads(json.dumps(files.position())))
-    files.close()
-    assert (tmp_path / "train/epoch-4/Loss.log").read_text() == "4.0,32\n5.0,32\n"
-    assert not (tmp_path / "train/epoch-5").exists()
 
 
 def test_what_is_not_a_number_stays_in_the_journal(tmp_path):

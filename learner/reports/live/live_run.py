@@ -216,9 +216,7 @@ class LiveRun:
     @property
     def epoch(self) -> int:
         """The current epoch, or the last one."""
-        ended = self.run.epochs
-        # Epochs may share files, so that there is no directory for this one.
-        return max([ended + (self.step > self.run.ends.get(ended, 0)), *self._epochs[-1:]])
+        return max([self.run.epochs, *self._epochs[-1:]])
 
     @property
     def age(self) -> float | None:

@@ -52,13 +52,6 @@ def test_the_epoch_under_way(runs):
     assert run.newest("train/Loss") == 0.0625
 
 
-def test_the_epoch_under_way_may_share_a_file(runs):
-    path = runs / "a" / "train" / "epoch-3" / "Loss.log"
-    path.write_text("0.5,32\n0.25,32\n0.4,final of epoch 3\n0.125,32\n")
-    run = live(runs / "a")
-    assert (run.epoch, run.step, run.newest("train/Loss")) == (4, 7, 0.125)
-
-
 def test_the_end_of_a_long_file(runs):
     write_steps(runs / "a", "Loss", 4, np.arange(1000.0))
     assert live(runs / "a").newest("train/Loss") == 999
