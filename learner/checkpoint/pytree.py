@@ -5,6 +5,7 @@ Its own way of writing costs a small save most of its time: threads, event loops
 merged into another one (see `docs/reliability.md`).
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -55,7 +56,7 @@ def _write_arrays(directory: Path, arrays: Mapping[str, Any]) -> None:
     for (name, x), parts in zip(arrays.items(), shards, strict=True):
         layout = {"shape": x.shape, "chunks": parts[0][1].shape, "compressor": None}
         spec = {"driver": "zarr", "kvstore": {**database, "path": name}, "dtype": x.dtype.name, "metadata": layout}
-        spec["store_data_equal_to_fill_value"] = True  # Orbax takes a chunk that is missing for a damaged file
+        spec["store_data_equal_to_fill_value"] = True  # Orbax treats a missing chunk as a damaged file
         opening.append(tensorstore.open(spec, create=True, context=context, transaction=transaction))
     writes = [
         array.result()[index].write(np.asarray(data), can_reference_source_data_indefinitely=True)
@@ -64,11 +65,20 @@ def _write_arrays(directory: Path, arrays: Mapping[str, Any]) -> None:
     ]
     for write in writes:
         write.copy.result()
-    transaction.commit_sync()
+    commit = transaction.commit_async()
+    try:
+        commit.result()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            commit.exception()  # after an interrupt it still runs
+        # Writes that are queued would make the directory anew once it is removed. One thread does all of them, so that
+        # this read is behind them.
+        tensorstore.KvStore.open(files, context=context).result().read("nothing").result()
+        raise
 
 
 def _shards(x: Any) -> list[tuple[Any, Any]]:
-    """Return the parts of an array that lie on a device each, with their indices. Their way to the host begins."""
+    """Return the parts of an array that lie on a device each, with their indices. Copying them to the host begins."""
     if not isinstance(x, jax.Array):
         return [(..., x)]
     shards = [(shard.index, shard.data) for shard in x.addressable_shards if shard.replica_id == 0]

@@ -28,8 +28,6 @@ def call_in_parts(function: Callable[..., PyTree], arguments: Sequence[PyTree], 
     of a model are alike. Here each kind of draw is compiled once and called for each of its arrays. What comes before
     and after the draws is a program, too.
 
-    Its bits are then those of the operations one by one.
-
     Args:
       function: it is traced once.
       arguments: its arguments, pytrees of arrays.
@@ -43,6 +41,8 @@ def call_in_parts(function: Callable[..., PyTree], arguments: Sequence[PyTree], 
     True 5
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    if traced.effects:  # which have an order
+        return compiled(jax.jit(function))(*arguments)
     kinds = [_draw(x).kind for x in traced.jaxpr.eqns if _is_draw(x) and x.primitive.name not in OF_KEYS]
     inputs = [*traced.consts, *jax.tree.leaves(arguments)]
     if len(kinds) - len(set(kinds)) < LEAST_REPEATED:
@@ -64,6 +64,8 @@ def with_barriers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def separated(*arguments: PyTree) -> PyTree:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        if traced.effects:
+            return function(*arguments)
         results = _call(traced.jaxpr, [*traced.consts, *jax.tree.leaves(arguments)], _with_barrier)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -134,7 +136,7 @@ def _steps(jaxpr: Jaxpr) -> Iterator[tuple[_Part, list[_Part]]]:
         step_of.append(max((depths[x] for x in _variables(equation)), default=0))
         depths.update(dict.fromkeys(equation.outvars, step_of[-1] + _is_draw(equation)))
     # Everything but draws belongs to the first step that needs it, so that most of it is in the last program.
-    last = max(depths.values())
+    last = max(depths.values(), default=0)
     needed: dict[Atom, int] = collections.defaultdict(lambda: last)
     for index, equation in reversed(list(enumerate(jaxpr.eqns))):
         if not _is_draw(equation):
@@ -153,7 +155,7 @@ def _variables(equation: JaxprEqn) -> list[Atom]:
 
 def _is_draw(equation: JaxprEqn) -> bool:
     name = equation.primitive.name
-    return name in OF_KEYS or (name in ("jit", "pjit") and not equation.effects and _draws(equation))
+    return name in OF_KEYS or (name in ("jit", "pjit") and _draws(equation))
 
 
 def _draws(equation: JaxprEqn) -> bool:

@@ -57,8 +57,14 @@ def compile_in_background(
     if runner.strategy.platform != "cpu":
         return  # compilers for accelerators measure kernels on the device, which trains meanwhile
     compiler = concurrent.futures.ThreadPoolExecutor(1, "learner-compile")  # XLA uses several cores for each program
-    threads.callback(compiler.shutdown, cancel_futures=True)
-    threads.callback(stepped.set)
+
+    def end(kind: type[BaseException] | None, *_: object) -> None:
+        compiler.shutdown(wait=False, cancel_futures=True)
+        stepped.set()
+        # A second Ctrl-C waits for nothing.
+        compiler.shutdown(wait=kind is None or issubclass(kind, Exception))
+
+    threads.push(end)
     kinds = {split: "train" if split == "train" else "valid" for split in feeders}
     expected = [(kinds[split], *each) for split, feeder in feeders.items() for each in feeder.expected()]
     for number, (kind, name, feed) in enumerate(expected):

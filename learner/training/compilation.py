@@ -28,7 +28,8 @@ class CompileTimes:
     Attributes:
       count: the number of programs.
       seconds: of compiling them, in all threads.
-      in_thread: seconds that the thread that opened this has traced, lowered, compiled, or waited for others to.
+      in_thread: seconds that the thread that opened this spent on tracing, lowering, compiling, and waiting for other
+        threads to compile.
 
     >>> with CompileTimes() as times:
     ...     _ = jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(7))

@@ -65,19 +65,23 @@ def first_signal(report: Callable[[str], None]) -> Iterator[None]:
     os.set_blocking(write, False)
 
     def wait() -> None:
-        while (number := os.read(read, 1)[0]) and number not in NAMES:
-            pass
-        if number:
-            report(NAMES[signal.Signals(number)])
+        reported = False
+        while number := os.read(read, 1)[0]:
+            if previous != -1:  # of an event loop
+                with contextlib.suppress(OSError):
+                    os.write(previous, bytes([number]))
+            if number in NAMES and not reported:
+                reported = True
+                report(NAMES[signal.Signals(number)])
 
+    previous = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     thread = threading.Thread(target=wait, name="learner-signals", daemon=True)
     thread.start()
-    previous = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    _listening = True
+    outer, _listening = _listening, True
     try:
         yield
     finally:
-        _listening = False
+        _listening = outer
         signal.set_wakeup_fd(previous)
         with contextlib.suppress(BlockingIOError):
             os.write(write, b"\0")
@@ -90,7 +94,7 @@ _listening = False
 
 
 def _after_fork() -> None:
-    """Leave the descriptor to the parent: a signal to a worker that is terminated is not the run's."""
+    """Stop a forked child from reporting its own signals to the run."""
     if _listening:
         signal.set_wakeup_fd(-1)
 

@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import functools
 import hashlib
 import threading
 import time
@@ -15,7 +16,7 @@ LARGEST = 2**24  # characters of a program; one with more has large constants, w
 # XLA spends most of its time on loops, such as those of random numbers. Level 1 compiles these three times as fast as
 # level 3, with the same bits; level 0 has others.
 FASTER_TO_COMPILE = {"xla_backend_optimization_level": 1}
-WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread has waited for another one that compiles
+WAITED = "/learner/compile/wait_duration"  # an event of JAX: a thread waited for the compilation of another one
 # A callback is an index or an address in the text of a program, so different functions have the same text.
 UNSHARED = "callback", "CustomSPMDPartitioning"
 
@@ -119,21 +120,24 @@ class _SharedProgram:
         return lowered, (digest, lowered.in_tree, lowered.out_tree, places, self._devices)
 
     def _compile(self, lowered: Any, key: Hashable) -> Any:
+        compile_ = functools.partial(lowered.compile, compiler_options=self._options)
         if key is None:
-            return lowered.compile(compiler_options=self._options)
-        with _lock:
-            found = _executables.pop(key, None)
-            future = _executables[key] = found or concurrent.futures.Future()
-            while len(_executables) > MOST:
-                _executables.popitem(last=False)
-        if found is None:
-            try:
-                future.set_result(lowered.compile(compiler_options=self._options))
-            except BaseException as error:
-                future.set_exception(error)
+            return compile_()
+        own: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            with _lock:
+                future = _executables[key] = _executables.pop(key, own)
+                while len(_executables) > MOST:
+                    _executables.popitem(last=False)
+            if future is own:
+                own.set_result(compile_())
+            return _result(future) or compile_()
+        finally:
+            if not own.done():  # an error, or an interrupt: others that wait for it compile by themselves
                 with _lock:
-                    _executables.pop(key, None)
-        return _result(future)
+                    if _executables.get(key) is own:
+                        del _executables[key]
+                own.set_result(None)
 
 
 def _result(future: concurrent.futures.Future[Any]) -> Any:

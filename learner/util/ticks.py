@@ -42,7 +42,7 @@ def _powers(low: float, high: float, most: int) -> list[float]:
 
 
 def _multiples(low: float, high: float, most: int) -> list[float]:
-    if not (math.isfinite(high - low) and low < high):
+    if not (math.isfinite(high - low) and (high - low) / most > 0):
         return [low]
     power = math.floor(math.log10((high - low) / most))
     for size in (float(f"{factor}e{power}") for factor in (1, 2, 5, 10, 20)):

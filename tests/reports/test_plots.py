@@ -10,6 +10,7 @@ import pytest
 
 from learner.reports.plots import Plot, refuse_path
 from learner.util.distribution import install_hint
+from learner.util.ticks import ticks
 from tests.support.codes import raises_code
 
 RISING = Plot("a title", "the steps", "the rate", {"rate": ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])})
@@ -81,6 +82,10 @@ def test_small_rates_on_a_logarithmic_axis():
     rates = [10.0**i for i in range(-7, -3)]
     last = Plot("t", "rate", "loss", {"loss": (rates, [0, 1, 2, 3])}, log_x=True).text(60, 12).splitlines()[-2]
     assert last.split() == ["1e-7", "1e-6", "1e-5", "1e-4"]
+
+
+def test_ticks_of_the_least_range_there_is():
+    assert ticks(0.0, 5e-324, most=4) == ([0.0], ["0"])
 
 
 def test_ticks_where_there_is_little_room():

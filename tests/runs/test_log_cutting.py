@@ -256,7 +256,6 @@ def test_a_position_that_names_another_file_is_refused(tmp_path, path):
         {**RIGHT, "epoch": -1},
         {**RIGHT, "epoch": "2"},
         {**RIGHT, "epoch": True},
-        {**RIGHT, "last_epoch": -1},
         {**RIGHT, "epoch_lines": -1},
         {**RIGHT, "epoch_lines": None},
     ],

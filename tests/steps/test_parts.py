@@ -90,21 +90,29 @@ def test_arrays_that_a_function_holds_are_arguments():
     assert seen == [[(6,), ()]]
 
 
-def test_a_jitted_function_with_a_callback_stays_where_it_is():
-    calls = []
-
-    @jax.jit
-    def noisy(key):
-        jax.debug.callback(lambda: calls.append(1))
-        return jax.random.normal(key, 2)
+def test_effects_keep_their_order():
+    seen = []
 
     def function(key):
-        return [noisy(jax.random.fold_in(key, i)) for i in range(6)]
+        for number in range(6):
+            jax.experimental.io_callback(lambda number=number: seen.append(number), None, ordered=True)
+            key = jax.random.fold_in(key, number)
+            jax.random.normal(key, 2)
+        return jax.random.normal(key, 2)
 
     key = jax.random.key(1)
-    assert_same(call_in_parts(function, [key], lambda jitted: jitted), function(key))
+    expected = function(key)
+    assert_same(call_in_parts(function, [key], lambda jitted: jitted), expected)
+    assert_same(jax.jit(with_barriers(function))(key), expected)
     jax.effects_barrier()
-    assert len(calls) == 12
+    assert seen == [*range(6)] * 3
+
+
+@pytest.mark.parametrize("function", [lambda x: x, lambda x: [x, x]])
+def test_a_function_that_computes_nothing(function):
+    x = jnp.arange(3.0)
+    assert_same(call_in_parts(function, [x], lambda jitted: jitted), function(x))
+    assert_same(jax.jit(with_barriers(function))(x), function(x))
 
 
 def test_a_second_model_of_the_same_layers_compiles_no_draws():

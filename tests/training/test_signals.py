@@ -1,5 +1,6 @@
 """SIGINT, SIGTERM and SIGUSR1: in the handlers alone, and while a model is trained."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -63,10 +64,23 @@ def test_no_signal_and_other_signals_are_not_reported():
     assert reports == []
 
 
+def test_an_event_loop_still_gets_its_signals():
+    async def wait_for_signal():
+        arrived = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(USR1, arrived.set)
+        with first_signal(pytest.fail):
+            press(USR1)
+            await asyncio.wait_for(arrived.wait(), 60)
+
+    asyncio.run(wait_for_signal())
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
 def test_a_signal_to_a_forked_process_is_not_reported():
     reports = Reports()
     with first_signal(reports.report):
+        with first_signal(pytest.fail):
+            pass
         child = os.fork()
         if child == 0:
             try:

@@ -240,6 +240,29 @@ class TestCompileAhead:
             with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_target"):
                 program(jnp.ones(3))
 
+    def test_an_interrupt_is_that_of_its_own_thread(self, monkeypatch):
+        """A program whose compilation was interrupted is compiled by whoever needs it next, also by one who waits."""
+        x, compiling, waiting = jnp.ones(3), threading.Event(), threading.Event()
+        first, second = times(11.5), times(11.5)
+        (original,) = {type(first.lower(x)).compile}
+
+        def interrupted(lowered, **options):
+            monkeypatch.setattr(type(lowered), "compile", original)
+            compiling.set()
+            waiting.wait()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(first.lower(x)), "compile", interrupted)
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            one = threads.submit(first, x)
+            compiling.wait()
+            other = threads.submit(second, x)
+            threading.Timer(0.05, waiting.set).start()
+            with pytest.raises(KeyboardInterrupt):
+                one.result()
+            np.testing.assert_array_equal(other.result(), [11.5] * 3)
+        np.testing.assert_array_equal(first(x), [11.5] * 3)
+
     def test_a_program_that_shares_nothing_is_left_alone(self):
         with concurrent.futures.ThreadPoolExecutor(1) as threads, CompileTimes() as found:
             executables.compile_ahead(jax.jit(lambda x: x), threads, jnp.ones(3))
