@@ -186,7 +186,7 @@ def test_without_plotly(runs, monkeypatch):
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-  --disable-component-update --disable-sync --virtual-time-budget=20000 --window-size=1200,1600"""
+  --disable-component-update --disable-sync --virtual-time-budget=60000 --window-size=1200,1600"""
 WATCH = """<script>
 window.problems = [];
 addEventListener("error", (event) => problems.push(event.message));
@@ -197,7 +197,7 @@ ACT = """<script>
 const get = (id) => document.getElementById(id);
 const root = document.documentElement;
 const wait = (milliseconds = 300) => new Promise((resolve) => setTimeout(resolve, milliseconds));
-const until = async (holds) => { for (let turn = 0; turn < 50 && !holds(); turn += 1) await wait(100); };
+const until = async (holds) => { for (let turn = 0; turn < 200 && !holds(); turn += 1) await wait(100); };
 const lines = (id = "chart-0") => get(id).querySelectorAll(".scatterlayer .trace path.js-line").length;
 const set = async (element, change) => {
   change(element);
