@@ -71,8 +71,6 @@ def compile_in_background(
         runner.compile_ahead(compiler, kind, name, feed)
         if number == 0:
             compiler.submit(stepped.wait)
-    for kind in kinds.values():
-        runner.compile_values_ahead(compiler, kind)
 
 
 def build_stop(

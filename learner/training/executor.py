@@ -186,10 +186,6 @@ class Runner:
         program, arguments = self._example_call(kind, name, feed)
         compile_ahead(program, threads, *arguments)
 
-    def compile_values_ahead(self, threads: Executor, kind: str) -> None:
-        """Compile the program of the metrics' values in another thread; see `compile_ahead`."""
-        compile_ahead(self._programs.values[kind], threads, self.start(kind).metrics)
-
     def _example_call(self, kind: str, name: str, feed: Feed) -> tuple[Any, list[Any]]:
         """Return the program of a dispatch, and arguments of the types that it gets."""
         zero, state = self.strategy.scalar(0), self._state
