@@ -247,7 +247,7 @@ def test_exception_in_each_hook(tmp_path, undisturbed, where):
         (warning,) = [text for text in log.splitlines() if "WARNING" in text]
         assert f"{HARMLESS[where]} failed and is detached; training goes on: {error!r}" in warning
     else:
-        assert any(line.startswith("failed at epoch ") for line in screen.lines()[-40:])  # it may wrap
+        assert "failed at epoch " in text  # a long one wraps, and may be higher than the screen
         build(directory, Fault(), MemoryLogger(), io.StringIO(), resume=True)()
     assert left_by(directory) == undisturbed
 
