@@ -8,7 +8,9 @@ each item; they are read, too.
 import contextlib
 import functools
 import gc
+import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -20,10 +22,11 @@ import jax
 
 from learner.checkpoint.pytree import write_pytree
 from learner.checkpoint.quiet import quiet_orbax
-from learner.util.disk import FULL
+from learner.util.disk import FULL, is_full
 
 STATE = "state"
 ITEMS = ("model", "optim", "scheduler", "in_flight")
+UNFINISHED = ".orbax-checkpoint-tmp"
 WAIT_FOR_ORBAX = 30.0  # seconds, for the threads of a save that failed
 
 
@@ -84,6 +87,7 @@ class ArrayFiles:
         args = self._ocp.args
         # Orbax gives no handle to its threads; those that are new after a failure are the ones to wait for.
         before = {*threading.enumerate()}
+        _silence_orbax()
         with quiet_orbax():
             try:
                 self._orbax.save(directory, args=args.Composite(**{STATE: args.PyTreeSave(dict(items))}))
@@ -142,3 +146,30 @@ def _end_threads(before: set[threading.Thread]) -> None:
 
 def _is_of_orbax(thread: threading.Thread) -> bool:
     return type(thread).__module__.startswith("orbax.")
+
+
+class _OfFailedSaves(logging.Filter):
+    """Drops the reports of Orbax's threads about a failed save, also late ones: its error was raised already."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the record is about something else."""
+        error = record.exc_info[1] if record.exc_info else None
+        return UNFINISHED not in f"{record.getMessage()} {error}" and not (error is not None and is_full(error))
+
+
+_of_failed_saves = _OfFailedSaves()
+
+
+@functools.cache
+def _silence_orbax() -> None:
+    """Hide the reports of Orbax's and TensorStore's threads about failed saves, from now on: some of these threads
+    outlive the save, and nobody can wait for them.
+    """
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            shown(unraisable)
+
+    shown, sys.unraisablehook = sys.unraisablehook, hook
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_of_failed_saves)

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from learner.errors import LearnerError, NonFiniteError, OutOfMemoryError, near
 from learner.events import Message, RunEnded, RunFailed, RunStarted
 from learner.util.metric_order import is_selected, ordered
-from learner.util.text import count, duration, printable, short
+from learner.util.text import abbreviate, count, duration, printable, short
 
+LONGEST_ERROR = 400  # characters: that of XLA holds a traceback of several screens
 OWN_ERRORS = {kind.__name__ for kind in (LearnerError, NonFiniteError, OutOfMemoryError)}
 
 
@@ -43,10 +44,13 @@ def ended(event: RunEnded) -> str:
 
 
 def failed(event: RunFailed) -> str:
-    """Return where the run failed; the caller that catches the exception shows the traceback."""
+    """Return where the run failed, with the two ends of a long error; the caller that catches the exception shows all
+    of it.
+    """
     name = event.error.partition("(")[0]
     error = name if name in OWN_ERRORS else event.error  # the command, or Python, prints the message
-    return f"failed at epoch {event.epoch}, step {event.step}: " + printable(" ".join(error.split()))
+    text = abbreviate(printable(" ".join(error.split())), LONGEST_ERROR)
+    return f"failed at epoch {event.epoch}, step {event.step}: {text}"
 
 
 def message(event: Message) -> list[str]:

@@ -1,7 +1,11 @@
 """Trees of arrays as Orbax writes and reads them."""
 
+import errno
 import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
 
 import jax
@@ -98,3 +102,32 @@ def test_the_cost_of_a_small_save(tmp_path, monkeypatch):
     assert len(flushed) == len(set(flushed)) <= 15
     files = {path.relative_to(tmp_path / "c" / "6").as_posix() for path in (tmp_path / "c" / "6").rglob("*")}
     assert {*flushed} == {"c", "c/6.saving", "c/6.partial", *(f"c/6.partial/{name}" for name in files)}
+
+
+FULL_DISK = """
+import pathlib, shutil, sys
+from etils import epath
+import numpy as np
+from learner.checkpoint.arrays import ArrayFiles
+
+place, arrays = pathlib.Path(sys.argv[1]), {str(n): np.random.default_rng(n).random(1 << 20) for n in range(40)}
+for number, kind in enumerate([pathlib.Path] * 6 + [epath.Path]):  # Orbax writes what is no local path
+    try:
+        ArrayFiles().save(kind(str(place / str(number))), {"model": arrays})
+    except OSError as error:
+        for path in place.iterdir():
+            shutil.rmtree(path)
+        print(error.errno, [*place.iterdir()])
+"""
+
+
+@pytest.mark.full
+def test_on_a_full_disk_nothing_is_written_any_more_once_it_has_failed(tmp_path):
+    """Writes that are still queued would make files anew in a directory that is being removed."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("a process may not have file systems of its own here (unshare -rm)")
+    inside = 'mount -t tmpfs -o size=120M none "$1" && exec "$2" -c "$3" "$1"'
+    words = ["unshare", "-rm", "sh", "-c", inside, "sh", tmp_path, sys.executable, FULL_DISK]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == [f"{errno.ENOSPC} []"] * 7
+    assert done.stderr == ""
