@@ -21,7 +21,9 @@ OF_KEYS = "random_bits", "random_fold_in", "random_split"
 LEAST_REPEATED = 4  # arrays whose draws are compiled already; with fewer, one program is compiled sooner
 
 
-def call_in_parts(function: Callable[..., PyTree], arguments: Sequence[PyTree], compiled: Compiled) -> PyTree:
+def call_in_parts(
+    function: Callable[..., PyTree], arguments: Sequence[PyTree], compiled: Compiled = lambda jitted: jitted
+) -> PyTree:
     """Return the results of a function of arrays, whose random draws are programs of their own if they are many.
 
     As a part of one program, each draw is compiled by itself, which takes some 0.2 CPU seconds, also where the layers

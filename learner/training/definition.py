@@ -109,8 +109,11 @@ class TrainingDefinition:
     # -- the first state -----------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """Return the state before the first step, on one device."""
-        return self.step.init(self.optimizer.lr, self.options.seed)
+        """Return the state before the first step, on one device, with the bits that `fit` begins with."""
+        if not self.strategy.resident:
+            return self.step.init(self.optimizer.lr, self.options.seed)
+        state: TrainState = call_in_parts(*self.step.init_function(self.optimizer.lr, self.options.seed))
+        return state
 
     def init_placed(self) -> TrainState:
         """Return the state before the first step, placed by the strategy."""

@@ -1,13 +1,15 @@
 """The definition of a training: what is known when, and in which order it is checked."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 from learner import LearnerError
 from learner.schedules import Cosine
 from tests.support.codes import raises_code
-from tests.support.runs import batches, line_step, quiet
+from tests.support.runs import batches, bits, line_step, quiet
 
 
 def refuse():
@@ -37,3 +39,20 @@ def test_a_train_step_is_checked_before_its_schedule(tmp_path, step, count, code
     learner = quiet(tmp_path / "run").build({"w": jnp.zeros(3)}, optax.sgd, Cosine(0.1), **{step: line_step})
     with raises_code(code):
         learner.train_step(None, *batches()[:count])
+
+
+def layers():
+    """Eight layers whose weights are drawn alike, of few numbers: XLA rounds them otherwise within one program."""
+    key = jax.random.PRNGKey(5)
+    draw = lambda n: jax.random.truncated_normal(jax.random.fold_in(key, n), -1.0, 1.0, (2, 3))  # noqa: E731
+    return {"w": jnp.zeros((3, 1)), "b": jnp.zeros(1), "layers": [draw(n) * jnp.sqrt(1 / 7) for n in range(8)]}
+
+
+def test_the_pure_functions_begin_with_the_state_of_fit(tmp_path):
+    learner = quiet(tmp_path / "run").build(layers, optax.sgd, 0.1, train_step=line_step)
+    placed, pure = learner.definition.init_placed(), learner.init()
+    assert bits(pure) == bits(placed)
+    assert bits(placed.params["layers"]) == bits(layers()["layers"])
+    assert jax.eval_shape(learner.init) == jax.eval_shape(lambda: pure)
+    for x, y in zip(jax.tree.leaves(jax.jit(learner.init)().params), jax.tree.leaves(pure.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
