@@ -21,7 +21,7 @@ NUMBERED = re.compile(r"(0|[1-9]\d*)(\.(partial|removed)(\..+)?)?", re.ASCII)
 SAVING = re.compile(r"(\d+)\.saving", re.ASCII)
 MARK = "a save of learner is under way: the directories of this step that end in .partial belong to it\n"
 OF_ORBAX = "_CHECKPOINT_METADATA"
-LARGE = 1 << 24  # bytes, from which on threads are worth their start
+LARGE = 1 << 24  # bytes from which on checksums in threads pay
 
 
 class DamagedError(LearnerError):
